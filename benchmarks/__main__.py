@@ -64,7 +64,13 @@ def page(runner: BenchmarkRunner) -> str:
     machine = f"{platform.system()} on {platform.machine()}, Python {platform.python_version()}"
     lines = [HEAD.format(day=datetime.now(UTC).date(), machine=machine, cores=os.cpu_count())]
     for name, figures in runner.figures.items():
-        lines += [f"## {name}", "", *([NOTES[name]] if name in NOTES else []), "| what | figure | ratio |", "|---|---|---|"]
+        lines += [
+            f"## {name}",
+            "",
+            *([NOTES[name]] if name in NOTES else []),
+            "| what | figure | ratio |",
+            "|---|---|---|",
+        ]
         lines += [f"| {figure.what} | {figure.value} | {figure.ratio} |" for figure in figures]
         lines.append("")
     return "\n".join(lines)

@@ -45,12 +45,18 @@ def history(runner: BenchmarkRunner, rows: int) -> list[str]:
     """Measure ClickHouse to keyed Postgres: bare, bulk copy, Spark."""
     table = runner.create_table(rows)
     bare = _bare_history(runner, table, rows)
-    runner.add_figure("history", f"bare: two processes, Arrow to COPY, {rows:,} rows", format_rate(rows, bare), "1.00")
+    runner.add_figure(
+        "history", f"bare: two processes, Arrow to COPY, {rows:,} rows", format_rate(rows, bare), "1.00"
+    )
     for what, transforms, last in (("direct", "", "src"), ("rows", TRANSFORM, "shout")):
         name = _random_name()
-        seconds, _ = runner.run_pipeline(HISTORY.format(name=name, table=table, transforms=transforms, last=last, target=name))
+        seconds, _ = runner.run_pipeline(
+            HISTORY.format(name=name, table=table, transforms=transforms, last=last, target=name)
+        )
         assert runner.count_rows(name) == rows
-        runner.add_figure("history", f"headrace, {what} route", format_rate(rows, seconds), f"{bare / seconds:.2f}")
+        runner.add_figure(
+            "history", f"headrace, {what} route", format_rate(rows, seconds), f"{bare / seconds:.2f}"
+        )
     return []
 
 
@@ -72,7 +78,11 @@ def _copy(client: dict[str, Any], uri: str, table: str, target: str, first: int,
     from adbc_driver_postgresql import dbapi
 
     query = f"SELECT id, at, name, amount FROM {table} WHERE id >= {first} AND id < {last}"
-    with clickhouse_connect.get_client(**client) as source, dbapi.connect(uri) as connection, connection.cursor() as cursor:
+    with (
+        clickhouse_connect.get_client(**client) as source,
+        dbapi.connect(uri) as connection,
+        connection.cursor() as cursor,
+    ):
         with source.query_arrow_stream(query, use_strings=True) as batches:
             for batch in batches:
                 cursor.adbc_ingest(target, batch, mode="append")
@@ -84,10 +94,17 @@ def upsert(runner: BenchmarkRunner, rows: int) -> list[str]:
     messages = max(rows // 5, 1000)
     topic, name, bare_name = runner.create_topic(messages, messages // 5), _random_name(), _random_name()
     bare = _bare_upsert(runner, topic, bare_name, messages)
-    runner.add_figure("upsert", f"bare: one process, 100,000 at a time, {messages:,} messages", format_rate(messages, bare), "1.00")
+    runner.add_figure(
+        "upsert",
+        f"bare: one process, 100,000 at a time, {messages:,} messages",
+        format_rate(messages, bare),
+        "1.00",
+    )
     seconds, epochs = runner.run_pipeline(STREAM.format(name=name, topic=topic, target=name, rows=100_000))
     assert runner.count_rows(name) == runner.count_rows(bare_name) == messages // 5
-    runner.add_figure("upsert", f"headrace, {len(epochs)} epochs", format_rate(messages, seconds), f"{bare / seconds:.2f}")
+    runner.add_figure(
+        "upsert", f"headrace, {len(epochs)} epochs", format_rate(messages, seconds), f"{bare / seconds:.2f}"
+    )
     return []
 
 
@@ -96,21 +113,32 @@ def _bare_upsert(runner: BenchmarkRunner, topic: str, target: str, messages: int
 
     with psycopg.connect(runner.services.postgres.conninfo()) as connection:
         connection.execute(sql.SQL(LATEST).format(sql.Identifier(target)))
-    consumer = Consumer({"bootstrap.servers": runner.services.kafka.brokers, "group.id": topic, "auto.offset.reset": "earliest"})
+    consumer = Consumer(
+        {
+            "bootstrap.servers": runner.services.kafka.brokers,
+            "group.id": topic,
+            "auto.offset.reset": "earliest",
+        }
+    )
     consumer.subscribe([topic])
     schema = pa.schema([("id", pa.int64()), ("name", pa.string()), ("amount", pa.float64())])
     began, seen = read_clock(), 0
     with dbapi.connect(_postgres_uri(runner)) as connection, connection.cursor() as cursor:
         cursor.execute(f"CREATE TEMP TABLE stage (n BIGINT, LIKE {target})")
         while seen < messages:
-            values = [value for message in consumer.consume(100_000, 1.0) if (value := message.value()) is not None]
+            values = [
+                value for message in consumer.consume(100_000, 1.0) if (value := message.value()) is not None
+            ]
             if not values:
                 continue
-            table = pa_json.read_json(pa.py_buffer(b"\n".join(values)), parse_options=pa_json.ParseOptions(explicit_schema=schema))
+            table = pa_json.read_json(
+                pa.py_buffer(b"\n".join(values)), parse_options=pa_json.ParseOptions(explicit_schema=schema)
+            )
             table = table.add_column(0, "n", pa.array(range(len(table)), pa.int64()))
             cursor.adbc_ingest("stage", table, mode="append", temporary=True)
             cursor.execute(
-                f"INSERT INTO {target} SELECT DISTINCT ON (id) id, name, amount FROM stage ORDER BY id, n DESC"
+                f"INSERT INTO {target} SELECT DISTINCT ON (id) id, name, amount FROM stage ORDER BY id, n"
+                " DESC"
                 " ON CONFLICT (id) DO UPDATE SET name = excluded.name, amount = excluded.amount"
             )
             cursor.execute("TRUNCATE stage")
@@ -128,9 +156,13 @@ def epoch(runner: BenchmarkRunner, rows: int) -> list[str]:
         _, epochs = runner.run_pipeline(STREAM.format(name=name, topic=topic, target=name, rows=1000))
     times = sorted(event.steps["total"] for event in epochs[10:])
     median, high = statistics.median(times), times[int(len(times) * 0.99)]
-    runner.add_figure("epoch", "median of epochs of 1,000 rows, Kafka to Postgres", f"{median * 1000:.0f} ms", "1.00")
+    runner.add_figure(
+        "epoch", "median of epochs of 1,000 rows, Kafka to Postgres", f"{median * 1000:.0f} ms", "1.00"
+    )
     runner.add_figure("epoch", "99th percentile", f"{high * 1000:.0f} ms", f"{high / median:.2f}")
-    total = sum(event.steps["total"] for event in epochs) + sum(spent["plan"])  # a plan is stored before an epoch's clock starts
+    total = sum(event.steps["total"] for event in epochs) + sum(
+        spent["plan"]
+    )  # a plan is stored before an epoch's clock starts
     stored = sum(map(sum, spent.values()))
     runner.add_figure(
         "epoch",
@@ -145,7 +177,10 @@ def epoch(runner: BenchmarkRunner, rows: int) -> list[str]:
 
 
 def live(runner: BenchmarkRunner, rows: int) -> list[str]:
-    """Measure from a message's acknowledgement by the broker to its row in Postgres, without other traffic."""
+    """Measure the time from the broker's acknowledgement of a message to its row in Postgres.
+
+    There is no other traffic.
+    """
     del rows
     topic, name, stop = runner.create_topic(100, 100), _random_name(), threading.Event()
     file = parse_pipeline(STREAM.format(name=name, topic=topic, target=name, rows=1000))
@@ -157,7 +192,9 @@ def live(runner: BenchmarkRunner, rows: int) -> list[str]:
             stop.set()
         running.result()
     median, high = statistics.median(waited), waited[int(len(waited) * 0.9)]
-    runner.add_figure("live", "a message on its own, from broker to Postgres, median", f"{median * 1000:.0f} ms", "1.00")
+    runner.add_figure(
+        "live", "a message on its own, from broker to Postgres, median", f"{median * 1000:.0f} ms", "1.00"
+    )
     runner.add_figure("live", "90th percentile", f"{high * 1000:.0f} ms", f"{high / median:.2f}")
     return []
 
@@ -168,10 +205,15 @@ def _measure_arrivals(runner: BenchmarkRunner, topic: str, target: str, messages
     query = sql.SQL("SELECT 1 FROM {} WHERE id = %s").format(sql.Identifier(target))
     waited = []
     with psycopg.connect(runner.services.postgres.conninfo(), autocommit=True) as connection:
-        while not connection.execute("SELECT to_regclass(%s)", [target]).fetchall()[0][0] or runner.count_rows(target) < 100:
+        while (
+            not connection.execute("SELECT to_regclass(%s)", [target]).fetchall()[0][0]
+            or runner.count_rows(target) < 100
+        ):
             time.sleep(0.2)
         for number in range(messages):
-            producer.produce(topic, f'{{"id":{1000 + number},"name":"live","amount":1.5}}', partition=number % 4)
+            producer.produce(
+                topic, f'{{"id":{1000 + number},"name":"live","amount":1.5}}', partition=number % 4
+            )
             producer.flush()
             began = read_clock()
             while not connection.execute(query, [1000 + number]).fetchall():
@@ -215,8 +257,12 @@ def startup(runner: BenchmarkRunner, rows: int) -> list[str]:
     child = runner.start_pipeline(text)
     steps = _read_steps(child, stop_at=3)
     runner.add_figure("startup", "imports", f"{steps['imports']:.1f} s")
-    runner.add_figure("startup", "Spark, sources, sinks, lane open", f"{steps['lane open'] - steps['imports']:.1f} s")
-    runner.add_figure("startup", "first epoch committed after that", f"{steps['epoch'] - steps['lane open']:.1f} s")
+    runner.add_figure(
+        "startup", "Spark, sources, sinks, lane open", f"{steps['lane open'] - steps['imports']:.1f} s"
+    )
+    runner.add_figure(
+        "startup", "first epoch committed after that", f"{steps['epoch'] - steps['lane open']:.1f} s"
+    )
     os.killpg(child.pid, signal.SIGKILL)
     child.wait()
     restarted = runner.start_pipeline(text)
@@ -251,14 +297,18 @@ def memory(runner: BenchmarkRunner, rows: int) -> list[str]:
     for count in (rows, rows * 4):
         name = _random_name()
         child = runner.start_pipeline(
-            HISTORY.format(name=name, table=runner.create_table(count), transforms=TRANSFORM, last="shout", target=name)
+            HISTORY.format(
+                name=name, table=runner.create_table(count), transforms=TRANSFORM, last="shout", target=name
+            )
         )
         peak = 0
         while child.poll() is None:
             peak = max(peak, _sample_size(child.pid))
         assert runner.count_rows(name) == count
         sizes.append(peak / 2**30)
-        runner.add_figure("memory", f"largest process tree, {count:,} rows, rows route", f"{sizes[-1]:.2f} GiB")
+        runner.add_figure(
+            "memory", f"largest process tree, {count:,} rows, rows route", f"{sizes[-1]:.2f} GiB"
+        )
     growth = sizes[1] / sizes[0]
     runner.add_figure("memory", "growth", f"{sizes[1] - sizes[0]:+.2f} GiB", f"{growth:.2f}")
     missed = [f"memory grew by {growth:.2f}, allowed {GATE_GROWTH}"] if growth > GATE_GROWTH else []
@@ -271,9 +321,13 @@ def functions(runner: BenchmarkRunner, rows: int) -> list[str]:
     The ratio is against the goal of their type.
     """
     del rows
-    output = subprocess.run([sys.executable, "-m", "benchmarks.functions"], stdout=subprocess.PIPE, text=True, check=True).stdout
+    output = subprocess.run(
+        [sys.executable, "-m", "benchmarks.functions"], stdout=subprocess.PIPE, text=True, check=True
+    ).stdout
     for result in map(json.loads, output.splitlines()):
-        runner.add_figure("functions", format_call(result), format_capped_rate(result["rate"]), format_ratio(result))
+        runner.add_figure(
+            "functions", format_call(result), format_capped_rate(result["rate"]), format_ratio(result)
+        )
     return []
 
 
@@ -293,7 +347,9 @@ def _random_name() -> str:
 
 def _postgres_uri(runner: BenchmarkRunner) -> str:
     postgres = runner.services.postgres
-    return f"postgresql://{postgres.user}:{postgres.password}@{postgres.host}:{postgres.port}/{postgres.dbname}"
+    return (
+        f"postgresql://{postgres.user}:{postgres.password}@{postgres.host}:{postgres.port}/{postgres.dbname}"
+    )
 
 
 CASES: dict[str, Callable[[BenchmarkRunner, int], list[str]]] = {

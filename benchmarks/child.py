@@ -40,7 +40,12 @@ def main() -> None:
             print_step("epoch")
 
     folder = Path(options["folder"])
-    run(parse_pipeline(options["text"]), BenchmarkRunner(folder, Services(folder)).settings(), until=Until.CAUGHT_UP, listener=listener)
+    run(
+        parse_pipeline(options["text"]),
+        BenchmarkRunner(folder, Services(folder)).settings(),
+        until=Until.CAUGHT_UP,
+        listener=listener,
+    )
     print_step("end")
 
 

@@ -48,14 +48,16 @@ COLUMNS = {
     "t": "concat('customer-', id % 1009, '@example.com')",
     "csv": "concat(id % 7, ',abc,', id, ',', id % 100)",
     "url": "concat('https://user@example.com:80/path/', id, '?q=', id % 10, '&r=x#top')",
-    "doc": 'concat(\'{"id": \', id, \', "user": {"name": "n\', id % 97, \'", "tags": ["a", "b"]}, "amount": \', id % 1000, \'.5}\')',
+    "doc": 'concat(\'{"id": \', id, \', "user": {"name": "n\', id % 97, \'", "tags": ["a", "b"]}, "amount":'
+    " ', id % 1000, '.5}')",
     "word": "concat('\"a', id, '\"')",
     "a": "concat(1 + id, '000000000000000000')",
     "b": "CAST(1 + id % 100003 AS STRING)",
     "h": "concat('0x', sha2(CAST(id AS STRING), 256))",
     "y": "unhex(sha2(CAST(id AS STRING), 256))",
     "b58": "concat(substr(translate(md5(CAST(id AS STRING)), '0', 'Z'), 1, 32), 'Hx7')",
-    "xs": "array(named_struct('k', 'a', 'n', id), named_struct('k', 'b', 'n', id + 1), named_struct('k', 'c', 'n', id + 2))",
+    "xs": "array(named_struct('k', 'a', 'n', id), named_struct('k', 'b', 'n', id + 1), named_struct('k',"
+    " 'c', 'n', id + 2))",
     "ns": "array(id, id + 1, id + 2)",
     "m": "map('a', id, 'b', id + 1)",
     "objects": 'concat(\'[{"a": \', id, \', "b": "x"}, {"a": 2, "b": null}]\')',
@@ -99,7 +101,10 @@ class _FunctionNames(statements.DIALECT):
     """Spark's syntax with the function names of the reference page."""
 
     class Parser(statements.DIALECT.Parser):
-        FUNCTIONS: ClassVar[dict[str, Any]] = {**statements.DIALECT.Parser.FUNCTIONS, **parsed_names("datafusion")}
+        FUNCTIONS: ClassVar[dict[str, Any]] = {
+            **statements.DIALECT.Parser.FUNCTIONS,
+            **parsed_names("datafusion"),
+        }
 
 
 def measure(spark: SparkSession, rows: int, text: str = "") -> list[dict[str, Any]]:
@@ -120,7 +125,10 @@ def measure(spark: SparkSession, rows: int, text: str = "") -> list[dict[str, An
         function_type = "Spark's own" if function.where is DialectScope.SPARK else function.kind
         results.append({"call": call_text, "kind": function_type, "rate": rate})
         if nearest := NEAREST.get(name):
-            results[-1] |= {"nearest": nearest, "part": rate / meter.rate(sqlglot.parse_one(nearest, dialect=statements.DIALECT))}
+            results[-1] |= {
+                "nearest": nearest,
+                "part": rate / meter.rate(sqlglot.parse_one(nearest, dialect=statements.DIALECT)),
+            }
         print(json.dumps(results[-1]), flush=True)
     return results
 
@@ -134,7 +142,9 @@ class _FunctionMeter:
         self._rows = {"many": rows, "few": rows // ARROW_DIVISOR}
         self._read: dict[tuple[str, str], float] = {}
         for name, count in self._rows.items():
-            table = spark.range(0, count, 1, 1).selectExpr(*[f"{text} AS {name}" for name, text in COLUMNS.items()])
+            table = spark.range(0, count, 1, 1).selectExpr(
+                *[f"{text} AS {name}" for name, text in COLUMNS.items()]
+            )
             position = "named_struct('source', 0, 'part', 0, 'off', n, 'sub', 0L) AS _gs_pos"
             table.selectExpr("*", position).persist().createOrReplaceTempView(name)
             spark.sql(f"SELECT count(*) FROM {name}").collect()
@@ -177,7 +187,11 @@ def _processor_time(process: psutil.Process) -> float:
 
 def format_call(result: dict[str, Any]) -> str:
     """Return the call, how it runs, and how it compares."""
-    comparison = f"; {result['part']:.2f} of Spark's `{result['nearest']}`" if "nearest" in result and result["rate"] < MAX_RATE else ""
+    comparison = (
+        f"; {result['part']:.2f} of Spark's `{result['nearest']}`"
+        if "nearest" in result and result["rate"] < MAX_RATE
+        else ""
+    )
     return f"`{result['call']}`, {result['kind']}{comparison}"
 
 
@@ -196,7 +210,9 @@ def main() -> None:
     rows = int(sys.argv[1]) if len(sys.argv) > 1 else ROWS
     text = sys.argv[2] if len(sys.argv) > 2 else ""
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
-        spark = start_session(Settings(home=Path(folder), spark=SparkSettings(master="local[1]", driver_memory="2g")), ())
+        spark = start_session(
+            Settings(home=Path(folder), spark=SparkSettings(master="local[1]", driver_memory="2g")), ()
+        )
         try:
             measure(spark, rows, text)
         finally:

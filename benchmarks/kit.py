@@ -30,7 +30,8 @@ from headrace.pipeline.file.loader import parse_pipeline
 
 COLUMNS = "id Int64, at DateTime64(6, 'UTC'), name String, amount Float64"
 ROW_EXPRESSIONS = (
-    "number, toDateTime64('2024-01-01 00:00:00', 6, 'UTC') + number, concat('customer-', toString(number % 100003)), number / 7"
+    "number, toDateTime64('2024-01-01 00:00:00', 6, 'UTC') + number, concat('customer-',"
+    " toString(number % 100003)), number / 7"
 )
 
 HISTORY = """
@@ -84,7 +85,11 @@ class BenchmarkRunner:
                     "password": postgres.password,
                     "db": postgres.dbname,
                 },
-                "clickhouse_source": {"url": clickhouse.url, "user": clickhouse.username, "password": clickhouse.password},
+                "clickhouse_source": {
+                    "url": clickhouse.url,
+                    "user": clickhouse.username,
+                    "password": clickhouse.password,
+                },
                 "kafka_source": {"brokers": self.services.kafka.brokers},
             }
             | more
@@ -104,10 +109,18 @@ class BenchmarkRunner:
         admin = AdminClient({"bootstrap.servers": self.services.kafka.brokers})
         for future in admin.create_topics([NewTopic(name, 4, 1)]).values():
             future.result()
-        producer = Producer({"bootstrap.servers": self.services.kafka.brokers, "linger.ms": 50, "queue.buffering.max.messages": 1_000_000})
+        producer = Producer(
+            {
+                "bootstrap.servers": self.services.kafka.brokers,
+                "linger.ms": 50,
+                "queue.buffering.max.messages": 1_000_000,
+            }
+        )
         for number in range(messages):
             key = number % keys
-            producer.produce(name, f'{{"id":{key},"name":"n{number}","amount":{number / 7}}}', partition=key % 4)
+            producer.produce(
+                name, f'{{"id":{key},"name":"n{number}","amount":{number / 7}}}', partition=key % 4
+            )
             if number % 10_000 == 0:
                 producer.poll(0)
         producer.flush()
@@ -116,9 +129,13 @@ class BenchmarkRunner:
     def count_rows(self, table: str) -> int:
         """Return the number of rows of a Postgres table."""
         with psycopg.connect(self.services.postgres.conninfo()) as connection:
-            return connection.execute(sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(table))).fetchall()[0][0]
+            return connection.execute(
+                sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(table))
+            ).fetchall()[0][0]
 
-    def run_pipeline(self, text: str, settings: dict[str, Any] | None = None) -> tuple[float, list[EpochCommitted]]:
+    def run_pipeline(
+        self, text: str, settings: dict[str, Any] | None = None
+    ) -> tuple[float, list[EpochCommitted]]:
         """Run a pipeline in this process, with additional settings.
 
         Return the seconds in epochs, and the epochs.
@@ -136,7 +153,11 @@ class BenchmarkRunner:
         """Start a pipeline in a separate process, which prints a line of JSON per step."""
         environment = os.environ | {"HEADRACE_BENCH": json.dumps({"text": text, "folder": str(self.folder)})}
         return subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.child"], env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+            [sys.executable, "-m", "benchmarks.child"],
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
 
     def add_figure(self, name: str, what: str, value: str, ratio: str = "") -> None:
@@ -168,7 +189,11 @@ def tree_size(pid: int) -> int:
     total = 0
     for process in [top, *top.children(recursive=True)]:
         try:
-            total += process.memory_full_info().pss if hasattr(process.memory_full_info(), "pss") else process.memory_info().rss
+            total += (
+                process.memory_full_info().pss
+                if hasattr(process.memory_full_info(), "pss")
+                else process.memory_info().rss
+            )
         except psutil.Error:
             continue
     return total

@@ -32,13 +32,19 @@ def lookups(runner: BenchmarkRunner, rows: int) -> list[str]:
         missed += [f"lookups: {speed:,.0f}/s in memory, {GATE:,} wanted"] if speed < GATE else []
     connection = runner.settings().postgres_for_tables()
     node = DynamicTableConfig(backend_type="Postgres", backend_entity_name=f"bench_{secrets.token_hex(4)}")
-    table = ValueTable("bench", LookupTableColumns.of(node, connection), Address(connection, "headrace bench", "bench"))
+    table = ValueTable(
+        "bench", LookupTableColumns.of(node, connection), Address(connection, "headrace bench", "bench")
+    )
     try:
         table.prepare()
         table.add(_wallets(range(100_000)).to_pylist())
         for batch_size in (1_000, 10_000):
             speed = _measure_lookups(table.lookup(batch_size), 100_000, lookup_count // 10)
-            runner.add_figure("lookups", f"Postgres, 100,000 values held, {batch_size:,} a question", f"{speed / 1e6:.2f} M lookups/s")
+            runner.add_figure(
+                "lookups",
+                f"Postgres, 100,000 values held, {batch_size:,} a question",
+                f"{speed / 1e6:.2f} M lookups/s",
+            )
     finally:
         table.close()
     return missed
@@ -47,7 +53,10 @@ def lookups(runner: BenchmarkRunner, rows: int) -> list[str]:
 def _measure_lookups(lookup: Any, values_held: int, lookup_count: int) -> float:
     generator = random.Random(1)
     check = checker({"t": lookup})
-    values, name = _wallets([generator.randrange(2 * values_held) for _ in range(lookup_count)]), pa.array(["t"] * _BATCH)
+    values, name = (
+        _wallets([generator.randrange(2 * values_held) for _ in range(lookup_count)]),
+        pa.array(["t"] * _BATCH),
+    )
     check(name, values.slice(0, 1))
     began = read_clock()
     matches = sum(check(name, values.slice(at, _BATCH)).true_count for at in range(0, lookup_count, _BATCH))

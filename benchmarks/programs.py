@@ -1,4 +1,4 @@
-"""Rows through a script's process, without Spark: the speed of one core, by processor time of all processes."""
+"""Rows through a script's process, without Spark: the speed of one core by processor time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,12 @@ def script(runner: BenchmarkRunner, rows: int) -> list[str]:
     rows = min(rows, _MAX_ROWS)
     batches = _batches(rows)
     bare = _cpu_seconds(lambda: [_run_python(batch) for batch in batches])
-    runner.add_figure("script", f"bare: Python, a dictionary per row, {rows:,} rows of four columns", format_rate(rows, bare), "1.00")
+    runner.add_figure(
+        "script",
+        f"bare: Python, a dictionary per row, {rows:,} rows of four columns",
+        format_rate(rows, bare),
+        "1.00",
+    )
     for label, source in (
         ("two columns changed", CHANGE_ROWS),
         ("a new object per row", CREATE_ROWS),
@@ -47,23 +52,33 @@ def _batches(rows: int) -> list[pa.RecordBatch]:
             "name": pa.array([f"customer-{n % 100_003}" for n in ids]),
             "amount": pa.array([n / 7 for n in ids]),
         }
-        system_columns = [pa.array(["i"] * len(ids)), pa.array([{"source": 0, "part": 0, "off": n, "sub": 0} for n in ids], POS_ARROW)]
+        system_columns = [
+            pa.array(["i"] * len(ids)),
+            pa.array([{"source": 0, "part": 0, "off": n, "sub": 0} for n in ids], POS_ARROW),
+        ]
         table = pa.table(columns)
         batches.append(
-            pa.RecordBatch.from_arrays([*(column.chunk(0) for column in table.columns), *system_columns], schema=with_hidden(table.schema))
+            pa.RecordBatch.from_arrays(
+                [*(column.chunk(0) for column in table.columns), *system_columns],
+                schema=with_hidden(table.schema),
+            )
         )
     return batches
 
 
 def _run_python(batch: pa.RecordBatch) -> pa.RecordBatch:
-    rows: list[dict[str, Any]] = [row | {"name": row["name"].upper(), "amount": row["amount"] * 2} for row in batch.to_pylist()]
+    rows: list[dict[str, Any]] = [
+        row | {"name": row["name"].upper(), "amount": row["amount"] * 2} for row in batch.to_pylist()
+    ]
     return pa.RecordBatch.from_pylist(rows, batch.schema)
 
 
 def _run_script(source: str, batches: list[pa.RecordBatch]) -> None:
     schema = batches[0].schema
     payload = pa.schema([field for field in schema if not field.name.startswith("_gs_")])
-    node = ScriptTransformConfig.model_validate({"type": "script", "from": "s", "language": "js", "script": source})
+    node = ScriptTransformConfig.model_validate(
+        {"type": "script", "from": "s", "language": "js", "script": source}
+    )
     for _ in script_of("script", node, payload, payload).rows(batches, schema):
         continue
     end_idle()
@@ -73,7 +88,10 @@ def _cpu_seconds(work: Callable[[], Any]) -> float:
     """Return the seconds of processor time, including children that have ended."""
 
     def now() -> float:
-        return sum(used.ru_utime + used.ru_stime for used in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)))
+        return sum(
+            used.ru_utime + used.ru_stime
+            for used in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        )
 
     before = now()
     work()

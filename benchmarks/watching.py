@@ -34,5 +34,7 @@ def watching(runner: BenchmarkRunner, rows: int) -> list[str]:
             assert runner.count_rows(name) == rows
     plain = best["not watched"]
     for what, seconds in best.items():
-        runner.add_figure("watching", f"{what}, {rows:,} rows", format_rate(rows, seconds), f"{plain / seconds:.2f}")
+        runner.add_figure(
+            "watching", f"{what}, {rows:,} rows", format_rate(rows, seconds), f"{plain / seconds:.2f}"
+        )
     return []

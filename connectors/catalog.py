@@ -1,7 +1,7 @@
 """The catalog of built-in connectors: one entry per `type` of a pipeline file.
 
-The entry and the connector's package are the two places of a connector. Importing this module imports no connector.
-The order is that of lists in messages and in the docs.
+The entry and the connector's package are the two places of a connector. Importing this module imports no
+connector. The order is that of lists in messages and in the docs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,12 @@ _TRANSACTIONAL = {
     "versions": True,
 }
 _STATELESS = SinkCapabilities(
-    delivery=Delivery.AT_LEAST_ONCE, upsert=True, delete=True, visibility=Visibility.ROW, creates_target=True, without_spark=True
+    delivery=Delivery.AT_LEAST_ONCE,
+    upsert=True,
+    delete=True,
+    visibility=Visibility.ROW,
+    creates_target=True,
+    without_spark=True,
 )
 
 CONNECTORS: tuple[Connector, ...] = (
@@ -32,7 +37,9 @@ CONNECTORS: tuple[Connector, ...] = (
         sink=SinkEntry(
             config=f"{_PACKAGE}.postgres.config:PostgresSinkConfig",
             implementation=f"{_PACKAGE}.postgres.sink:PostgresSink",
-            capabilities=SinkCapabilities(**_TRANSACTIONAL, can_truncate=True, direct=True, without_spark=True),
+            capabilities=SinkCapabilities(
+                **_TRANSACTIONAL, can_truncate=True, direct=True, without_spark=True
+            ),
         ),
     ),
     Connector(
@@ -50,7 +57,9 @@ CONNECTORS: tuple[Connector, ...] = (
         source=SourceEntry(
             config=f"{_PACKAGE}.clickhouse.config:ClickHouseSourceConfig",
             implementation=f"{_PACKAGE}.clickhouse.source:ClickHouseTable",
-            capabilities=SourceCapabilities(bounded=True, stable_snapshot=True, direct=True, without_spark=True),
+            capabilities=SourceCapabilities(
+                bounded=True, stable_snapshot=True, direct=True, without_spark=True
+            ),
         ),
     ),
     Connector(

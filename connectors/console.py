@@ -1,7 +1,7 @@
-"""Sinks that keep nothing: `print` shows rows on standard error, `blackhole` computes them and throws them away.
+"""Sinks that store nothing: `print` writes rows to standard error, `blackhole` computes and discards them.
 
-Both are at-least-once and hold no record: after a crash the ledger alone says where the lane stands, and the epoch that was open is
-shown, or computed, once more.
+Both are at-least-once and hold no record: after a crash the ledger alone says where the lane stands, and the
+epoch that was open is shown, or computed, once more.
 """
 
 from __future__ import annotations
@@ -71,9 +71,10 @@ class BlackholeSink(_StatelessSink):
 
 
 class PrintSink(_StatelessSink):
-    """One line per row on standard error; with `sample_every: N`, every Nth row (counted per task). At-least-once.
+    """Prints a line per row to standard error; with `sample_every: N`, every Nth row per task. At-least-once.
 
-    `<rows so far> -> (sample_every=N) [Insert|Update|Delete] {json}`, with all columns, `_gs_op` and explicit nulls; binary is hexadecimal.
+    `<rows so far> -> (sample_every=N) [Insert|Update|Delete] {json}`, with all columns, `_gs_op` and explicit
+    nulls; binary is hexadecimal.
     """
 
     capabilities: ClassVar[SinkCapabilities] = sink_entries()["print"].capabilities
@@ -114,7 +115,9 @@ def _lines(rows: DataFrame, schema: pa.Schema, every: int, before: int) -> DataF
     number = F.monotonically_increasing_id().bitwiseAND(F.lit(2**33 - 1)) + F.lit(before + 1)
     shown = rows.where(number % every == 0) if every > 1 else rows
     columns = [
-        F.lower(F.hex(f"`{field.name}`")).alias(field.name) if pa.types.is_binary(field.type) else F.col(f"`{field.name}`")
+        F.lower(F.hex(f"`{field.name}`")).alias(field.name)
+        if pa.types.is_binary(field.type)
+        else F.col(f"`{field.name}`")
         for field in schema
     ]
     return shown.select(OP, F.to_json(F.struct(*columns, OP), {"ignoreNullFields": "false"}).alias("line"))

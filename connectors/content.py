@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class TargetContent:
     """Record and rows of one snapshot, with the `columns` that can be compared.
 
-    The rows are in Spark (`rows`) or in the driver (`table`). Both are None where the target has more rows than allowed. Then
-    `lookup` returns the rows of some keys of the same snapshot, or None where it cannot.
+    The rows are in Spark (`rows`) or in the driver (`table`). Both are None where the target has more rows
+    than allowed. Then `lookup` returns the rows of some keys of the same snapshot, or None where it cannot.
     """
 
     record: CommitRecord

@@ -14,7 +14,10 @@ def check_generation(found: int | None, generation: int, *, target: str, sink: s
 
 
 def fenced(found: int | None, generation: int, *, target: str, sink: str) -> FencedError:
-    """Return the error of a run whose compare-and-set failed. `found` is the target's generation, None without one."""
+    """Return the error of a run whose compare-and-set failed.
+
+    `found` is the target's generation, None without one.
+    """
     if found is None:
         problem = f"{target} no longer has this sink's record"
     elif found > generation:

@@ -1,4 +1,7 @@
-"""A source's filter in Spark, where rows that fail it are marked and kept. See `pipeline.lineage.retractions`."""
+"""A source's filter in Spark, where rows that fail it are marked and kept.
+
+See `pipeline.lineage.retractions`.
+"""
 
 from __future__ import annotations
 

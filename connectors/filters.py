@@ -1,4 +1,4 @@
-"""What a bounded source reads of its rows, said in Spark SQL: the node's filter, one window, and the cut against a stream."""
+"""The rows that a bounded source reads, as Spark SQL: the node's filter, a window, the handoff filter."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 EVERYTHING: Json = {"window": None, "cut": None}
 LOWEST = -(2**31)
-"""The partition of rows without an offset in the first split or file: below every partition, and rising with the splits."""
+"""The partition of rows without an offset in the first split or file.
+
+It is below every partition of a topic, and increases with the splits.
+"""
 CUT_COLUMNS = ("partition_column", "offset_column", "topic_column")
 """Keys of a cut that name columns."""
 
@@ -25,7 +28,9 @@ CUT_COLUMNS = ("partition_column", "offset_column", "topic_column")
 def scope_of(window: HistoryPartition | None, cut: HandoffFilter | None) -> Json:
     """Return the partition and the handoff filter as JSON, for splits that another process reads."""
     return {
-        "window": None if window is None else {"column": window.column, "start": window.start, "end": window.end},
+        "window": None
+        if window is None
+        else {"column": window.column, "start": window.start, "end": window.end},
         "cut": None if cut is None else cut.to_json(),
     }
 
@@ -65,10 +70,15 @@ def apply_scope(frame: DataFrame, scope: Json, what: str, node: str) -> DataFram
     if window := scope["window"]:
         select_columns(frame, [window["column"]], what, node)
         column, kind = F.col(quote_identifier(window["column"])), frame.schema[window["column"]].dataType
-        frame = frame.where((column >= F.lit(window["start"]).cast(kind)) & (column < F.lit(window["end"]).cast(kind)))
+        frame = frame.where(
+            (column >= F.lit(window["start"]).cast(kind)) & (column < F.lit(window["end"]).cast(kind))
+        )
     if cut := scope["cut"]:
         select_columns(frame, [cut[key] for key in CUT_COLUMNS if key in cut], what, node)
-        partition, offset = F.col(quote_identifier(cut["partition_column"])), F.col(quote_identifier(cut["offset_column"]))
+        partition, offset = (
+            F.col(quote_identifier(cut["partition_column"])),
+            F.col(quote_identifier(cut["offset_column"])),
+        )
         # The stream reads a partition without a handoff position from its beginning.
         fence: Column = F.lit(0)
         for name, behind in cut["fence"].items():
@@ -81,7 +91,10 @@ def _has_topic_offset(cut: Json) -> Column:
     """Return whether a row has partition and offset of the topic of the handoff filter."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    found = F.col(quote_identifier(cut["partition_column"])).isNotNull() & F.col(quote_identifier(cut["offset_column"])).isNotNull()
+    found = (
+        F.col(quote_identifier(cut["partition_column"])).isNotNull()
+        & F.col(quote_identifier(cut["offset_column"])).isNotNull()
+    )
     if "topic_column" in cut:
         found &= F.col(quote_identifier(cut["topic_column"])).eqNullSafe(F.lit(cut["topic"]))
     return found
@@ -96,9 +109,14 @@ def position_column(ordinal: int, scope: Json, part: Column, off: Column) -> Col
     from pyspark.sql import functions as F  # noqa: N812
 
     if cut := scope["cut"]:
-        partition, offset = (F.col(quote_identifier(cut[key])) for key in ("partition_column", "offset_column"))
+        partition, offset = (
+            F.col(quote_identifier(cut[key])) for key in ("partition_column", "offset_column")
+        )
         there = _has_topic_offset(cut)
-        part, off = F.when(there, partition).otherwise(F.lit(LOWEST) + part), F.when(there, offset).otherwise(off)
+        part, off = (
+            F.when(there, partition).otherwise(F.lit(LOWEST) + part),
+            F.when(there, offset).otherwise(off),
+        )
     return F.struct(
         F.lit(ordinal).alias("source"),
         part.cast("int").alias("part"),
@@ -107,18 +125,33 @@ def position_column(ordinal: int, scope: Json, part: Column, off: Column) -> Col
     )
 
 
-def read_end_offsets(frame: DataFrame, table: OffsetTable, topic: str, what: str, node: str) -> Mapping[str, int]:
+def read_end_offsets(
+    frame: DataFrame, table: OffsetTable, topic: str, what: str, node: str
+) -> Mapping[str, int]:
     """Return the largest offset plus one per topic partition in the rows of `frame`.
 
     Raise SchemaError if columns are missing.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
-    select_columns(frame, [table.partition_column, table.offset_column, *([table.topic_column] if table.topic_column else [])], what, node)
+    select_columns(
+        frame,
+        [table.partition_column, table.offset_column, *([table.topic_column] if table.topic_column else [])],
+        what,
+        node,
+    )
     if table.topic_column:
         frame = frame.where(F.col(quote_identifier(table.topic_column)) == (table.topic_name or topic))
-    partition, offset = F.col(quote_identifier(table.partition_column)), F.col(quote_identifier(table.offset_column))
-    rows = frame.where(partition.isNotNull() & offset.isNotNull()).groupBy(partition.cast("string")).agg(F.max(offset) + 1).collect()
+    partition, offset = (
+        F.col(quote_identifier(table.partition_column)),
+        F.col(quote_identifier(table.offset_column)),
+    )
+    rows = (
+        frame.where(partition.isNotNull() & offset.isNotNull())
+        .groupBy(partition.cast("string"))
+        .agg(F.max(offset) + 1)
+        .collect()
+    )
     return {row[0]: int(row[1]) for row in rows}
 
 

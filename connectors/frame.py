@@ -10,17 +10,17 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 DRIVER_BYTES = 32 << 20
-"""Rows of more bytes than this never pass through the driver, however few they are: JVM and Python hold them several times over."""
+"""Rows of more bytes than this never pass through the driver: the JVM and Python hold several copies."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpochFrame:
     """The rows of one epoch for one sink.
 
-    `rows` has the payload columns plus `_gs_op` and `_gs_pos`. `schema` is the payload as Arrow, `key` the sink's
-    primary key (empty: append). `estimate` is an upper bound of the rows where one is known: sinks choose the driver
-    path or the worker path by it. `spark` is the session that owns `rows`. `likely` is how many rows there are if
-    programs and lists make one of each, where that is no bound.
+    `rows` has the payload columns plus `_gs_op` and `_gs_pos`. `schema` is the payload as Arrow, `key` the
+    sink's primary key (empty: append). `estimate` is an upper bound of the rows where one is known: sinks
+    choose the driver path or the worker path by it. `spark` is the session that owns `rows`. `likely` is how
+    many rows there are if programs and lists make one of each, where that is no bound.
     """
 
     rows: DataFrame

@@ -30,7 +30,9 @@ def canonical(rows: _Rows, key: Sequence[str]) -> _Rows:
         place = rows.schema.get_field_index(name)
         column = rows.column(name)
         zero, nan = pa.scalar(0.0, column.type), pa.scalar(math.nan, column.type)
-        rows = rows.set_column(place, rows.schema.field(place), pc.if_else(pc.is_nan(column), nan, pc.add(column, zero)))
+        rows = rows.set_column(
+            place, rows.schema.field(place), pc.if_else(pc.is_nan(column), nan, pc.add(column, zero))
+        )
     return rows
 
 
@@ -39,7 +41,10 @@ def canonical_frame(rows: DataFrame, schema: pa.Schema, key: Sequence[str]) -> D
     from pyspark.sql import functions as F  # noqa: N812
 
     for name in floats_in(schema, key):
-        column, kind = F.col(quote_identifier(name)), "double" if pa.types.is_float64(schema.field(name).type) else "float"
+        column, kind = (
+            F.col(quote_identifier(name)),
+            "double" if pa.types.is_float64(schema.field(name).type) else "float",
+        )
         zero, nan = F.lit(0.0).cast(kind), F.lit(math.nan).cast(kind)
         rows = rows.withColumn(name, F.when(F.isnan(column), nan).otherwise(column + zero))
     return rows

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 _WIDENS = {"tinyint": 1, "smallint": 2, "int": 3, "bigint": 4}
 
 
-def find_schema_mismatches(session: SparkSession, table: StructType, wanted: Mapping[str, str], key: tuple[str, ...]) -> list[str]:
+def find_schema_mismatches(
+    session: SparkSession, table: StructType, wanted: Mapping[str, str], key: tuple[str, ...]
+) -> list[str]:
     """Return messages for everything that keeps a table from taking rows.
 
     `wanted` has the rows' columns and their types as DDL.
@@ -27,14 +29,21 @@ def find_schema_mismatches(session: SparkSession, table: StructType, wanted: Map
         if field is None:
             wrong.append(f"column {quote_identifier(name)} ({rows.simpleString()}) is missing")
         elif not holds_every_value(field.dataType, rows):
-            wrong.append(f"column {quote_identifier(name)} is {field.dataType.simpleString()}, the rows have {rows.simpleString()}")
+            wrong.append(
+                f"column {quote_identifier(name)} is {field.dataType.simpleString()}, the rows have"
+                f" {rows.simpleString()}"
+            )
     brought = {name.lower() for name in wanted}
     wrong += [
         f"column {quote_identifier(field.name)} is NOT NULL and no row has a value for it"
         for field in table
         if not field.nullable and field.name.lower() not in brought
     ]
-    return wrong + [f"key column {quote_identifier(name)} is not among the rows' columns" for name in key if name.lower() not in brought]
+    return wrong + [
+        f"key column {quote_identifier(name)} is not among the rows' columns"
+        for name in key
+        if name.lower() not in brought
+    ]
 
 
 def holds_every_value(table: DataType, rows: DataType) -> bool:

@@ -23,10 +23,16 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 DRIVER_ROWS = 50_000
-"""Epochs up to this size pass through the driver as Arrow: MERGE reads its source twice, and a local one costs nothing the second time."""
+"""Epochs up to this size pass through the driver as Arrow.
+
+MERGE reads its source twice, and the second read of a local source is free.
+"""
 
 _POS_PARTS = ("source", "part", "off", "sub")
-_NO_NULL_KEY = "A row without its key can neither be found nor replaced. Filter such rows out, or choose another primary_key."
+_NO_NULL_KEY = (
+    "A row without its key can neither be found nor replaced. Filter such rows out, or choose"
+    " another primary_key."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +57,9 @@ def select_append_rows(sink: str, frame: EpochFrame) -> DataFrame:
     return frame.rows.select(first, *[quote_identifier(name) for name in names[1:]])
 
 
-def build_merge_source(sink: str, frame: EpochFrame, session: SparkSession, version: str | None = None) -> MergeSource:
+def build_merge_source(
+    sink: str, frame: EpochFrame, session: SparkSession, version: str | None = None
+) -> MergeSource:
     """Return one row per key: the last by `_gs_pos`, or the highest version with `versions.ENDED`.
 
     Raise DataError (or fail the task) for a null in a key and for a row without its version.
@@ -59,7 +67,13 @@ def build_merge_source(sink: str, frame: EpochFrame, session: SparkSession, vers
     names = [*frame.schema.names, OP]
     frame = replace(frame, rows=canonical_frame(frame.rows, frame.schema, frame.key))
     known = frame.estimate is not None or frame.likely is not None
-    if known and (few := frame.collect_if_small(frame.rows.select(*map(quote_identifier, names), POS), DRIVER_ROWS)) is not None:
+    if (
+        known
+        and (
+            few := frame.collect_if_small(frame.rows.select(*map(quote_identifier, names), POS), DRIVER_ROWS)
+        )
+        is not None
+    ):
         last = last_by_key(sink, few, frame.key, version)
         schema = frame.rows.select(*map(quote_identifier, names)).schema
         if version is not None:
@@ -79,7 +93,11 @@ def last_by_key(sink: str, table: pa.Table, key: tuple[str, ...], version: str |
         return canonical(table, key)
     table = canonical(table, key)
     parts = pa.table(dict(zip(_POS_PARTS, table[POS].combine_chunks().flatten(), strict=True)))
-    table = table.take(pc.call_function("sort_indices", [parts], pc.SortOptions([(name, "ascending") for name in _POS_PARTS])))
+    table = table.take(
+        pc.call_function(
+            "sort_indices", [parts], pc.SortOptions([(name, "ascending") for name in _POS_PARTS])
+        )
+    )
     if version is not None:
         return winners(table, key, version, sink)
     ranks = table.select(list(key)).append_column("__rank", pa.array(np.arange(table.num_rows)))
@@ -92,17 +110,26 @@ def _last_by_key_spark(sink: str, frame: EpochFrame, names: list[str], version: 
 
     def checked(name: str) -> Column:
         refused = row_error(sink, f"key column `{name}` is null", _NO_NULL_KEY, position=F.to_json(POS))
-        return F.when(F.col(quote_identifier(name)).isNull(), refused).otherwise(F.col(quote_identifier(name))).alias(name)
+        return (
+            F.when(F.col(quote_identifier(name)).isNull(), refused)
+            .otherwise(F.col(quote_identifier(name)))
+            .alias(name)
+        )
 
     if version is not None:
-        rows = frame.rows.select(*[checked(name) if name in frame.key else quote_identifier(name) for name in names], POS)
+        rows = frame.rows.select(
+            *[checked(name) if name in frame.key else quote_identifier(name) for name in names], POS
+        )
         return winners_frame(rows, frame.key, names, version, sink)
     keys = [checked(name) for name in frame.key]
     others = [name for name in names if name not in frame.key]
     last = F.max_by(F.struct(*map(quote_identifier, others)), F.col(POS)).alias("__last")
     grouped = frame.rows.groupBy(*keys).agg(last)
     return grouped.select(
-        *[F.col(quote_identifier(name)) if name in frame.key else F.col(f"__last.{quote_identifier(name)}") for name in names]
+        *[
+            F.col(quote_identifier(name)) if name in frame.key else F.col(f"__last.{quote_identifier(name)}")
+            for name in names
+        ]
     )
 
 

@@ -1,4 +1,4 @@
-"""The base of sinks into tables of files (Delta, Iceberg): the key, and what audits read of a table version."""
+"""The base of sinks into tables of files (Delta, Iceberg): the key, and the rows that audits read."""
 
 from __future__ import annotations
 
@@ -59,7 +59,12 @@ class LakehouseSink(TransactionalSink):
         rows = 0 if limit is None else frame.count()
         if limit is None or rows <= limit:
             return TargetContent(state.record, frame, columns)
-        return TargetContent(state.record, None, columns, lookup=lambda keys: _rows_of_keys(frame, keys) if rows <= LOOKUP_ROWS else None)
+        return TargetContent(
+            state.record,
+            None,
+            columns,
+            lookup=lambda keys: _rows_of_keys(frame, keys) if rows <= LOOKUP_ROWS else None,
+        )
 
 
 def _rows_of_keys(frame: DataFrame, keys: pa.Table) -> DataFrame:
@@ -68,5 +73,7 @@ def _rows_of_keys(frame: DataFrame, keys: pa.Table) -> DataFrame:
 
     for name, (low, high) in bounds_of(keys, tuple(keys.column_names)).items():
         frame = frame.where(F.col(quote_identifier(name)).between(low, high))
-    listed = frame.sparkSession.createDataFrame(keys, frame.select(*map(quote_identifier, keys.column_names)).schema)
+    listed = frame.sparkSession.createDataFrame(
+        keys, frame.select(*map(quote_identifier, keys.column_names)).schema
+    )
     return frame.join(F.broadcast(listed), keys.column_names, "left_semi")

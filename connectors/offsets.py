@@ -18,10 +18,16 @@ _PART, _OFF = "partition", "offset"
 
 def offset_columns(table: OffsetTable) -> list[str]:
     """Return the columns that an offset table is read by."""
-    return [table.partition_column, table.offset_column, *([table.topic_column] if table.topic_column else [])]
+    return [
+        table.partition_column,
+        table.offset_column,
+        *([table.topic_column] if table.topic_column else []),
+    ]
 
 
-def measure(frame: DataFrame, table: OffsetTable, topic: str, since: Mapping[str, int], what: str, node: str) -> TableOffsets:
+def measure(
+    frame: DataFrame, table: OffsetTable, topic: str, since: Mapping[str, int], what: str, node: str
+) -> TableOffsets:
     """Return the offsets of `topic` in a frame, with the gaps at or above `since`.
 
     Raise SchemaError if columns are missing.
@@ -39,13 +45,22 @@ def measure(frame: DataFrame, table: OffsetTable, topic: str, since: Mapping[str
     placed = F.col(_PART).isNotNull() & F.coalesce(F.col(_OFF) >= 0, F.lit(False))
     block = F.floor(F.col(_OFF) / BLOCK)
     figures = (F.min(_OFF), F.max(_OFF) + 1, F.count(_OFF), F.count_distinct(_OFF))
-    blocks = [Block(*row[:1], *row[2:]) for row in rows.where(placed).groupBy(_PART, block).agg(*figures).collect()]
+    blocks = [
+        Block(*row[:1], *row[2:]) for row in rows.where(placed).groupBy(_PART, block).agg(*figures).collect()
+    ]
 
     def search(block: Block, since: int, most: int) -> Sequence[Range]:
         inside = (F.col(_PART) == block.partition) & F.col(_OFF).between(block.first, block.end - 1)
         after = F.lead(_OFF).over(Over.orderBy(_OFF))
-        pairs = rows.where(inside).select(_OFF).distinct().select((F.col(_OFF) + 1).alias("first"), after.alias("end"))
-        gaps = pairs.where((F.col("end") > F.col("first")) & (F.col("end") > since)).orderBy("first").limit(most)
+        pairs = (
+            rows.where(inside)
+            .select(_OFF)
+            .distinct()
+            .select((F.col(_OFF) + 1).alias("first"), after.alias("end"))
+        )
+        gaps = (
+            pairs.where((F.col("end") > F.col("first")) & (F.col("end") > since)).orderBy("first").limit(most)
+        )
         return [(row[0], row[1]) for row in gaps.collect()]
 
     return table_offsets(blocks, since, search)
@@ -58,7 +73,9 @@ def count_unpartitioned_rows(frame: DataFrame, window: HistoryPartition) -> Unpa
     column, kind = F.col(quote_identifier(window.column)), frame.schema[window.column].dataType
     here = column >= F.lit(window.start).cast(kind)
     here = here & (column < F.lit(window.end).cast(kind)) if window.end else here
-    row = frame.agg(F.count_if(column.isNull()), F.count_if(here), F.max(F.when(here, column)).cast("string")).collect()[0]
+    row = frame.agg(
+        F.count_if(column.isNull()), F.count_if(here), F.max(F.when(here, column)).cast("string")
+    ).collect()[0]
     return UnpartitionedRows(row[0], row[1], row[2] or "")
 
 

@@ -1,4 +1,7 @@
-"""Sources and sinks of nodes: `connectors.catalog` names their classes. A module, with its driver, is imported when first used."""
+"""Sources and sinks of nodes: `connectors.catalog` names their classes.
+
+A module, with its driver, is imported when first used.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,14 @@ from headrace.connectors.source_base import BoundedSource, UnboundedSource
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import InternalError, UserError
 from headrace.pipeline.model.capabilities import SinkCapabilities, SourceCapabilities
-from headrace.pipeline.model.connectors import SinkEntry, SourceEntry, connectors, load_reference, sink_entries, source_entries
+from headrace.pipeline.model.connectors import (
+    SinkEntry,
+    SourceEntry,
+    connectors,
+    load_reference,
+    sink_entries,
+    source_entries,
+)
 from headrace.pipeline.model.hybrid import HybridSourceConfig
 from headrace.pipeline.model.nodes import PipelineModel
 from headrace.pipeline.model.plugins import PluginNodeConfig, PluginSinkConfig, PluginSourceConfig
@@ -60,7 +70,9 @@ def open_sink(context: SinkContext) -> Sink:
     node = context.node
     if not isinstance(node, PluginSinkConfig):
         return sink_class(node)(context)
-    given = replace(context, extra={**context.extra, "plugin": plugin_context(context.key.sink, node, context.settings)})
+    given = replace(
+        context, extra={**context.extra, "plugin": plugin_context(context.key.sink, node, context.settings)}
+    )
     return create_checked(lambda: node.plugin.make(given), Sink, node.found, context.key.sink)
 
 
@@ -83,7 +95,9 @@ def connector_capabilities(model: PipelineModel) -> Iterator[SourceCapabilities 
     """Yield the capabilities of all sources and sinks of a file, and of the phases of hybrid sources."""
     for source in model.sources.values():
         if isinstance(source, HybridSourceConfig):
-            yield from (part.node().capabilities for part in (*source.bounded_sources, source.unbounded_source))
+            yield from (
+                part.node().capabilities for part in (*source.bounded_sources, source.unbounded_source)
+            )
         else:
             yield source.capabilities
     yield from (sink.capabilities for sink in model.sinks.values())
@@ -97,12 +111,22 @@ def describe(name: str, node: Any, settings: Settings) -> list[Json]:
     """
     if isinstance(node, HybridSourceConfig):
         phases = [part.node() for part in node.bounded_sources]
-        return [entry for part in (*phases, node.unbounded_source.node()) for entry in describe(name, part, settings)]
+        return [
+            entry
+            for part in (*phases, node.unbounded_source.node())
+            for entry in describe(name, part, settings)
+        ]
     if isinstance(node, SourceConfig | PluginSourceConfig):
-        return [(unbounded_source if node.is_unbounded else bounded_source)(name, node, settings, 0).describe()]
+        return [
+            (unbounded_source if node.is_unbounded else bounded_source)(name, node, settings, 0).describe()
+        ]
     import pyarrow as pa
 
     if isinstance(node, PluginSinkConfig):
-        return [open_sink(SinkContext(SinkKey("", node.pipeline, "main", name), node, settings, pa.schema([]))).describe()]
+        return [
+            open_sink(
+                SinkContext(SinkKey("", node.pipeline, "main", name), node, settings, pa.schema([]))
+            ).describe()
+        ]
     key = SinkKey("", "", "main", name)
     return [sink_class(node)(SinkContext(key, node, settings, pa.schema([]))).describe()]

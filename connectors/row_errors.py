@@ -1,4 +1,4 @@
-"""Rows that cannot be taken: an expression that fails the task where the row is met, and the way back to a message for people.
+"""Invalid rows: an expression that fails the task at the row, and the way from its error to a message.
 
 Nothing is collected and nothing is read twice: the marker travels inside Spark's own exception.
 """
@@ -30,8 +30,15 @@ def row_error(node: str, what: Column | str, hint: str = "", **facts: Column) ->
     from pyspark.sql import functions as F  # noqa: N812
 
     said = F.lit(what) if isinstance(what, str) else what
-    fields = [F.lit(node).alias("node"), said.alias("what"), F.lit(hint).alias("hint"), F.struct(*[v.alias(k) for k, v in facts.items()])]
-    return F.raise_error(F.concat(F.lit(ROW_ERROR), F.to_json(F.struct(*fields[:3], fields[3].alias("facts")))))
+    fields = [
+        F.lit(node).alias("node"),
+        said.alias("what"),
+        F.lit(hint).alias("hint"),
+        F.struct(*[v.alias(k) for k, v in facts.items()]),
+    ]
+    return F.raise_error(
+        F.concat(F.lit(ROW_ERROR), F.to_json(F.struct(*fields[:3], fields[3].alias("facts"))))
+    )
 
 
 def task_error(error: HeadraceError) -> RuntimeError:
@@ -52,7 +59,10 @@ def explain_failure(error: BaseException) -> HeadraceError | None:
             return _data_error(found)
         if "OffsetOutOfRangeException" in text or "Some data may have been lost" in text:
             msg = "Kafka no longer holds offsets that this epoch was planned with"
-            hint = "Retention or delete-records passed the stream's position while it was read. Lengthen retention.ms; then replay."
+            hint = (
+                "Retention or delete-records passed the stream's position while it was read. Lengthen"
+                " retention.ms; then replay."
+            )
             return RetentionError(msg, hint=hint)
     return None
 
@@ -98,7 +108,9 @@ def _fits(value: object, kind: str) -> bool:
     if kind.startswith("decimal"):
         return isinstance(value, int | float | str) and _has_room(str(value), kind)
     if kind.startswith(("i", "u")):
-        return (isinstance(value, int) and _in_range(value, kind)) or (isinstance(value, str) and kind.endswith("256"))
+        return (isinstance(value, int) and _in_range(value, kind)) or (
+            isinstance(value, str) and kind.endswith("256")
+        )
     return isinstance(value, int | float)
 
 
@@ -116,7 +128,15 @@ def _in_range(value: int, kind: str) -> bool:
 
 
 def _kind(value: object) -> str:
-    names = {bool: "a boolean", int: "a number", float: "a number", str: "a text", list: "an array", dict: "an object", type(None): "null"}
+    names = {
+        bool: "a boolean",
+        int: "a number",
+        float: "a number",
+        str: "a text",
+        list: "an array",
+        dict: "an object",
+        type(None): "null",
+    }
     return names.get(type(value), type(value).__name__)
 
 

@@ -1,8 +1,8 @@
 """The contract of sinks.
 
 A sink object is configuration: creating one opens nothing. A run calls, in this order: `prepare` once at the
-start, `record` to compare the target with the ledger, `register` if the target has no record yet, `write` once
-per attempt at an epoch, `close`.
+start, `record` to compare the target with the ledger, `register` if the target has no record yet, `write`
+once per attempt at an epoch, `close`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SinkContext:
-    """What a sink is opened with: its identity, its node from the file, the settings, and a session if it needs one."""
+    """The arguments of a sink: its identity, its node, the settings, and a Spark session if it needs one."""
 
     key: SinkKey
     node: Any
@@ -117,7 +117,11 @@ class Sink(Claimable, ABC):
         sink cannot do this (`SinkCapabilities.can_truncate`).
         """
         msg = "Headrace cannot empty this target"
-        raise UserError(msg, hint="Empty it yourself, then `headrace reset FILE --keep-targets`.", node=self._context.key.sink)
+        raise UserError(
+            msg,
+            hint="Empty it yourself, then `headrace reset FILE --keep-targets`.",
+            node=self._context.key.sink,
+        )
 
     def has_partial_epoch(self, plan: EpochPlan) -> bool:
         """Return whether the target has rows of this epoch without its record.

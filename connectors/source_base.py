@@ -1,10 +1,11 @@
 """The contracts of sources.
 
-A source object is configuration: creating one opens nothing. Rows are Spark DataFrames, or Arrow batches for bulk
-loads, with two columns in addition to the payload:
+A source object is configuration: creating one opens nothing. Rows are Spark DataFrames, or Arrow batches for
+bulk loads, with two columns in addition to the payload:
 
     _gs_op   string, never null: i, u or d
-    _gs_pos  struct<source: int, part: int, off: bigint, sub: bigint>, never null: the order of rows, of which the
+    _gs_pos  struct<source: int, part: int, off: bigint, sub: bigint>, never null: the order of rows, of which
+    the
              last one wins; `sub` distinguishes rows that come from one row (`FAN_OUT`)
 """
 
@@ -64,8 +65,8 @@ class BoundedSource(ABC):
     def create_snapshot(self, spark: SparkSession, token: str) -> Snapshot:
         """Create the snapshot that splits read.
 
-        Called once, before the first epoch; the ledger stores the handle of the snapshot. The same token returns the
-        same snapshot, also in another process.
+        Called once, before the first epoch; the ledger stores the handle of the snapshot. The same token
+        returns the same snapshot, also in another process.
         """
 
     def describe_snapshot(self, spark: SparkSession) -> Snapshot:
@@ -76,7 +77,13 @@ class BoundedSource(ABC):
         raise NotImplementedError
 
     @abstractmethod
-    def splits(self, spark: SparkSession, snapshot: Snapshot, window: HistoryPartition | None, cut: HandoffFilter | None) -> Sequence[Json]:
+    def splits(
+        self,
+        spark: SparkSession,
+        snapshot: Snapshot,
+        window: HistoryPartition | None,
+        cut: HandoffFilter | None,
+    ) -> Sequence[Json]:
         """Return deterministic splits of the snapshot inside the partition, in a stable order.
 
         Called when a run reaches the partition; the ledger stores the result. Also called for previews. Each
@@ -84,7 +91,13 @@ class BoundedSource(ABC):
         """
 
     @abstractmethod
-    def read(self, spark: SparkSession, snapshot: Snapshot, splits: Sequence[Json], columns: Sequence[str] | None = None) -> DataFrame:
+    def read(
+        self,
+        spark: SparkSession,
+        snapshot: Snapshot,
+        splits: Sequence[Json],
+        columns: Sequence[str] | None = None,
+    ) -> DataFrame:
         """Return the rows of these splits with `_gs_op` and `_gs_pos`; `columns` limits the payload.
 
         Called once per attempt at an epoch. The same splits must give the same rows and positions at every
@@ -120,7 +133,12 @@ class BoundedSource(ABC):
         raise NotImplementedError
 
     def measure_offsets(
-        self, spark: SparkSession, snapshot: Snapshot, table: OffsetTable, topic: str, since: Mapping[str, int]
+        self,
+        spark: SparkSession,
+        snapshot: Snapshot,
+        table: OffsetTable,
+        topic: str,
+        since: Mapping[str, int],
     ) -> TableOffsets:
         """Return the offsets of a topic in the snapshot's rows, with the gaps at or above `since`.
 
@@ -184,7 +202,7 @@ class UnboundedSource(ABC):
 
     capabilities: ClassVar[SourceCapabilities]
     marks: bool = False
-    """Whether rows that fail the node's filter are marked (`pipeline.lineage.retractions`) instead of left out."""
+    """Whether rows that fail the node's filter are marked (`pipeline.lineage.retractions`), not dropped."""
 
     @abstractmethod
     def schema(self) -> pa.Schema:

@@ -46,6 +46,12 @@ def refuse_relative_timestamps(frame: DataFrame, text: str, node: str, known: Co
         word = value.toString().strip() if value.nodeName() == "Literal" else ""
         if is_relative_timestamp(word) and word not in known:
             kind = cast_.dataType().typeName().upper()
-            msg = f"'{word}' is implicitly cast to {kind}, which gives another time whenever an epoch is computed"
-            hint = f"In a sql transform CAST('{word}' AS {kind}), now() and current_date() tell the epoch's time. A source has none."
+            msg = (
+                f"'{word}' is implicitly cast to {kind}, which gives another time whenever an epoch is"
+                " computed"
+            )
+            hint = (
+                f"In a sql transform CAST('{word}' AS {kind}), now() and current_date() tell the epoch's"
+                " time. A source has none."
+            )
             raise SchemaError(msg, hint=hint, node=node)

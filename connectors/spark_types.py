@@ -1,4 +1,7 @@
-"""Schemas between Arrow and Spark. Numbers that Spark has no room for are strings there, with their type in the column's metadata."""
+"""Schemas between Arrow and Spark.
+
+Numbers that Spark has no room for are strings there, with their type in the column's metadata.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,9 @@ if TYPE_CHECKING:
 
 _KEY = "headrace.type"
 
-POS_ARROW = pa.struct([("source", pa.int32()), ("part", pa.int32()), ("off", pa.int64()), ("sub", pa.int64())])
+POS_ARROW = pa.struct(
+    [("source", pa.int32()), ("part", pa.int32()), ("off", pa.int64()), ("sub", pa.int64())]
+)
 """`_gs_pos` as Arrow."""
 
 
@@ -31,7 +36,9 @@ def spark_schema(schema: pa.Schema) -> StructType:
     found = cast("StructType", from_arrow_schema(stored(schema), prefer_timestamp_ntz=True))
     return StructType(
         [
-            StructField(column.name, column.dataType, column.nullable, {_KEY: _named(field.type)}) if is_wide(field.type) else column
+            StructField(column.name, column.dataType, column.nullable, {_KEY: _named(field.type)})
+            if is_wide(field.type)
+            else column
             for column, field in zip(found, schema, strict=True)
         ]
     )
@@ -53,7 +60,11 @@ def arrow_schema(columns: StructType) -> pa.Schema:
 
 def wide_columns(frames: Iterable[DataFrame]) -> dict[str, pa.DataType]:
     """Return the columns of frames with 256-bit integers or big decimals, by lower-case name."""
-    found = {field.name.lower(): parse_type((field.metadata or {}).get(_KEY, "string")) for frame in frames for field in frame.schema}
+    found = {
+        field.name.lower(): parse_type((field.metadata or {}).get(_KEY, "string"))
+        for frame in frames
+        for field in frame.schema
+    }
     return {name: kind for name, kind in found.items() if is_wide(kind)}
 
 

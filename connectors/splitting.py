@@ -14,4 +14,8 @@ PACKED = 4
 
 def is_full(split: Json, rows: int, size: int) -> bool:
     """Return whether a split of files has no room for another file part."""
-    return split["rows"] + rows > SPLIT_ROWS or split["bytes"] + size > SPLIT_BYTES or len(split["files"]) >= SPLIT_FILES
+    return (
+        split["rows"] + rows > SPLIT_ROWS
+        or split["bytes"] + size > SPLIT_BYTES
+        or len(split["files"]) >= SPLIT_FILES
+    )

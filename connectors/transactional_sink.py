@@ -1,8 +1,8 @@
 """The base of sinks that commit rows and record in one atomic step: exactly once.
 
-A target keeps one `SinkState` per sink: the generation that prepared it and the record of the last epoch. Every
-change of it is a compare-and-set by `commit`. This base decides the rest: which generation may write, which epoch
-may follow, what a repeated epoch returns, and when a commit is tried again.
+A target keeps one `SinkState` per sink: the generation that prepared it and the record of the last epoch.
+Every change of it is a compare-and-set by `commit`. This base decides the rest: which generation may write,
+which epoch may follow, what a repeated epoch returns, and when a commit is tried again.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class TransactionalSink(Sink):
         """Create a missing target if the sink can, and check that the target takes rows of `schema`.
 
         Called once per run, before the generation is set, so that an unfit target leaves a running older
-        generation alone. Raise TargetError or SchemaError if the target does not fit, and TransientError if it
-        cannot be reached.
+        generation alone. Raise TargetError or SchemaError if the target does not fit, and TransientError if
+        it cannot be reached.
         """
 
     @abstractmethod
@@ -124,7 +124,9 @@ class TransactionalSink(Sink):
         self.prepare_target(schema)
         for _ in range(_ATTEMPTS):
             state = self._read_checked_state()
-            if state.generation == generation or self.commit(state, self._change(CommitKind.FENCE, state.record)):
+            if state.generation == generation or self.commit(
+                state, self._change(CommitKind.FENCE, state.record)
+            ):
                 break
         else:
             raise self._busy_error()
@@ -140,7 +142,10 @@ class TransactionalSink(Sink):
     def register(self, record: CommitRecord) -> CommitRecord:
         """Claim the target and write the first record. See `Sink.register`."""
         if record.generation != self._generation:
-            msg = f"a record of generation {record.generation} is registered under generation {self._generation}"
+            msg = (
+                f"a record of generation {record.generation} is registered under generation"
+                f" {self._generation}"
+            )
             raise InternalError(msg, node=self._name)
         self._read_own_state()
         self.claim_target()
@@ -163,7 +168,10 @@ class TransactionalSink(Sink):
         raise self._busy_error()
 
     def truncate(self) -> None:
-        """Remove all rows in one commit that keeps the record. Raise UserError if other sinks write the target."""
+        """Remove all rows in one commit that keeps the record.
+
+        Raise UserError if other sinks write the target.
+        """
         if not self.capabilities.can_truncate:
             super().truncate()
         claims = self.claims()
@@ -199,13 +207,17 @@ class TransactionalSink(Sink):
 
     def _lost_state_error(self) -> HeadraceError:
         """Return the error for a target that lost this sink's state after `prepare`."""
-        return SinkStateError(f"{self.target} was replaced after it was prepared", hint=_REPAIR, node=self._name)
+        return SinkStateError(
+            f"{self.target} was replaced after it was prepared", hint=_REPAIR, node=self._name
+        )
 
     def _busy_error(self) -> TransientError:
         return TransientError(f"others write to {self.target} without pause", node=self._name)
 
 
-def find_committed_record(record: CommitRecord | None, plan: EpochPlan, *, target: str, sink: str) -> CommitRecord | None:
+def find_committed_record(
+    record: CommitRecord | None, plan: EpochPlan, *, target: str, sink: str
+) -> CommitRecord | None:
     """Return the record if it is of the epoch of `plan`; return None if `plan` is the next epoch.
 
     Raise SinkStateError if the epoch cannot follow the record of the target.
@@ -217,6 +229,9 @@ def find_committed_record(record: CommitRecord | None, plan: EpochPlan, *, targe
         return record
     if record.epoch != plan.number - 1:
         other = " from other positions" if record.epoch == plan.number else ""
-        msg = f"{target} holds epoch {record.epoch}{other}, epoch {plan.number} can only follow {plan.number - 1}"
+        msg = (
+            f"{target} holds epoch {record.epoch}{other}, epoch {plan.number} can only follow"
+            f" {plan.number - 1}"
+        )
         raise SinkStateError(msg, hint=_REPAIR, node=sink)
     return None

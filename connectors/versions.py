@@ -1,7 +1,8 @@
 """Which row of a key wins where a version decides, the same at every sink.
 
-The highest version wins, and of equal versions the last row by `_gs_pos`. A delete with a version competes like a row. A delete
-without one ends what came before it: rows at lower positions and the row in the target lose, whatever their version is.
+The highest version wins, and of equal versions the last row by `_gs_pos`. A delete with a version competes
+like a row. A delete without one ends what came before it: rows at lower positions and the row in the target
+lose, whatever their version is.
 """
 
 from __future__ import annotations
@@ -46,11 +47,18 @@ def winners(table: pa.Table, key: Sequence[str], version: str, node: str) -> pa.
     refuse_unversioned(table, version, node)
     size = table.num_rows
     places = np.arange(size)
-    lists = table.select(list(key)).append_column("__place", pa.array(places)).group_by(list(key)).aggregate([("__place", "list")])
+    lists = (
+        table.select(list(key))
+        .append_column("__place", pa.array(places))
+        .group_by(list(key))
+        .aggregate([("__place", "list")])
+    )
     listed = lists["__place_list"].combine_chunks()
     group = np.empty(size, dtype=np.int64)
     group[listed.flatten().to_numpy()] = np.repeat(np.arange(len(listed)), np.diff(listed.offsets.to_numpy()))
-    ends = pc.and_(pc.equal(table.column(OP), "d"), pc.is_null(table.column(version))).to_numpy(zero_copy_only=False)
+    ends = pc.and_(pc.equal(table.column(OP), "d"), pc.is_null(table.column(version))).to_numpy(
+        zero_copy_only=False
+    )
     last_end = np.full(len(listed), -1, dtype=np.int64)
     np.maximum.at(last_end, group[ends], places[ends])
     column = table.column(version)
@@ -61,21 +69,36 @@ def winners(table: pa.Table, key: Sequence[str], version: str, node: str) -> pa.
     return table.take(pa.array(best)).append_column(ENDED, pa.array(last_end[group[best]] >= 0, pa.bool_()))
 
 
-def winners_frame(rows: DataFrame, key: Sequence[str], names: Sequence[str], version: str, node: str) -> DataFrame:
+def winners_frame(
+    rows: DataFrame, key: Sequence[str], names: Sequence[str], version: str, node: str
+) -> DataFrame:
     """Return one row per key of a frame with `names` and `ENDED`."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F  # noqa: N812
 
     value, deletes = F.col(quote_identifier(version)), F.col(OP) == "d"
-    refused = row_error(node, f"version_column `{version}` is null", _HINT.format(version), position=F.to_json(POS))
+    refused = row_error(
+        node, f"version_column `{version}` is null", _HINT.format(version), position=F.to_json(POS)
+    )
     checked = F.when(value.isNull() & ~deletes, refused).otherwise(value)
-    end = F.max(F.when(deletes & value.isNull(), F.col(POS))).over(Window.partitionBy(*map(quote_identifier, key)))
-    alive = rows.withColumn(version, checked).withColumn("__end", end).where(F.col("__end").isNull() | (F.col(POS) >= F.col("__end")))
+    end = F.max(F.when(deletes & value.isNull(), F.col(POS))).over(
+        Window.partitionBy(*map(quote_identifier, key))
+    )
+    alive = (
+        rows.withColumn(version, checked)
+        .withColumn("__end", end)
+        .where(F.col("__end").isNull() | (F.col(POS) >= F.col("__end")))
+    )
     others = [name for name in names if name not in key]
     place = F.struct(F.col(quote_identifier(version)), F.col(POS))
-    last = F.max_by(F.struct(*map(quote_identifier, others), F.col("__end").isNotNull().alias(ENDED)), place).alias("__last")
+    last = F.max_by(
+        F.struct(*map(quote_identifier, others), F.col("__end").isNotNull().alias(ENDED)), place
+    ).alias("__last")
     grouped = alive.groupBy(*map(quote_identifier, key)).agg(last)
     return grouped.select(
-        *[F.col(quote_identifier(name)) if name in key else F.col(f"__last.{quote_identifier(name)}") for name in names],
+        *[
+            F.col(quote_identifier(name)) if name in key else F.col(f"__last.{quote_identifier(name)}")
+            for name in names
+        ],
         F.col(f"__last.{ENDED}"),
     )

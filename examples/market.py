@@ -1,6 +1,7 @@
-"""Tables and topics for the pipelines in docs/reference/pipeline-file and docs/guides/cookbook.md: `python examples/market.py` fills what is missing.
+"""Create the missing tables and topics of the pipelines in the docs: `python examples/market.py`.
 
-It writes to the ClickHouse and the Kafka that the settings name: after `headrace services up`, those of this machine.
+It writes to the ClickHouse and the Kafka that the settings name: after `headrace services up`, those of this
+machine.
 """
 
 from __future__ import annotations
@@ -32,28 +33,48 @@ def order(number: int) -> dict[str, Any]:
     """Return an order. Every hundredth is free, and some customer names have unusual spelling."""
     odd = (" c{} ", "C{}", "c{}")[number % 3]
     placed = DAY + timedelta(hours=2 * number)
-    return {"id": number, "customer": odd.format(number % 40), "cents": number % 100 * 25, "placed_at": placed.isoformat()}
+    return {
+        "id": number,
+        "customer": odd.format(number % 40),
+        "cents": number % 100 * 25,
+        "placed_at": placed.isoformat(),
+    }
 
 
 def visit(number: int, now: datetime) -> dict[str, Any]:
     """One visit a minute, the last one just now."""
-    return {"id": number, "at": (now - timedelta(minutes=VISITS - number)).isoformat(), "page": f"/p{number % 7}"}
+    return {
+        "id": number,
+        "at": (now - timedelta(minutes=VISITS - number)).isoformat(),
+        "page": f"/p{number % 7}",
+    }
 
 
 def fill_clickhouse(client: Client, now: datetime) -> None:
     """Create the database `market`: orders with their offsets, and visits without."""
     client.command("CREATE DATABASE IF NOT EXISTS market")
-    if {"orders", "visits"} <= {row[0] for row in client.query("SELECT name FROM system.tables WHERE database = 'market'").result_rows}:
+    if {"orders", "visits"} <= {
+        row[0] for row in client.query("SELECT name FROM system.tables WHERE database = 'market'").result_rows
+    }:
         return
     client.command(
         "CREATE TABLE market.orders (id Int64, customer String, cents Int64, placed_at DateTime64(3, 'UTC'),"
         " _kafka_partition Nullable(Int32), _kafka_offset Nullable(Int64)) ENGINE = MergeTree ORDER BY id"
     )
-    client.command("CREATE TABLE market.visits (id Int64, at DateTime64(6, 'UTC'), page String) ENGINE = MergeTree ORDER BY id")
+    client.command(
+        "CREATE TABLE market.visits (id Int64, at DateTime64(6, 'UTC'), page String) ENGINE = MergeTree"
+        " ORDER BY id"
+    )
     first = ORDERS - LATE
-    rows = [(*_timed(order(number), "placed_at"), *((0, number - first) if number >= first else (None, None))) for number in range(ORDERS)]
+    rows = [
+        (*_timed(order(number), "placed_at"), *((0, number - first) if number >= first else (None, None)))
+        for number in range(ORDERS)
+    ]
     client.insert(
-        "orders", rows, column_names=["id", "customer", "cents", "placed_at", "_kafka_partition", "_kafka_offset"], database="market"
+        "orders",
+        rows,
+        column_names=["id", "customer", "cents", "placed_at", "_kafka_partition", "_kafka_offset"],
+        database="market",
     )
     seen = [_timed(visit(number, now), "at") for number in range(VISITS - 10)]
     client.insert("visits", seen, column_names=["id", "at", "page"], database="market")
@@ -69,18 +90,39 @@ def messages(now: datetime) -> dict[str, list[Message]]:
     orders += [("u", order(number) | {"cents": 1}, None) for number in range(5)]
     orders += [("d", {"id": number}, None) for number in range(10, 15)]
     clicks: list[Message] = [
-        ("c", {"visitor": f"v{number % 9}", "page": "/health" if number % 6 == 0 else f"/P{number % 4}", "at": now.isoformat()}, None)
+        (
+            "c",
+            {
+                "visitor": f"v{number % 9}",
+                "page": "/health" if number % 6 == 0 else f"/P{number % 4}",
+                "at": now.isoformat(),
+            },
+            None,
+        )
         for number in range(60)
     ]
     prices: list[Message] = [
-        ("c", {"sku": f"s{sku}", "price": f"{sku + version}.50", "version": version}, None) for version in (2, 3, 1) for sku in range(10)
+        ("c", {"sku": f"s{sku}", "price": f"{sku + version}.50", "version": version}, None)
+        for version in (2, 3, 1)
+        for sku in range(10)
     ]
-    visits: list[Message] = [("c", row, datetime.fromisoformat(row["at"])) for row in (visit(number, now) for number in range(VISITS))]
+    visits: list[Message] = [
+        ("c", row, datetime.fromisoformat(row["at"]))
+        for row in (visit(number, now) for number in range(VISITS))
+    ]
     regions: dict[str, list[Message]] = {
-        f"market-orders-{region}": [("c", {"id": number, "cents": number * 10}, None) for number in range(first, first + 20)]
+        f"market-orders-{region}": [
+            ("c", {"id": number, "cents": number * 10}, None) for number in range(first, first + 20)
+        ]
         for region, first in (("eu", 0), ("us", 100))
     }
-    return {"market-orders": orders, "market-clicks": clicks, "market-prices": prices, "market-visits": visits, **regions}
+    return {
+        "market-orders": orders,
+        "market-clicks": clicks,
+        "market-prices": prices,
+        "market-visits": visits,
+        **regions,
+    }
 
 
 def fill_kafka(settings: Settings, now: datetime) -> None:
@@ -102,7 +144,13 @@ def fill_kafka(settings: Settings, now: datetime) -> None:
     for name in missing:
         for op, payload, at in wanted[name]:
             moment = int((at or now).timestamp() * 1000)
-            producer.produce(name, json.dumps(payload), key=str(payload.get("id", "")), headers={"dbz.op": op}, timestamp=moment)
+            producer.produce(
+                name,
+                json.dumps(payload),
+                key=str(payload.get("id", "")),
+                headers={"dbz.op": op},
+                timestamp=moment,
+            )
     if left := producer.flush(30):
         msg = f"{left} messages could not be sent"
         raise RuntimeError(msg)
@@ -124,7 +172,9 @@ def fill_files(folder: Path) -> None:
         path = folder / "readings" / f"day=2025-01-0{day}" / "part-1.csv"
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
-            rows = (f"{day * 100 + number},{'' if number % 3 == 0 else f'{number}.50'}" for number in range(30))
+            rows = (
+                f"{day * 100 + number},{'' if number % 3 == 0 else f'{number}.50'}" for number in range(30)
+            )
             path.write_text("\n".join(["id,celsius", *rows]) + "\n")
 
 
@@ -134,10 +184,16 @@ def fill_iceberg(spark: SparkSession, warehouse: Path) -> None:
     spark.conf.set(catalog, "org.apache.iceberg.spark.SparkCatalog")
     spark.conf.set(f"{catalog}.type", "hadoop")
     spark.conf.set(f"{catalog}.warehouse", str(warehouse.resolve()))
-    spark.sql("CREATE TABLE IF NOT EXISTS market_fill.market.products (sku string, name string, price decimal(10, 2)) USING iceberg")
+    spark.sql(
+        "CREATE TABLE IF NOT EXISTS market_fill.market.products (sku string, name string, price decimal(10,"
+        " 2)) USING iceberg"
+    )
     if spark.table("market_fill.market.products").isEmpty():
         price = "CASE WHEN id < 38 THEN CAST(id + 0.5 AS DECIMAL(10, 2)) END"
-        spark.sql(f"INSERT INTO market_fill.market.products SELECT concat('s', id), concat('product ', id), {price} FROM range(40)")
+        spark.sql(
+            "INSERT INTO market_fill.market.products SELECT concat('s', id), concat('product ', id),"
+            f" {price} FROM range(40)"
+        )
 
 
 def fill(settings: Settings) -> None:
@@ -153,9 +209,13 @@ def fill(settings: Settings) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Fill the servers of the settings, and the warehouse if one is named."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--files", type=Path, help="also write the csv files, below this folder")
-    parser.add_argument("--warehouse", type=Path, help="also make the Iceberg table, in this folder; starts Spark")
+    parser.add_argument(
+        "--warehouse", type=Path, help="also make the Iceberg table, in this folder; starts Spark"
+    )
     asked = parser.parse_args(arguments)
     warehouse = asked.warehouse
     settings = load_settings()

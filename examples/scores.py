@@ -1,4 +1,7 @@
-"""A service to try the `handler` transform with: gives every row a score. `python examples/scores.py`, and it is at port 8099."""
+"""A service to try the `handler` transform with: gives every row a score.
+
+`python examples/scores.py`, and it is at port 8099.
+"""
 
 from __future__ import annotations
 

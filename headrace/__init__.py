@@ -16,8 +16,20 @@ if TYPE_CHECKING:
     from headrace.jobs.sources.side_outputs import SideOutput
     from headrace.jobs.transforms.base import RowTransform, TransformContext
     from headrace.jobs.transforms.plugin import ArrowTransform, fan_out
-    from headrace.pipeline.errors import DataError, FencedError, HeadraceError, TargetError, TransientError, UserError
-    from headrace.pipeline.model.capabilities import Delivery, SinkCapabilities, SourceCapabilities, Visibility
+    from headrace.pipeline.errors import (
+        DataError,
+        FencedError,
+        HeadraceError,
+        TargetError,
+        TransientError,
+        UserError,
+    )
+    from headrace.pipeline.model.capabilities import (
+        Delivery,
+        SinkCapabilities,
+        SourceCapabilities,
+        Visibility,
+    )
     from headrace.pipeline.plugins.api import Options, Plugin
     from headrace.pipeline.plugins.runtime import PluginContext
     from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, WriteCounts

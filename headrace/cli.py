@@ -43,28 +43,50 @@ def _version(value: bool) -> None:
 @app.callback()
 def _options(
     *,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print log lines to standard error.")] = False,
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Print log lines to standard error.")
+    ] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     del version
     from headrace import logging_setup
 
-    logging_setup.configure_logging(level=logging.INFO if verbose else logging.WARNING, log_format=logging_setup.read_log_format())
+    logging_setup.configure_logging(
+        level=logging.INFO if verbose else logging.WARNING, log_format=logging_setup.read_log_format()
+    )
 
 
 @app.command()
 def init(
-    folder: Annotated[Path, typer.Argument(help="Target folder. Created if missing.", metavar="DIR", show_default=False)] = Path(),
+    folder: Annotated[
+        Path, typer.Argument(help="Target folder. Created if missing.", metavar="DIR", show_default=False)
+    ] = Path(),
     *,
     template: Annotated[
-        str | None, typer.Option(help="clickhouse-kafka-postgres, kafka-delta or files-iceberg.", metavar="NAME", show_default=False)
+        str | None,
+        typer.Option(
+            help="clickhouse-kafka-postgres, kafka-delta or files-iceberg.",
+            metavar="NAME",
+            show_default=False,
+        ),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the pipeline, its tables and its topic.", show_default=False)] = None,
-    key: Annotated[str | None, typer.Option(help="Primary key column.", metavar="COLUMN", show_default=False)] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the pipeline, its tables and its topic.", show_default=False)
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option(help="Primary key column.", metavar="COLUMN", show_default=False)
+    ] = None,
     servers: Annotated[
-        str | None, typer.Option(help="local: headrace services up. containers: compose.", metavar="WHERE", show_default=False)
+        str | None,
+        typer.Option(
+            help="local: headrace services up. containers: compose.", metavar="WHERE", show_default=False
+        ),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not prompt; use defaults for missing options.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Do not prompt; use defaults for missing options.")
+    ] = False,
 ) -> None:
     """Create a ready-to-run pipeline with tests and data."""
     from headrace.commands.init import InitOptions, Servers, TemplateName
@@ -74,7 +96,9 @@ def init(
         if value is not None and value not in list(allowed):
             msg = f"{value!r} is not one of {', '.join(allowed)}"
             raise typer.BadParameter(msg, param_hint=option)
-    wanted = InitOptions(TemplateName(template) if template else None, name, key, Servers(servers) if servers else None)
+    wanted = InitOptions(
+        TemplateName(template) if template else None, name, key, Servers(servers) if servers else None
+    )
     work(folder, wanted, ask=not yes)
 
 
@@ -84,14 +108,25 @@ def run(
     *,
     until: Annotated[
         Until | None,
-        typer.Option(help="When to stop. Default: never, or after history if the pipeline sets `job_mode`.", show_default=False),
+        typer.Option(
+            help="When to stop. Default: never, or after history if the pipeline sets `job_mode`.",
+            show_default=False,
+        ),
     ] = None,
-    job_mode: Annotated[bool, typer.Option("--job-mode", help="The same as `--until history`, for Streamling users.")] = False,
+    job_mode: Annotated[
+        bool, typer.Option("--job-mode", help="The same as `--until history`, for Streamling users.")
+    ] = False,
     partition: Annotated[
         list[str] | None,
-        typer.Option(metavar="DATE", help="Load only this partition of history, named by its first date. Repeatable.", show_default=False),
+        typer.Option(
+            metavar="DATE",
+            help="Load only this partition of history, named by its first date. Repeatable.",
+            show_default=False,
+        ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the pipeline as `headrace validate` does, then exit.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the pipeline as `headrace validate` does, then exit.")
+    ] = False,
 ) -> None:
     """Run a pipeline: history, handoff, stream. Ctrl-C stops it cleanly."""
     if dry_run:
@@ -109,9 +144,18 @@ def validate(
     files: Annotated[list[Path] | None, typer.Argument(help="Pipeline files.", show_default=False)] = None,
     *,
     as_json: AsJson = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Check only the file: no connection, no Spark.")] = False,
-    fix: Annotated[bool, typer.Option("--fix", help="First rewrite the file: old and Streamling spellings, missing `dialect:`.")] = False,
-    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of pipeline files for editors.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Check only the file: no connection, no Spark.")
+    ] = False,
+    fix: Annotated[
+        bool,
+        typer.Option(
+            "--fix", help="First rewrite the file: old and Streamling spellings, missing `dialect:`."
+        ),
+    ] = False,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON Schema of pipeline files for editors.")
+    ] = False,
 ) -> None:
     """Check pipeline files: keys, graph, SQL, schemas. Nothing is read or written."""
     if schema == bool(files) or (schema and fix):
@@ -130,19 +174,31 @@ def explain(
     file: File,
     *,
     form: Annotated[Format, typer.Option("--format", help="Output format.")] = Format.TEXT,
-    lineage: Annotated[bool, typer.Option("--lineage", help="Show the source of each sink column. JSON always includes it.")] = False,
-    splits: Annotated[
-        bool, typer.Option("--splits", help="Show the splits of history that a run would read. Creates no snapshot.")
+    lineage: Annotated[
+        bool, typer.Option("--lineage", help="Show the source of each sink column. JSON always includes it.")
     ] = False,
-    spark_plan: Annotated[bool, typer.Option("--spark-plan", help="Also show Spark's plan of the SQL.")] = False,
-    offline: Annotated[bool, typer.Option("--offline", help="Open no connections; skip checks that need a server.")] = False,
+    splits: Annotated[
+        bool,
+        typer.Option(
+            "--splits", help="Show the splits of history that a run would read. Creates no snapshot."
+        ),
+    ] = False,
+    spark_plan: Annotated[
+        bool, typer.Option("--spark-plan", help="Also show Spark's plan of the SQL.")
+    ] = False,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Open no connections; skip checks that need a server.")
+    ] = False,
 ) -> None:
     """Show what a run would do, and its guarantees."""
     if offline and splits:
         msg = "--splits needs connections; do not combine it with --offline"
         raise typer.BadParameter(msg)
     if form is Format.MERMAID and (lineage or splits or spark_plan):
-        msg = f"--format {form} shows only the graph; use --lineage, --splits and --spark-plan with text or json"
+        msg = (
+            f"--format {form} shows only the graph; use --lineage, --splits and --spark-plan with text or"
+            " json"
+        )
         raise typer.BadParameter(msg)
     from headrace.commands.inspect import explain as work
 
@@ -151,13 +207,23 @@ def explain(
 
 @app.command(name="test")
 def run_tests(
-    paths: Annotated[list[Path] | None, typer.Argument(help="Pipeline files, *.test.yaml files or folders. Default: this folder.")] = None,
+    paths: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Pipeline files, *.test.yaml files or folders. Default: this folder."),
+    ] = None,
     *,
     expression: Annotated[
-        str | None, typer.Option("-k", metavar="EXPRESSION", help="Run only matching tests. Example: `amount and not error`.")
+        str | None,
+        typer.Option(
+            "-k", metavar="EXPRESSION", help="Run only matching tests. Example: `amount and not error`."
+        ),
     ] = None,
-    update: Annotated[bool, typer.Option("--update", help="Replace the expected rows of failed tests with the actual rows.")] = False,
-    junit: Annotated[Path | None, typer.Option("--junitxml", metavar="FILE", help="Also write a JUnit XML report.")] = None,
+    update: Annotated[
+        bool, typer.Option("--update", help="Replace the expected rows of failed tests with the actual rows.")
+    ] = False,
+    junit: Annotated[
+        Path | None, typer.Option("--junitxml", metavar="FILE", help="Also write a JUnit XML report.")
+    ] = None,
     fail_fast: Annotated[bool, typer.Option("--exitfirst", "-x", help="Stop at the first failure.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show every row that differs.")] = False,
 ) -> None:
@@ -169,7 +235,9 @@ def run_tests(
 
 @app.command()
 def status(
-    file: Annotated[Path | None, typer.Argument(help="Pipeline file. Default: all pipelines.", show_default=False)] = None,
+    file: Annotated[
+        Path | None, typer.Argument(help="Pipeline file. Default: all pipelines.", show_default=False)
+    ] = None,
     *,
     epochs: Annotated[int, typer.Option(min=0, help="Number of recent epochs to show.")] = 5,
     as_json: AsJson = False,
@@ -193,9 +261,13 @@ def status(
 @app.command()
 def tail(
     file: File,
-    node: Annotated[str | None, typer.Argument(help="Source, transform or sink. Default: all.", show_default=False)] = None,
+    node: Annotated[
+        str | None, typer.Argument(help="Source, transform or sink. Default: all.", show_default=False)
+    ] = None,
     *,
-    rows: Annotated[int | None, typer.Option("-n", "--rows", min=1, help="Stop after this many rows.", show_default=False)] = None,
+    rows: Annotated[
+        int | None, typer.Option("-n", "--rows", min=1, help="Stop after this many rows.", show_default=False)
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Print rows of a running pipeline."""
@@ -208,10 +280,17 @@ def tail(
 def audit(
     file: File,
     *,
-    all_epochs: Annotated[bool, typer.Option("--all-epochs", help="Check all epochs, not only those since the last audit.")] = False,
-    content: Annotated[bool, typer.Option("--content", help="Also compare sink rows with source rows.")] = False,
+    all_epochs: Annotated[
+        bool, typer.Option("--all-epochs", help="Check all epochs, not only those since the last audit.")
+    ] = False,
+    content: Annotated[
+        bool, typer.Option("--content", help="Also compare sink rows with source rows.")
+    ] = False,
     rows: Annotated[
-        int | None, typer.Option("--rows", min=1, help="With --content: read at most this many rows per sink.", show_default=False)
+        int | None,
+        typer.Option(
+            "--rows", min=1, help="With --content: read at most this many rows per sink.", show_default=False
+        ),
     ] = None,
     seconds: Annotated[
         float | None,
@@ -227,30 +306,52 @@ def audit(
     from headrace.commands.inspect import audit as work
 
     compares = content or full or rows is not None or seconds is not None
-    work(file, as_json=as_json, all_epochs=all_epochs, content=compares, rows=rows, seconds=seconds, full=full)
+    work(
+        file, as_json=as_json, all_epochs=all_epochs, content=compares, rows=rows, seconds=seconds, full=full
+    )
 
 
 @app.command()
 def replay(
     file: File,
     *,
-    sink: Annotated[str | None, typer.Option("--sink", help="Name of the sink in the file.", show_default=False)] = None,
+    sink: Annotated[
+        str | None, typer.Option("--sink", help="Name of the sink in the file.", show_default=False)
+    ] = None,
     from_epoch: Annotated[
         int | None,
-        typer.Option("--from", min=1, help="First epoch to replay. Default: the epoch after the last one in the sink.", show_default=False),
+        typer.Option(
+            "--from",
+            min=1,
+            help="First epoch to replay. Default: the epoch after the last one in the sink.",
+            show_default=False,
+        ),
     ] = None,
     recompute: Annotated[
         bool,
-        typer.Option("--recompute", help="Recompute rows whose stored results are missing. They can differ from the rows in other sinks."),
+        typer.Option(
+            "--recompute",
+            help="Recompute rows whose stored results are missing. They can differ from the rows in other"
+            " sinks.",
+        ),
     ] = False,
     skip_open: Annotated[
         bool,
-        typer.Option("--skip-open", help="Close an open epoch that can no longer be read. Sinks without it skip its rows."),
+        typer.Option(
+            "--skip-open",
+            help="Close an open epoch that can no longer be read. Sinks without it skip its rows.",
+        ),
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --skip-open: print the changes without making them.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="With --skip-open: print the changes without making them.")
+    ] = False,
 ) -> None:
     """Write past epochs to one sink again."""
-    if skip_open == (sink is not None) or (skip_open and (from_epoch or recompute)) or (dry_run and not skip_open):
+    if (
+        skip_open == (sink is not None)
+        or (skip_open and (from_epoch or recompute))
+        or (dry_run and not skip_open)
+    ):
         msg = "use either --sink NAME, or --skip-open (optionally with --dry-run)"
         raise typer.BadParameter(msg)
     from headrace.commands import repair
@@ -265,7 +366,15 @@ def replay(
 def rewind(
     file: File,
     *,
-    to: Annotated[str, typer.Option("--to", metavar="EPOCH|TIME", help="Epoch number, or ISO 8601 timestamp in UTC.", show_default=False)],
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            metavar="EPOCH|TIME",
+            help="Epoch number, or ISO 8601 timestamp in UTC.",
+            show_default=False,
+        ),
+    ],
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
@@ -279,7 +388,10 @@ def rewind(
 def reset(
     file: File,
     *,
-    keep: Annotated[bool, typer.Option("--keep-targets", help="Keep existing target rows. Every sink needs a primary key.")] = False,
+    keep: Annotated[
+        bool,
+        typer.Option("--keep-targets", help="Keep existing target rows. Every sink needs a primary key."),
+    ] = False,
     empty: Annotated[bool, typer.Option("--empty-targets", help="Delete all target rows first.")] = False,
     dry_run: DryRun = False,
     yes: Yes = False,
@@ -299,9 +411,15 @@ def accept_target(
     *,
     sink: Annotated[str, typer.Option("--sink", help="Name of the sink in the file.", show_default=False)],
     take_over: Annotated[
-        bool, typer.Option("--take-over", help="End the claim of another pipeline on the target. It can no longer write there.")
+        bool,
+        typer.Option(
+            "--take-over",
+            help="End the claim of another pipeline on the target. It can no longer write there.",
+        ),
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --take-over: do not ask for confirmation.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="With --take-over: do not ask for confirmation.")
+    ] = False,
 ) -> None:
     """Accept the current state of a sink's target."""
     from headrace.commands import repair
@@ -367,9 +485,14 @@ def doctor() -> None:
 def demo(
     *,
     tamper: Annotated[
-        bool, typer.Option("--tamper", help="Delete a row from the sink, run the check that finds it, and repair it.")
+        bool,
+        typer.Option(
+            "--tamper", help="Delete a row from the sink, run the check that finds it, and repair it."
+        ),
     ] = False,
-    clean: Annotated[bool, typer.Option("--clean", help="Stop the demo servers and delete the demo data.")] = False,
+    clean: Annotated[
+        bool, typer.Option("--clean", help="Stop the demo servers and delete the demo data.")
+    ] = False,
 ) -> None:
     """Replicate 336,776 real flights, with a kill in the middle."""
     from headrace.demo.run import demo as work
@@ -392,7 +515,13 @@ def main() -> None:
         home = Path(os.environ.get("HEADRACE_HOME") or os.environ.get("HEADRACE__HOME") or ".headrace")
         path = logging_setup.write_error_report(error, home)
         console.stderr_console().print(
-            f"error[{InternalError.code}]: {type(error).__name__}: {error}".splitlines()[0], markup=False, soft_wrap=True
+            f"error[{InternalError.code}]: {type(error).__name__}: {error}".splitlines()[0],
+            markup=False,
+            soft_wrap=True,
         )
-        console.stderr_console().print(f"  Internal error. Details were written to {path}. Please report it.", markup=False, soft_wrap=True)
+        console.stderr_console().print(
+            f"  Internal error. Details were written to {path}. Please report it.",
+            markup=False,
+            soft_wrap=True,
+        )
         sys.exit(1)

@@ -35,7 +35,7 @@ def _console(*, stderr: bool) -> Console:
 
 
 def show_error(*errors: HeadraceError) -> None:
-    """Print `error[CODE]: message` with its hint, once per mistake of a pipeline file, and the codes' page."""
+    """Print `error[CODE]: message` with its hint, once per mistake of a file, and the page of the codes."""
     from headrace.pipeline.errors import error_code
 
     problems = [problem for error in errors for problem in getattr(error, "problems", (error,))]
@@ -43,7 +43,9 @@ def show_error(*errors: HeadraceError) -> None:
         text = Text(f"error[{error_code(problem)}]: ", style="bold red", end="\n")
         text.append(str(problem), style="default not bold")
         stderr_console().print(text, soft_wrap=True)
-    pages = ", ".join(f"{ERROR_PAGE}#{code.lower()}" for code in dict.fromkeys(error_code(problem) for problem in problems))
+    pages = ", ".join(
+        f"{ERROR_PAGE}#{code.lower()}" for code in dict.fromkeys(error_code(problem) for problem in problems)
+    )
     stderr_console().print(Text(f"See {pages}", style="dim"), soft_wrap=True)
 
 

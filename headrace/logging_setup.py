@@ -1,4 +1,4 @@
-"""Logging of the command line: lines on standard error, as text or JSON, and a report for unexpected errors."""
+"""Logging of the command line: text or JSON on standard error, and a report for unexpected errors."""
 
 from __future__ import annotations
 
@@ -59,7 +59,11 @@ def configure_logging(*, level: int, log_format: str = "text") -> None:
     set_log_format(log_format)
     root.setLevel(min(level, logging.INFO))
     socketserver.BaseServer.handle_error = _log_dropped_connection
-    for name in ("py4j", "clickhouse_connect", "urllib3.connectionpool"):  # clickhouse_connect sets urllib3's own level
+    for name in (
+        "py4j",
+        "clickhouse_connect",
+        "urllib3.connectionpool",
+    ):  # clickhouse_connect sets urllib3's own level
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
@@ -83,6 +87,11 @@ def write_error_report(error: BaseException, home: Path) -> Path:
     folder = home / "logs"
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"error-{datetime.now(UTC):%Y%m%dT%H%M%S}-{os.getpid()}.log"
-    head = [f"headrace {__version__}, Python {platform.python_version()}, {platform.platform()}", f"command: {' '.join(sys.argv[1:2])}"]
-    path.write_text("\n".join([*head, "", *traceback.format_exception(error), "Last log lines:", *_recent.lines, ""]))
+    head = [
+        f"headrace {__version__}, Python {platform.python_version()}, {platform.platform()}",
+        f"command: {' '.join(sys.argv[1:2])}",
+    ]
+    path.write_text(
+        "\n".join([*head, "", *traceback.format_exception(error), "Last log lines:", *_recent.lines, ""])
+    )
     return path

@@ -22,7 +22,11 @@ _RUNNER = pytest.StashKey["PipelineTestRunner"]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option that `headrace test --update` sets."""
     group = parser.getgroup("headrace", "tests of pipelines")
-    group.addoption("--update-expected", action="store_true", help="replace the expected rows of failed tests by the actual rows")
+    group.addoption(
+        "--update-expected",
+        action="store_true",
+        help="replace the expected rows of failed tests by the actual rows",
+    )
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
@@ -36,7 +40,9 @@ def _is_named(path: Path, config: pytest.Config) -> bool:
     """Return whether the command line names this pipeline file, and it has tests."""
     if path.suffix not in (".yaml", ".yml"):
         return False
-    named = (Path(config.invocation_params.dir, str(argument).split("::")[0]).resolve() for argument in config.args)
+    named = (
+        Path(config.invocation_params.dir, str(argument).split("::")[0]).resolve() for argument in config.args
+    )
     if path.resolve() not in named:
         return False
     from headrace.pipeline.testcases.loader import has_tests
@@ -96,7 +102,9 @@ class CaseItem(pytest.Item):
         """Run the test. Raise CaseFailedError with the outcome if it fails."""
         outcome = _get_runner(self.config).run(self.case)
         if not outcome.passed:
-            raise CaseFailedError(outcome, _update_expected(outcome) if self.config.getoption("update_expected") else [])
+            raise CaseFailedError(
+                outcome, _update_expected(outcome) if self.config.getoption("update_expected") else []
+            )
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """Return the differences instead of a traceback."""

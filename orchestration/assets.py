@@ -5,7 +5,15 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import dagster as dg
 
-from headrace.jobs.run.events import CheckResult, Event, PartitionCompleted, PhaseChanged, RunMessage, RunResult, Until
+from headrace.jobs.run.events import (
+    CheckResult,
+    Event,
+    PartitionCompleted,
+    PhaseChanged,
+    RunMessage,
+    RunResult,
+    Until,
+)
 from headrace.orchestration import metadata as report
 from headrace.orchestration.columns import ColumnCatalog
 from headrace.orchestration.execution import run_checks, run_pipeline, to_dagster_error
@@ -38,15 +46,25 @@ def sink_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
         op_tags={PIPELINE_TAG: pipeline.name},
         required_resource_keys={SPARK},
     )
-    def write_sinks(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult | dg.AssetCheckResult]:
-        partitions = list(context.partition_keys) if context.has_partition_key or context.has_partition_key_range else None
-        selected = [name for name, physical in pipeline.sinks.items() if physical.key in context.selected_asset_keys]
+    def write_sinks(
+        context: dg.AssetExecutionContext,
+    ) -> Iterator[dg.MaterializeResult | dg.AssetCheckResult]:
+        partitions = (
+            list(context.partition_keys)
+            if context.has_partition_key or context.has_partition_key_range
+            else None
+        )
+        selected = [
+            name for name, physical in pipeline.sinks.items() if physical.key in context.selected_asset_keys
+        ]
         checked = {pipeline.sink_for_key(key.asset_key) for key in context.selected_asset_check_keys}
         written = _write_sinks(context, pipeline, partitions) if selected else None
         sinks_to_check = [name for name in pipeline.sinks if name in checked or written]
         content = any(key.name == "content_matches" for key in context.selected_asset_check_keys)
         try:
-            checks = _group_by_sink(run_checks(pipeline, getattr(context.resources, SPARK), sinks_to_check, content=content))
+            checks = _group_by_sink(
+                run_checks(pipeline, getattr(context.resources, SPARK), sinks_to_check, content=content)
+            )
         except HeadraceError as error:
             raise to_dagster_error(error, context.op_execution_context.retry_number) from error
         if written:
@@ -92,7 +110,9 @@ def _write_sinks(
         for partition in rows if partitions else ():
             for sink, physical in pipeline.sinks.items():
                 metadata = _partition_rows(rows[partition], sink)
-                context.log_event(dg.AssetMaterialization(physical.key, partition=partition, metadata=metadata))
+                context.log_event(
+                    dg.AssetMaterialization(physical.key, partition=partition, metadata=metadata)
+                )
         raise
     return result, rows | dict(read_partition_rows(pipeline, partitions or ()))
 
@@ -114,7 +134,11 @@ def _report_materializations(
         if physical.key not in context.selected_asset_keys:
             for partition in partitions or [None]:
                 partition_rows = _partition_rows(rows.get(partition or "", {}), sink) if partition else {}
-                context.log_event(dg.AssetMaterialization(physical.key, partition=partition, metadata=metadata | partition_rows))
+                context.log_event(
+                    dg.AssetMaterialization(
+                        physical.key, partition=partition, metadata=metadata | partition_rows
+                    )
+                )
             continue
         for partition in partitions or ():
             if partition_rows := _partition_rows(rows.get(partition, {}), sink):

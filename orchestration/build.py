@@ -34,7 +34,11 @@ class PipelineDefinitions:
 
 
 def build_definitions(
-    files: Iterable[Path], overrides: Mapping[str, Any] | None = None, *, strict: bool = True, sources: bool = True
+    files: Iterable[Path],
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    strict: bool = True,
+    sources: bool = True,
 ) -> dg.Definitions:
     """Return the definitions of all pipeline files.
 
@@ -54,7 +58,11 @@ def build_definitions(
             log.error("%s cannot be loaded:\n%s", path, error)  # noqa: TRY400  a mistake in the file; its traceback is no help
             broken.append(broken_asset(path, error))
     return dg.Definitions(
-        assets=[*(parts.assets for parts in loaded), *broken, *(source_specs([parts.pipeline for parts in loaded]) if sources else ())],
+        assets=[
+            *(parts.assets for parts in loaded),
+            *broken,
+            *(source_specs([parts.pipeline for parts in loaded]) if sources else ()),
+        ],
         jobs=[job for parts in loaded for job in parts.jobs],
         schedules=[schedule for parts in loaded for schedule in parts.schedules],
         sensors=[sensor for parts in loaded for sensor in parts.sensors],
@@ -69,7 +77,9 @@ def build_pipeline_definitions(pipeline: Pipeline) -> PipelineDefinitions:
     """
     assets = sink_assets(pipeline)
     materialize = dg.define_asset_job(
-        f"{pipeline.name}_history", selection=dg.AssetSelection.assets(assets), tags={PIPELINE_TAG: pipeline.name}
+        f"{pipeline.name}_history",
+        selection=dg.AssetSelection.assets(assets),
+        tags={PIPELINE_TAG: pipeline.name},
     )
     stream = stream_job(pipeline) if pipeline.has_stream else None
     schedule = pipeline_schedule(pipeline, materialize, stream)
@@ -89,10 +99,20 @@ def _check_unique(parts: PipelineDefinitions, loaded: Sequence[PipelineDefinitio
     for other in (definitions.pipeline for definitions in loaded):
         if other.name == pipeline.name:
             msg = f"pipeline name `{pipeline.file.name}` is taken by `{other.file.name}` in {other.file.path}"
-            raise UserError(msg, hint="Dagster compares names with every - read as _.", place=pipeline.file.place("name"))
+            raise UserError(
+                msg, hint="Dagster compares names with every - read as _.", place=pipeline.file.place("name")
+            )
         taken = {physical.key for physical in other.sinks.values()}
         for sink, physical in pipeline.sinks.items():
             if physical.key in taken:
-                msg = f"writes `{physical.key.to_user_string()}`, which pipeline `{other.file.name}` ({other.file.path}) writes too"
-                raise UserError(msg, hint="A target belongs to one pipeline.", node=sink, place=pipeline.file.place("sinks", sink))
+                msg = (
+                    f"writes `{physical.key.to_user_string()}`, which pipeline `{other.file.name}`"
+                    f" ({other.file.path}) writes too"
+                )
+                raise UserError(
+                    msg,
+                    hint="A target belongs to one pipeline.",
+                    node=sink,
+                    place=pipeline.file.place("sinks", sink),
+                )
     return parts

@@ -20,7 +20,9 @@ class ColumnCatalog:
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._model = pipeline.file.model
-        self._nodes = lineage(self._model, declared_columns(create_pipeline_sources(self._model.sources, pipeline.settings())))
+        self._nodes = lineage(
+            self._model, declared_columns(create_pipeline_sources(self._model.sources, pipeline.settings()))
+        )
 
     def schema(self, name: str) -> dg.TableSchema | None:
         """Return the columns of a node, None if they are unknown. A sink has the columns of its input."""
@@ -30,12 +32,18 @@ class ColumnCatalog:
         key = graph.key_of(self._model, name)
         return dg.TableSchema(
             columns=[
-                dg.TableColumn(column, type_name, constraints=dg.TableColumnConstraints(nullable=column not in key, other=[]))
+                dg.TableColumn(
+                    column,
+                    type_name,
+                    constraints=dg.TableColumnConstraints(nullable=column not in key, other=[]),
+                )
                 for column, type_name in node_columns.types.items()
             ]
         )
 
-    def lineage(self, sink: str, sources: Mapping[str, tuple[PhysicalAsset, ...]]) -> dg.TableColumnLineage | None:
+    def lineage(
+        self, sink: str, sources: Mapping[str, tuple[PhysicalAsset, ...]]
+    ) -> dg.TableColumnLineage | None:
         """Return the source columns of each column of a sink, at the sources' asset keys. None if unknown."""
         node_columns = self._nodes[sink]
         if node_columns.unknown:
@@ -48,4 +56,6 @@ class ColumnCatalog:
             ]
             for column, derived in node_columns.columns.items()
         }
-        return dg.TableColumnLineage(deps_by_column={column: known for column, known in deps.items() if known})
+        return dg.TableColumnLineage(
+            deps_by_column={column: known for column, known in deps.items() if known}
+        )

@@ -19,10 +19,15 @@ class PipelineComponent(dg.Component, dg.Model, dg.Resolvable):
     project does.
     """
 
-    path: Annotated[str, Field(description="A pipeline file or a folder of them, relative to the folder of defs.yaml.")]
+    path: Annotated[
+        str, Field(description="A pipeline file or a folder of them, relative to the folder of defs.yaml.")
+    ]
     settings: Annotated[
         dict[str, Any],
-        Field(default_factory=dict, description="Overrides for the settings of the environment. Example: `spark: {master: …}`."),
+        Field(
+            default_factory=dict,
+            description="Overrides for the settings of the environment. Example: `spark: {master: …}`.",
+        ),
     ]
     source_assets: Annotated[
         bool,

@@ -31,12 +31,18 @@ def pipeline_paths() -> list[Path]:
     candidates = [Path("pipelines"), Path("examples"), checkout / "examples"]
     if folder := next((path for path in candidates if path.is_dir()), None):
         return [folder]
-    log.warning("no pipelines: %s is not set, and there is neither pipelines/ nor examples/ in %s", VARIABLE, Path.cwd())
+    log.warning(
+        "no pipelines: %s is not set, and there is neither pipelines/ nor examples/ in %s",
+        VARIABLE,
+        Path.cwd(),
+    )
     return []
 
 
 # Dagster warns about one of its own arguments when it copies a sensor. A user cannot fix that.
-warnings.filterwarnings("ignore", message=r"Parameter `owners` of initializer `SensorDefinition", category=dg.BetaWarning)
+warnings.filterwarnings(
+    "ignore", message=r"Parameter `owners` of initializer `SensorDefinition", category=dg.BetaWarning
+)
 
 defs = dg.Definitions.merge(
     build_definitions(pipeline_files(pipeline_paths()), strict=False),

@@ -56,7 +56,9 @@ def run_pipeline(
     current epoch, and is raised again when the pipeline has ended. Errors are raised as `to_dagster_error`
     converts them.
     """
-    from headrace.jobs.run.runner import run  # imports Spark, which only runs may do, not the loading of definitions
+    from headrace.jobs.run.runner import (
+        run,
+    )  # imports Spark, which only runs may do, not the loading of definitions
 
     events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
     stop = threading.Event()
@@ -114,7 +116,9 @@ def to_dagster_error(error: HeadraceError, retries: int) -> dg.Failure | dg.Retr
     return dg.Failure(description=str(error), metadata=metadata, allow_retries=False)
 
 
-def run_checks(pipeline: Pipeline, spark: PipelineSparkResource, sinks: Sequence[str], *, content: bool = True) -> list[CheckResult]:
+def run_checks(
+    pipeline: Pipeline, spark: PipelineSparkResource, sinks: Sequence[str], *, content: bool = True
+) -> list[CheckResult]:
     """Check the pipeline's sinks against the real systems. Raise HeadraceError if they are unreachable.
 
     `content` adds `content_matches`. Use the Spark session of the run. An internal error of the comparison
@@ -125,11 +129,23 @@ def run_checks(pipeline: Pipeline, spark: PipelineSparkResource, sinks: Sequence
 
     settings = spark.settings(pipeline.settings())
     content = content and bool(pipeline.comparable_sinks & set(sinks))
-    needs_spark = content or any(not pipeline.file.model.sinks[sink].capabilities.without_spark for sink in sinks)
+    needs_spark = content or any(
+        not pipeline.file.model.sinks[sink].capabilities.without_spark for sink in sinks
+    )
     # In a thread, because a first session in the main thread would replace Dagster's interrupt handlers.
-    session = _in_thread(lambda: spark.session(settings, pipeline.node_types), "checks-spark").result() if needs_spark else None
+    session = (
+        _in_thread(lambda: spark.session(settings, pipeline.node_types), "checks-spark").result()
+        if needs_spark
+        else None
+    )
     with translate_spark_errors():
-        return audit(pipeline.file, settings, sinks=sinks, spark=session, content=ContentAuditOptions(raises=False) if content else None)
+        return audit(
+            pipeline.file,
+            settings,
+            sinks=sinks,
+            spark=session,
+            content=ContentAuditOptions(raises=False) if content else None,
+        )
 
 
 def _in_thread(work: Callable[[], T], name: str) -> Future[T]:
@@ -149,7 +165,9 @@ def _in_thread(work: Callable[[], T], name: str) -> Future[T]:
     return future
 
 
-def _deliver_events(events: queue.SimpleQueue[Event | None], on_event: Callable[[Event], None], wait: float) -> None:
+def _deliver_events(
+    events: queue.SimpleQueue[Event | None], on_event: Callable[[Event], None], wait: float
+) -> None:
     """Deliver all events of the queue. Wait up to `wait` seconds for the first one."""
     try:
         event = events.get(timeout=wait) if wait else events.get_nowait()
@@ -171,7 +189,8 @@ def _wait_until_stopped(future: Future[RunResult]) -> None:
             continue
     if not future.done():
         log.error(
-            "the lane did not end within %.0f s of a stop; the process ends without it, its epoch will be finished by the next",
+            "the lane did not end within %.0f s of a stop; the process ends without it, its epoch will be"
+            " finished by the next",
             STOP_SECONDS,
         )
 

@@ -18,7 +18,9 @@ def dagster_home() -> Path:
     home.mkdir(parents=True, exist_ok=True)
     config = home / "dagster.yaml"
     if not config.exists():
-        config.write_text((files("headrace.orchestration") / "dagster.yaml").read_text(encoding="utf-8"), encoding="utf-8")
+        config.write_text(
+            (files("headrace.orchestration") / "dagster.yaml").read_text(encoding="utf-8"), encoding="utf-8"
+        )
     return home
 
 
@@ -29,6 +31,8 @@ def child_environment(headrace_home: Path, pipelines: Path | None = None) -> dic
         "HEADRACE_HOME": str(headrace_home.absolute()),
         "DAGSTER_DISABLE_TELEMETRY": "1",
         "PYTHONUNBUFFERED": "1",
-        "PYTHONWARNINGS": os.environ.get("PYTHONWARNINGS", "ignore::FutureWarning"),  # commands that Dagster has newer ones for
+        "PYTHONWARNINGS": os.environ.get(
+            "PYTHONWARNINGS", "ignore::FutureWarning"
+        ),  # commands that Dagster has newer ones for
     }
     return environment | {"HEADRACE_PIPELINES": str(pipelines.absolute())} if pipelines else environment

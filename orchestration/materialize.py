@@ -22,7 +22,9 @@ from headrace.pipeline.errors import HeadraceError, PipelineStateError, UserErro
 _ERROR = re.compile(r"^(?:[\w.]+\.)?(?:\w+(?:Error|Failure|Exception)|Failure): (?P<message>.+)$")
 
 
-def build_command(pipeline: Pipeline, *, select: Sequence[str] = (), first: str = "", last: str = "") -> list[str]:
+def build_command(
+    pipeline: Pipeline, *, select: Sequence[str] = (), first: str = "", last: str = ""
+) -> list[str]:
     """Return the `dagster asset materialize` command.
 
     `select` are asset keys of sinks (default: all), `first` and `last` a partition range. Raise UserError for
@@ -38,10 +40,23 @@ def build_command(pipeline: Pipeline, *, select: Sequence[str] = (), first: str 
     keys = list(select) or known
     selection = " or ".join(f'key:"{key}"' for key in keys)
     range_options = ["--partition-range", f"{first}...{last or first}"] if first else []
-    return [sys.executable, "-m", "dagster", "asset", "materialize", "-m", MODULE, "--select", selection, *range_options]
+    return [
+        sys.executable,
+        "-m",
+        "dagster",
+        "asset",
+        "materialize",
+        "-m",
+        MODULE,
+        "--select",
+        selection,
+        *range_options,
+    ]
 
 
-def materialize(file: Path, home: Path, *, select: Sequence[str] = (), first: str = "", last: str = "") -> None:
+def materialize(
+    file: Path, home: Path, *, select: Sequence[str] = (), first: str = "", last: str = ""
+) -> None:
     """Run the command to its end. Its output goes to `<home>/logs/materialize.log`.
 
     Raise UserError for an invalid file or invalid partitions, and PipelineStateError with a one-line reason
@@ -51,11 +66,19 @@ def materialize(file: Path, home: Path, *, select: Sequence[str] = (), first: st
     path = home / "logs" / "materialize.log"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as output:
-        process = subprocess.run(command, env=child_environment(home, file), stdout=output, stderr=subprocess.STDOUT, check=False)
+        process = subprocess.run(
+            command, env=child_environment(home, file), stdout=output, stderr=subprocess.STDOUT, check=False
+        )
     if process.returncode:
-        reason = _find_failure_reason(path.read_text(encoding="utf-8", errors="replace")) or f"exit code {process.returncode}"
+        reason = (
+            _find_failure_reason(path.read_text(encoding="utf-8", errors="replace"))
+            or f"exit code {process.returncode}"
+        )
         msg = f"materializing failed: {reason}"
-        raise PipelineStateError(msg, hint=f"Dagster's output is in {path}. A run that started is also in the Dagster UI: headrace ui.")
+        raise PipelineStateError(
+            msg,
+            hint=f"Dagster's output is in {path}. A run that started is also in the Dagster UI: headrace ui.",
+        )
 
 
 def _select_partitions(pipeline: Pipeline, first: str, last: str) -> list[str]:
@@ -64,7 +87,9 @@ def _select_partitions(pipeline: Pipeline, first: str, last: str) -> list[str]:
     keys = pipeline.partitions.get_partition_keys()
     if unknown := [key for key in (first, last) if key not in keys]:
         msg = f"there is no partition `{unknown[0]}`"
-        raise UserError(msg, hint=f"Partitions: {keys[0]} to {keys[-1]}.", place=pipeline.file.place("partitions"))
+        raise UserError(
+            msg, hint=f"Partitions: {keys[0]} to {keys[-1]}.", place=pipeline.file.place("partitions")
+        )
     return list(keys[keys.index(first) : keys.index(last) + 1])
 
 
@@ -78,7 +103,11 @@ def _find_failure_reason(output: str) -> str:
         if run is not None and run.run_id in output:
             for entry in instance.all_logs(run.run_id, of_type=dg.DagsterEventType.STEP_FAILURE):
                 data = entry.get_dagster_event().step_failure_data
-                message = data.user_failure_data.description if data.user_failure_data else data.error and data.error.message
+                message = (
+                    data.user_failure_data.description
+                    if data.user_failure_data
+                    else data.error and data.error.message
+                )
                 return " ".join((message or "").split())
     errors = [match["message"] for line in output.splitlines() if (match := _ERROR.match(line.strip()))]
     return errors[-1] if errors else ""
@@ -90,10 +119,18 @@ def main() -> int:
     parser.add_argument("file", type=Path)
     parser.add_argument("first", nargs="?", default="", help="first partition")
     parser.add_argument("last", nargs="?", default="", help="last partition")
-    parser.add_argument("--select", action="append", default=[], help="asset key of a sink, such as postgres/public/flights")
+    parser.add_argument(
+        "--select", action="append", default=[], help="asset key of a sink, such as postgres/public/flights"
+    )
     arguments = parser.parse_args()
     try:
-        materialize(arguments.file, load_settings().home, select=arguments.select, first=arguments.first, last=arguments.last)
+        materialize(
+            arguments.file,
+            load_settings().home,
+            select=arguments.select,
+            first=arguments.first,
+            last=arguments.last,
+        )
     except HeadraceError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1

@@ -11,8 +11,10 @@ from headrace.jobs.run.events import CheckResult, RunResult
 from headrace.pipeline.protocol.epochs import WriteCounts
 
 CHECK_DESCRIPTIONS = {
-    "exactly_once_epochs": "The sink's commit record, the ledger and the positions agree: no epoch is missing or repeated.",
-    "row_count_matches": "Rows in the target equal the initial rows + inserted - deleted that the sink acknowledged, in one snapshot.",
+    "exactly_once_epochs": "The sink's commit record, the ledger and the positions agree: no epoch is"
+    " missing or repeated.",
+    "row_count_matches": "Rows in the target equal the initial rows + inserted - deleted that the sink"
+    " acknowledged, in one snapshot.",
     "handoff_has_no_gap": "The stream started exactly at the offsets where the history ends.",
     "content_matches": "A sample of target rows equals the rows of the sources, as of the target's epoch.",
 }
@@ -36,7 +38,12 @@ def run_metadata(result: RunResult, sink: str) -> dict[str, Any]:
 
 def counts_metadata(counts: WriteCounts) -> dict[str, Any]:
     """Return the acknowledged row counts. Leave out counts that the sink does not know."""
-    values = {"rows written": counts.rows, "inserted": counts.inserted, "updated": counts.updated, "deleted": counts.deleted}
+    values = {
+        "rows written": counts.rows,
+        "inserted": counts.inserted,
+        "updated": counts.updated,
+        "deleted": counts.deleted,
+    }
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -84,4 +91,6 @@ def log_check(context: Any, check: CheckResult, key: dg.AssetKey, *, partition: 
 
 def check_metadata(check: CheckResult) -> dict[str, Any]:
     """Return the check's numbers without those that are None, which Dagster would show as missing numbers."""
-    return {"applies": check.passed is not None} | {name: value for name, value in check.numbers.items() if value is not None}
+    return {"applies": check.passed is not None} | {
+        name: value for name, value in check.numbers.items() if value is not None
+    }

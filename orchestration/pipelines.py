@@ -142,22 +142,37 @@ def read_pipeline(path: Path, overrides: Mapping[str, Any] | None = None) -> Pip
     settings = load_settings(**(overrides or {}))
     model = file.model
     sinks = {
-        name: PhysicalAsset.from_description(registry.describe(name, node, settings)[0], (node.type, file.name, name))
+        name: PhysicalAsset.from_description(
+            registry.describe(name, node, settings)[0], (node.type, file.name, name)
+        )
         for name, node in model.sinks.items()
     }
     sources = {
         name: tuple(
-            PhysicalAsset.from_description(entry, (node.type, file.name, name)) for entry in registry.describe(name, node, settings)
+            PhysicalAsset.from_description(entry, (node.type, file.name, name))
+            for entry in registry.describe(name, node, settings)
         )
         for name, node in model.sources.items()
     }
-    verifiable = [name for name, node in model.sinks.items() if registry.sink_class(node).capabilities.delivery is Delivery.EXACTLY_ONCE]
+    verifiable = [
+        name
+        for name, node in model.sinks.items()
+        if registry.sink_class(node).capabilities.delivery is Delivery.EXACTLY_ONCE
+    ]
     comparable = (name for name in verifiable if _has_content(model.sinks[name]) and not refusal(model, name))
     tables = {
-        name: PhysicalAsset.from_description(table.describe(), ("table", file.name, name)) for name, table in value_tables(model, settings)
+        name: PhysicalAsset.from_description(table.describe(), ("table", file.name, name))
+        for name, table in value_tables(model, settings)
     }
     return Pipeline(
-        file, overrides or {}, sinks, sources, frozenset(verifiable), to_dagster_partitions(model.partitions), frozenset(comparable), tables
+        file,
+        overrides or {},
+        sinks,
+        sources,
+        frozenset(verifiable),
+        to_dagster_partitions(model.partitions),
+        frozenset(comparable),
+        tables,
     )
 
 
@@ -172,7 +187,9 @@ def to_dagster_partitions(partitions: PartitionsConfig | None) -> dg.TimeWindowP
     """
     if partitions is None:
         return None
-    definition = dg.MonthlyPartitionsDefinition if partitions.every == "month" else dg.DailyPartitionsDefinition
+    definition = (
+        dg.MonthlyPartitionsDefinition if partitions.every == "month" else dg.DailyPartitionsDefinition
+    )
     return definition(start_date=partitions.start.isoformat(), end_date=partitions.end.isoformat())
 
 
@@ -187,7 +204,11 @@ def applicable_checks(pipeline: Pipeline, sink: str) -> Sequence[str]:
     model = pipeline.file.model
     hybrid = any(model.sources[source].type == "hybrid" for source in graph.upstream_sources(model, sink))
     always = ("exactly_once_epochs", "row_count_matches")
-    return (*always, *(["handoff_has_no_gap"] if hybrid else []), *(["content_matches"] if sink in pipeline.comparable_sinks else []))
+    return (
+        *always,
+        *(["handoff_has_no_gap"] if hybrid else []),
+        *(["content_matches"] if sink in pipeline.comparable_sinks else []),
+    )
 
 
 def partition_error(pipeline: Pipeline, partitions: Sequence[str] | None) -> str:
@@ -209,6 +230,7 @@ def partition_error(pipeline: Pipeline, partitions: Sequence[str] | None) -> str
         else f"partitions {stream_partitions[0]} to {stream_partitions[-1]} are"
     )
     return (
-        f"{subject} after the end of history ({pipeline.file.place('partitions', 'history_end')}): the stream fills the partitions after"
+        f"{subject} after the end of history ({pipeline.file.place('partitions', 'history_end')}): the"
+        " stream fills the partitions after"
         f" {history[-1]}. When the history is complete, launch the job `{pipeline.name}_stream`."
     )

@@ -15,9 +15,12 @@ SPARK = "headrace_spark"
 
 @dg.resource(
     config_schema={
-        "spark_config": dg.Field(dg.Permissive(), default_value={}, description="Spark configuration that overrides the settings.")
+        "spark_config": dg.Field(
+            dg.Permissive(), default_value={}, description="Spark configuration that overrides the settings."
+        )
     },
-    description="The run's Spark session (dagster-pyspark's PySparkResource). It starts on first use and stops with the run.",
+    description="The run's Spark session (dagster-pyspark's PySparkResource). It starts on first use and"
+    " stops with the run.",
 )
 def spark_resource(context: dg.InitResourceContext) -> Iterator[PipelineSparkResource]:
     """Yield the Spark resource.

@@ -5,7 +5,9 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import dagster as dg
-from dagster._utils.schedules import schedule_execution_time_iterator  # the only API for the next tick; the daemon uses it as well
+from dagster._utils.schedules import (
+    schedule_execution_time_iterator,
+)  # the only API for the next tick; the daemon uses it as well
 
 from headrace.jobs.run.status import history_complete
 from headrace.orchestration.pipelines import PIPELINE_TAG, Pipeline
@@ -29,8 +31,13 @@ def pipeline_schedule(
         return None
     check_cron(pipeline.file, options)
     if pipeline.partitions is not None and stream is None:
-        msg = "`schedule` has nothing to do: partitions of history are materialized by choice, and there is no stream"
-        raise UserError(msg, hint="Remove the schedule or the partitions.", place=pipeline.file.place("schedule"))
+        msg = (
+            "`schedule` has nothing to do: partitions of history are materialized by choice, and there is"
+            " no stream"
+        )
+        raise UserError(
+            msg, hint="Remove the schedule or the partitions.", place=pipeline.file.place("schedule")
+        )
     target = stream if pipeline.partitions is not None else materialize
 
     @dg.schedule(
@@ -56,15 +63,23 @@ def check_cron(file: PipelineFile, schedule: Schedule) -> None:
     """Raise UserError if a schedule never fires."""
     location = file.place("schedule", "cron")
     try:
-        dg.ScheduleDefinition(name="probe", cron_schedule=schedule.cron, job_name="probe", execution_timezone=schedule.timezone)
-        next(schedule_execution_time_iterator(datetime.now(UTC).timestamp(), schedule.cron, schedule.timezone))
+        dg.ScheduleDefinition(
+            name="probe", cron_schedule=schedule.cron, job_name="probe", execution_timezone=schedule.timezone
+        )
+        next(
+            schedule_execution_time_iterator(datetime.now(UTC).timestamp(), schedule.cron, schedule.timezone)
+        )
     except dg.DagsterInvalidDefinitionError as error:
         if "timezone" in str(error):
             msg = f"time zone `{schedule.timezone}` is not known"
             zone_location = file.place("schedule", "timezone")
-            raise UserError(msg, hint="Use a name such as Europe/Vienna or UTC.", place=zone_location) from None
+            raise UserError(
+                msg, hint="Use a name such as Europe/Vienna or UTC.", place=zone_location
+            ) from None
         msg = f"cron `{schedule.cron}` is not a cron line that can ever fire"
-        raise UserError(msg, hint="Five fields: minute hour day month weekday. Example: `15 3 * * *`.", place=location) from None
+        raise UserError(
+            msg, hint="Five fields: minute hour day month weekday. Example: `15 3 * * *`.", place=location
+        ) from None
     except Exception as error:  # the iterator's own errors are private: a day that no month has
         msg = f"cron `{schedule.cron}` never fires: {error}"
         raise UserError(msg, hint="Is there such a day in these months?", place=location) from error

@@ -9,7 +9,14 @@ import dagster as dg
 from headrace.jobs.run.status import history_complete
 from headrace.orchestration.pipelines import PIPELINE_TAG, STREAM_TAG, Pipeline
 from headrace.orchestration.state import describe_blocked_epoch, read_pipeline_state
-from headrace.orchestration.supervision import LastRun, LastRunStatus, SupervisorAction, SupervisorDecision, SupervisorMemory, decide_action
+from headrace.orchestration.supervision import (
+    LastRun,
+    LastRunStatus,
+    SupervisorAction,
+    SupervisorDecision,
+    SupervisorMemory,
+    decide_action,
+)
 
 INTERVAL_SECONDS = 10
 _RUN_STATUSES = {
@@ -37,7 +44,8 @@ def build_supervisor(pipeline: Pipeline, job: dg.JobDefinition) -> dg.SensorDefi
         job=job,
         minimum_interval_seconds=INTERVAL_SECONDS,
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description="Keeps the stream running once the history is complete. Turn it off, or terminate the run, to stop the stream.",
+        description="Keeps the stream running once the history is complete. Turn it off, or terminate the"
+        " run, to stop the stream.",
     )
     def supervise(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         state = read_pipeline_state(pipeline)
@@ -56,7 +64,10 @@ def build_supervisor(pipeline: Pipeline, job: dg.JobDefinition) -> dg.SensorDefi
 
 
 def _apply_decision(
-    context: dg.SensorEvaluationContext, pipeline: Pipeline, decision: SupervisorDecision, record: dg.RunRecord | None
+    context: dg.SensorEvaluationContext,
+    pipeline: Pipeline,
+    decision: SupervisorDecision,
+    record: dg.RunRecord | None,
 ) -> dg.SensorResult:
     cursor = decision.memory.dump()
     last = record.dagster_run.run_id if record else ""
@@ -66,7 +77,9 @@ def _apply_decision(
         case SupervisorAction.START:
             context.log.info(decision.reason)
             tags = {PIPELINE_TAG: pipeline.name, STREAM_TAG: pipeline.name}
-            return dg.SensorResult([dg.RunRequest(run_key=f"after {last or 'nothing'}", tags=tags)], cursor=cursor)
+            return dg.SensorResult(
+                [dg.RunRequest(run_key=f"after {last or 'nothing'}", tags=tags)], cursor=cursor
+            )
         case SupervisorAction.MARK_FAILED:
             if record:
                 context.instance.report_run_failed(record.dagster_run, decision.reason)

@@ -40,7 +40,9 @@ class PipelineSparkResource(PySparkResource):
         """
         with self._lock:
             wanted = self._node_types | frozenset(node_types)
-            if self._spark_session is not None and (wanted != self._node_types or not jvm_alive(self._spark_session)):
+            if self._spark_session is not None and (
+                wanted != self._node_types or not jvm_alive(self._spark_session)
+            ):
                 self._stop()
             if self._spark_session is None:
                 self._spark_session = start_session(self.settings(settings), wanted)

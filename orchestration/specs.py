@@ -29,7 +29,9 @@ def sink_specs(pipeline: Pipeline, catalog: ColumnCatalog) -> list[dg.AssetSpec]
 def check_specs(pipeline: Pipeline) -> list[dg.AssetCheckSpec]:
     """Return the blocking checks per sink. They cover the whole sink, so they have no partitions."""
     return [
-        dg.AssetCheckSpec(name, asset=pipeline.sinks[sink].key, blocking=True, description=CHECK_DESCRIPTIONS[name])
+        dg.AssetCheckSpec(
+            name, asset=pipeline.sinks[sink].key, blocking=True, description=CHECK_DESCRIPTIONS[name]
+        )
         for sink in pipeline.sinks
         for name in applicable_checks(pipeline, sink)
     ]
@@ -42,18 +44,25 @@ def source_specs(pipelines: Sequence[Pipeline]) -> list[dg.AssetSpec]:
     one reader is in that pipeline's group.
     """
     readers = Counter(
-        asset.key for pipeline in pipelines for asset in {*chain(*pipeline.sources.values()), *pipeline.dynamic_tables.values()}
+        asset.key
+        for pipeline in pipelines
+        for asset in {*chain(*pipeline.sources.values()), *pipeline.dynamic_tables.values()}
     )
     written = {physical.key for pipeline in pipelines for physical in pipeline.sinks.values()}
     specs: dict[dg.AssetKey, dg.AssetSpec] = {}
     for pipeline in pipelines:
         catalog = ColumnCatalog(pipeline)
-        for name, assets in [*pipeline.sources.items(), *((name, (table,)) for name, table in pipeline.dynamic_tables.items())]:
+        for name, assets in [
+            *pipeline.sources.items(),
+            *((name, (table,)) for name, table in pipeline.dynamic_tables.items()),
+        ]:
             for physical in assets:
                 if physical.key not in written and physical.key not in specs:
                     metadata = _physical_metadata(physical) | _column_metadata(catalog, name)
                     group = pipeline.name if readers[physical.key] == 1 else SOURCE_GROUP
-                    specs[physical.key] = dg.AssetSpec(physical.key, kinds={physical.storage_kind}, group_name=group, metadata=metadata)
+                    specs[physical.key] = dg.AssetSpec(
+                        physical.key, kinds={physical.storage_kind}, group_name=group, metadata=metadata
+                    )
     return list(specs.values())
 
 
@@ -66,7 +75,8 @@ def broken_asset(path: Path, error: HeadraceError) -> dg.AssetsDefinition:
     @dg.asset(
         key=[BROKEN_GROUP, path.stem],
         group_name=BROKEN_GROUP,
-        description=f"**{path} cannot be loaded.**\n\n```\n{error}\n```\n\nFix the file and reload the code location.",
+        description=f"**{path} cannot be loaded.**\n\n```\n{error}\n```\n\nFix the file and reload the code"
+        " location.",
         metadata={"dagster/code_references": _code_references(path, _first_line(error))},
         tags={"headrace/broken": ""},
         kinds={"yaml"},
@@ -113,7 +123,11 @@ def _upstream_keys(pipeline: Pipeline, sink: str) -> Iterator[dg.AssetKey]:
 
 
 def _physical_metadata(physical: PhysicalAsset) -> dict[str, Any]:
-    values = {"dagster/table_name": physical.table_name, "dagster/uri": physical.location, "dagster/storage_kind": physical.storage_kind}
+    values = {
+        "dagster/table_name": physical.table_name,
+        "dagster/uri": physical.location,
+        "dagster/storage_kind": physical.storage_kind,
+    }
     return {name: value for name, value in values.items() if value}
 
 
@@ -125,7 +139,9 @@ def _column_metadata(catalog: ColumnCatalog, node: str) -> dict[str, Any]:
 def _code_references(path: Path, line: int) -> dg.CodeReferencesMetadataValue:
     with warnings.catch_warnings():  # two warnings per sink on every start, for classes that only show a link
         warnings.simplefilter("ignore", dg.BetaWarning)
-        return dg.CodeReferencesMetadataValue(code_references=[dg.LocalFileCodeReference(file_path=str(path.resolve()), line_number=line)])
+        return dg.CodeReferencesMetadataValue(
+            code_references=[dg.LocalFileCodeReference(file_path=str(path.resolve()), line_number=line)]
+        )
 
 
 def _first_line(error: HeadraceError) -> int:

@@ -35,12 +35,18 @@ def read_partition_rows(pipeline: Pipeline, partitions: Collection[str]) -> Part
     """Return the rows that history wrote into each partition at each sink, over all runs."""
     with _open_ledger(pipeline) as ledger:
         counts = ledger.window_counts(pipeline.file.name) if ledger else {}
-    return {key: {sink: _net_rows(entry) for sink, entry in by_sink.items()} for key, by_sink in counts.items() if key in partitions}
+    return {
+        key: {sink: _net_rows(entry) for sink, entry in by_sink.items()}
+        for key, by_sink in counts.items()
+        if key in partitions
+    }
 
 
 def _net_rows(counts: WriteCounts) -> int:
     """Return inserted minus deleted rows if the sink knows them, else the rows written."""
-    return counts.rows if counts.inserted is None or counts.deleted is None else counts.inserted - counts.deleted
+    return (
+        counts.rows if counts.inserted is None or counts.deleted is None else counts.inserted - counts.deleted
+    )
 
 
 @contextmanager

@@ -9,12 +9,25 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
-from headrace.jobs.run.events import EpochCommitted, Event, PartitionCompleted, PhaseChanged, RunMessage, RunResult, Until
+from headrace.jobs.run.events import (
+    EpochCommitted,
+    Event,
+    PartitionCompleted,
+    PhaseChanged,
+    RunMessage,
+    RunResult,
+    Until,
+)
 from headrace.orchestration import metadata as report
 from headrace.orchestration.execution import run_checks, run_pipeline
 from headrace.orchestration.pipelines import PIPELINE_TAG, STREAM_TAG, Pipeline, applicable_checks
 from headrace.orchestration.resources import SPARK
-from headrace.orchestration.stream_progress import REPORT_SECONDS, SinkProgress, StreamPartitions, StreamProgress
+from headrace.orchestration.stream_progress import (
+    REPORT_SECONDS,
+    SinkProgress,
+    StreamPartitions,
+    StreamProgress,
+)
 from headrace.pipeline.errors import HeadraceError
 
 _CHECK_SHARE = 0.05
@@ -26,7 +39,9 @@ class StreamConfig(dg.Config):
 
     until: str = Field(default="", description="`caught-up` or `forever`. Default: the file's `stream.mode`.")
     max_run_seconds: float = Field(
-        default=0.0, description="The run ends after the first epoch past this time. Default: the file's `stream.max_run_time`."
+        default=0.0,
+        description="The run ends after the first epoch past this time. Default: the file's"
+        " `stream.max_run_time`.",
     )
 
 
@@ -36,7 +51,12 @@ def stream_job(pipeline: Pipeline) -> dg.JobDefinition:
     Its run id is the pipeline run's id. A termination stops it after the current epoch.
     """
 
-    @dg.op(name=f"{pipeline.name}_stream_op", out=dg.Out(dg.Nothing), required_resource_keys={SPARK}, tags={PIPELINE_TAG: pipeline.name})
+    @dg.op(
+        name=f"{pipeline.name}_stream_op",
+        out=dg.Out(dg.Nothing),
+        required_resource_keys={SPARK},
+        tags={PIPELINE_TAG: pipeline.name},
+    )
     def stream(context: dg.OpExecutionContext, config: StreamConfig) -> None:
         until, max_run_time = _run_limits(pipeline, config)
         reporter = StreamReporter(context, pipeline)
@@ -57,7 +77,8 @@ def stream_job(pipeline: Pipeline) -> dg.JobDefinition:
 
     @dg.job(
         name=f"{pipeline.name}_stream",
-        description=f"The rest of history, the handoff, then the stream of pipeline `{pipeline.file.name}` ({pipeline.file.model.stream.mode}).",
+        description=f"The rest of history, the handoff, then the stream of pipeline `{pipeline.file.name}`"
+        f" ({pipeline.file.model.stream.mode}).",
         tags={PIPELINE_TAG: pipeline.name, STREAM_TAG: pipeline.name},
         executor_def=dg.in_process_executor,
     )
@@ -74,7 +95,9 @@ def _run_limits(pipeline: Pipeline, config: StreamConfig) -> tuple[Until, timede
         msg = f"until: `{chosen}` is not known; allowed: {Until.CAUGHT_UP}, {Until.FOREVER}"
         raise dg.Failure(description=msg, allow_retries=False)
     until = Until(chosen)
-    max_run_time = timedelta(seconds=config.max_run_seconds) if config.max_run_seconds else options.max_run_time
+    max_run_time = (
+        timedelta(seconds=config.max_run_seconds) if config.max_run_seconds else options.max_run_time
+    )
     return until, max_run_time if until is Until.FOREVER or config.max_run_seconds else None
 
 
@@ -87,7 +110,11 @@ class StreamReporter:
     """
 
     def __init__(
-        self, context: Any, pipeline: Pipeline, clock: Callable[[], float] = time.monotonic, today: Callable[[], date] | None = None
+        self,
+        context: Any,
+        pipeline: Pipeline,
+        clock: Callable[[], float] = time.monotonic,
+        today: Callable[[], date] | None = None,
     ) -> None:
         self._context, self._pipeline, self._clock = context, pipeline, clock
         self._progress = StreamProgress(pipeline.sinks, clock)
@@ -108,7 +135,9 @@ class StreamReporter:
         elif isinstance(event, PartitionCompleted) and event.window and self._pipeline.partitions:
             for sink, physical in self._pipeline.sinks.items():
                 rows = {"dagster/partition_row_count": event.rows[sink]} if sink in event.rows else {}
-                self._context.log_event(dg.AssetMaterialization(physical.key, partition=event.window, metadata=rows))
+                self._context.log_event(
+                    dg.AssetMaterialization(physical.key, partition=event.window, metadata=rows)
+                )
         elif isinstance(event, RunMessage):
             self._context.log.log(event.level.upper(), event.message)
 
@@ -129,28 +158,38 @@ class StreamReporter:
     def finish(self, result: RunResult) -> None:
         """Report the rest, and run the checks a last time."""
         self.report_remaining(caught_up=result.caught_up)
-        self._context.log.info("ended by %s after %d epochs, caught up: %s", result.stop_reason, result.epochs, result.caught_up)
+        self._context.log.info(
+            "ended by %s after %d epochs, caught up: %s", result.stop_reason, result.epochs, result.caught_up
+        )
         self._run_checks()
 
     def _report_progress(self, progress: Mapping[str, SinkProgress], completed: list[str]) -> None:
         for sink, physical in self._pipeline.sinks.items():
             metadata = _progress_metadata(progress[sink]) if sink in progress else {}
             for partition in completed:
-                self._context.log_event(dg.AssetMaterialization(physical.key, partition=partition, metadata=metadata))
+                self._context.log_event(
+                    dg.AssetMaterialization(physical.key, partition=partition, metadata=metadata)
+                )
             if not metadata or completed:
                 continue
             partition = self._partitions.current()
             if self._pipeline.partitions and partition is None:
                 self._context.log_event(dg.AssetObservation(physical.key, metadata=metadata))
             else:
-                self._context.log_event(dg.AssetMaterialization(physical.key, partition=partition, metadata=metadata))
+                self._context.log_event(
+                    dg.AssetMaterialization(physical.key, partition=partition, metadata=metadata)
+                )
 
     def _run_checks(self) -> None:
         """Report one evaluation per check and sink. A system that is unreachable does not end the stream."""
         started, self._unchecked = self._clock(), False
         try:
             results = (
-                run_checks(self._pipeline, getattr(self._context.resources, SPARK), sorted(self._pipeline.verifiable_sinks))
+                run_checks(
+                    self._pipeline,
+                    getattr(self._context.resources, SPARK),
+                    sorted(self._pipeline.verifiable_sinks),
+                )
                 if self._pipeline.verifiable_sinks
                 else []
             )
@@ -177,4 +216,6 @@ def _progress_metadata(progress: SinkProgress) -> dict[str, Any]:
 
 def _completed_partitions(instance: dg.DagsterInstance, pipeline: Pipeline) -> set[str]:
     """Return the partitions that are materialized for every sink."""
-    return set.intersection(*(instance.get_materialized_partitions(physical.key) for physical in pipeline.sinks.values()))
+    return set.intersection(
+        *(instance.get_materialized_partitions(physical.key) for physical in pipeline.sinks.values())
+    )

@@ -39,7 +39,9 @@ class SinkProgress:
 class StreamProgress:
     """Sums up epochs by sink, and returns the sinks that are due. `clock` is monotonic, in seconds."""
 
-    def __init__(self, sinks: Iterable[str], clock: Callable[[], float], interval: float = REPORT_SECONDS) -> None:
+    def __init__(
+        self, sinks: Iterable[str], clock: Callable[[], float], interval: float = REPORT_SECONDS
+    ) -> None:
         self._clock, self._interval = clock, interval
         self._progress = {sink: SinkProgress(sink) for sink in sinks}
         self._reported_at = dict.fromkeys(self._progress, clock())
@@ -86,17 +88,28 @@ class StreamPartitions:
     A partition is complete when its end has passed and the stream has caught up after that.
     """
 
-    def __init__(self, partitions: PartitionsConfig | None, reported: Collection[str], today: Callable[[], date] = _today) -> None:
+    def __init__(
+        self,
+        partitions: PartitionsConfig | None,
+        reported: Collection[str],
+        today: Callable[[], date] = _today,
+    ) -> None:
         """Take the partitions that are not in `reported`, the keys that were complete before."""
         first = (partitions.history_end or partitions.end) if partitions else date.max
         all_partitions = list_partitions(partitions, history_only=False) if partitions else []
-        self._open = [partition for partition in all_partitions if partition.start >= first and partition.key not in reported]
+        self._open = [
+            partition
+            for partition in all_partitions
+            if partition.start >= first and partition.key not in reported
+        ]
         self._today = today
 
     def current(self) -> str | None:
         """Return the partition of today, None if all are past or none has begun."""
         today = self._today()
-        return next((partition.key for partition in self._open if partition.start <= today < partition.end), None)
+        return next(
+            (partition.key for partition in self._open if partition.start <= today < partition.end), None
+        )
 
     def take_completed(self, *, caught_up: bool) -> list[str]:
         """Return the partitions that are complete now, each once."""

@@ -84,7 +84,13 @@ class SupervisorDecision:
 
 
 def decide_action(
-    state: PipelineState | None, *, complete: bool, last: LastRun | None, memory: SupervisorMemory, now: float, blocked: str = ""
+    state: PipelineState | None,
+    *,
+    complete: bool,
+    last: LastRun | None,
+    memory: SupervisorMemory,
+    now: float,
+    blocked: str = "",
 ) -> SupervisorDecision:
     """Start the stream if history is complete and no run has the lease. Wait longer after each failure.
 
@@ -101,21 +107,29 @@ def decide_action(
         updated = replace(memory, unheld_since=0.0)
         return SupervisorDecision(SupervisorAction.WAIT, f"running: {_describe_state(state)}", updated)
     if last is None:
-        return SupervisorDecision(SupervisorAction.START, "the history is complete, and the stream has not run yet", memory)
+        return SupervisorDecision(
+            SupervisorAction.START, "the history is complete, and the stream has not run yet", memory
+        )
     return _decide_after_run(last, memory, now, blocked)
 
 
-def _decide_after_run(last: LastRun, memory: SupervisorMemory, now: float, blocked: str) -> SupervisorDecision:
+def _decide_after_run(
+    last: LastRun, memory: SupervisorMemory, now: float, blocked: str
+) -> SupervisorDecision:
     """Decide after a run that does not have the lease."""
     match last.status:
         case LastRunStatus.RUNNING:
             return _decide_while_running(last, memory, now)
         case LastRunStatus.CANCELED:
-            reason = f"run {last.run_id[:8]} was terminated by hand: launch the job by hand to continue the stream"
+            reason = (
+                f"run {last.run_id[:8]} was terminated by hand: launch the job by hand to continue the stream"
+            )
             return SupervisorDecision(SupervisorAction.WAIT, reason, replace(memory, unheld_since=0.0))
         case LastRunStatus.SUCCEEDED:
             memory = replace(memory, failures=0, counted="", unheld_since=0.0)
-            return SupervisorDecision(SupervisorAction.START, f"run {last.run_id[:8]} succeeded, the stream goes on", memory)
+            return SupervisorDecision(
+                SupervisorAction.START, f"run {last.run_id[:8]} succeeded, the stream goes on", memory
+            )
         case LastRunStatus.FAILED:
             return _decide_after_failure(last, memory, now, blocked)
 
@@ -125,12 +139,19 @@ def _decide_while_running(last: LastRun, memory: SupervisorMemory, now: float) -
     memory = replace(memory, unheld_since=memory.unheld_since or now)
     unheld = now - max(memory.unheld_since, last.since)
     if unheld < LOST_AFTER:
-        return SupervisorDecision(SupervisorAction.WAIT, f"run {last.run_id[:8]} has not acquired the lease yet", memory)
-    reason = f"run {last.run_id[:8]} counts as running, but has not had the lease for {unheld:.0f} s: its process has ended"
+        return SupervisorDecision(
+            SupervisorAction.WAIT, f"run {last.run_id[:8]} has not acquired the lease yet", memory
+        )
+    reason = (
+        f"run {last.run_id[:8]} counts as running, but has not had the lease for {unheld:.0f} s: its"
+        " process has ended"
+    )
     return SupervisorDecision(SupervisorAction.MARK_FAILED, reason, replace(memory, unheld_since=0.0))
 
 
-def _decide_after_failure(last: LastRun, memory: SupervisorMemory, now: float, blocked: str) -> SupervisorDecision:
+def _decide_after_failure(
+    last: LastRun, memory: SupervisorMemory, now: float, blocked: str
+) -> SupervisorDecision:
     if memory.counted != last.run_id:
         memory = replace(memory, failures=memory.failures + 1, counted=last.run_id, unheld_since=0.0)
     if blocked and memory.failures >= BLOCKED_STARTS:
@@ -138,7 +159,8 @@ def _decide_after_failure(last: LastRun, memory: SupervisorMemory, now: float, b
         return SupervisorDecision(SupervisorAction.GIVE_UP, reason, memory)
     if memory.failures >= MAX_STARTS:
         reason = (
-            f"gave up: {memory.failures} runs failed without an epoch between them, the last one is {last.run_id[:8]}."
+            f"gave up: {memory.failures} runs failed without an epoch between them, the last one is"
+            f" {last.run_id[:8]}."
             " See its error, correct the cause, then launch the job by hand or reset this sensor's cursor"
         )
         return SupervisorDecision(SupervisorAction.GIVE_UP, reason, memory)
@@ -147,11 +169,14 @@ def _decide_after_failure(last: LastRun, memory: SupervisorMemory, now: float, b
     if remaining > 0:
         return SupervisorDecision(
             SupervisorAction.WAIT,
-            f"run {last.run_id[:8]} failed (failure {memory.failures} of {MAX_STARTS}); next start in {remaining:.0f} s",
+            f"run {last.run_id[:8]} failed (failure {memory.failures} of {MAX_STARTS}); next start in"
+            f" {remaining:.0f} s",
             memory,
         )
     return SupervisorDecision(
-        SupervisorAction.START, f"again after run {last.run_id[:8]} failed (failure {memory.failures} of {MAX_STARTS})", memory
+        SupervisorAction.START,
+        f"again after run {last.run_id[:8]} failed (failure {memory.failures} of {MAX_STARTS})",
+        memory,
     )
 
 

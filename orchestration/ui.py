@@ -111,7 +111,9 @@ def _check_port(host: str, port: int) -> None:
 def _stop_signal() -> Iterator[threading.Event]:
     """Yield an event that SIGINT and SIGTERM set. Restore the former handlers afterwards."""
     stop = threading.Event()
-    handlers = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {
+        number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         yield stop
     finally:

@@ -29,12 +29,15 @@ class FileLocation:
 class HeadraceError(Exception):
     """Root of all errors that Headrace raises.
 
-    `message` is what happened, `hint` what the user can do, `node` and `place` where it happened. `keys` lead to the key of the
-    node that is at fault, for `PipelineFile.locate`, which sets `place`.
+    `message` is what happened, `hint` what the user can do, `node` and `place` where it happened. `keys` lead
+    to the key of the node that is at fault, for `PipelineFile.locate`, which sets `place`.
     """
 
     code: ClassVar[str] = "HR000"
-    """Stable code, printed with the message. The hundreds are the kind: 1 file and data, 2 state, 3 outside systems, 4 run."""
+    """Stable code, printed with the message.
+
+    The hundreds are the kind: 1 file and data, 2 state, 3 outside systems, 4 run.
+    """
     action: ClassVar[str] = "Read the message and its hint."
     """What the user can do, for the reference page."""
     retriable = False
@@ -42,7 +45,13 @@ class HeadraceError(Exception):
     """Whether an epoch that fails in this way `max_attempts` times is blocked."""
 
     def __init__(
-        self, message: str, *, hint: str = "", node: str = "", keys: tuple[str, ...] = (), place: FileLocation | None = None
+        self,
+        message: str,
+        *,
+        hint: str = "",
+        node: str = "",
+        keys: tuple[str, ...] = (),
+        place: FileLocation | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -69,7 +78,10 @@ class PipelineFileError(UserError):
     """A pipeline file has one or more mistakes. Each is listed with its file and line."""
 
     code = "HR101"
-    action = "Correct the lines. `headrace validate FILE` lists all mistakes at once, `--fix` corrects outdated spellings."
+    action = (
+        "Correct the lines. `headrace validate FILE` lists all mistakes at once, `--fix` corrects"
+        " outdated spellings."
+    )
 
     def __init__(self, problems: Sequence[UserError]) -> None:
         self.problems = tuple(problems)
@@ -87,21 +99,29 @@ class SchemaError(UserError):
     """A column is missing, or has a type that the node does not take."""
 
     code = "HR103"
-    action = "Correct the schema or add a cast in a `sql` transform. `headrace explain FILE` shows the columns of each node."
+    action = (
+        "Correct the schema or add a cast in a `sql` transform. `headrace explain FILE` shows the"
+        " columns of each node."
+    )
 
 
 class DataError(UserError):
     """A target cannot store a value. The message names node, column and value."""
 
     code = "HR104"
-    action = "Filter or convert the value in a `sql` transform, or correct it in the source. The epoch is not committed."
+    action = (
+        "Filter or convert the value in a `sql` transform, or correct it in the source. The epoch is"
+        " not committed."
+    )
 
 
 class GuaranteeError(UserError):
     """The pipeline cannot keep the delivery guarantee that its file requires."""
 
     code = "HR105"
-    action = "Choose another sink or source, or set `delivery: at_least_once` where duplicates are acceptable."
+    action = (
+        "Choose another sink or source, or set `delivery: at_least_once` where duplicates are acceptable."
+    )
 
 
 class TargetError(UserError):
@@ -145,11 +165,14 @@ class SinkStateError(PipelineStateError):
     """The commit record of a sink and the ledger disagree."""
 
     code = "HR202"
-    action = "Check that the target was not restored or replaced. Then use the printed `headrace replay` or `headrace accept-target`."
+    action = (
+        "Check that the target was not restored or replaced. Then use the printed `headrace replay` or"
+        " `headrace accept-target`."
+    )
 
 
 class RetentionError(PipelineStateError):
-    """The topic no longer has rows that the stream must read, or will delete them before the backfill ends."""
+    """The topic no longer has rows that the stream must read, or deletes them before the backfill ends."""
 
     code = "HR203"
     action = "Increase the retention of the topic, or start again with `headrace reset FILE`."
@@ -201,5 +224,8 @@ class InternalError(HeadraceError):
 
 
 def error_code(error: HeadraceError) -> str:
-    """Return the code to print. A plain UserError with a position in a file is a mistake of the pipeline file."""
+    """Return the code to print.
+
+    A plain UserError with a position in a file is a mistake of the pipeline file.
+    """
     return PipelineFileError.code if type(error) is UserError and error.place else error.code

@@ -37,5 +37,7 @@ WANTED: dict[str, str] = {
 def suggest_closest(value: str, options: Iterable[str]) -> str:
     """Return `; did you mean ...?` if an option is similar to the value. Otherwise return an empty string."""
     options = list(options)
-    close = difflib.get_close_matches(value, options, n=1) or [name for name in options if name.lower() == value.lower()]
+    close = difflib.get_close_matches(value, options, n=1) or [
+        name for name in options if name.lower() == value.lower()
+    ]
     return f"; did you mean `{close[0]}`?" if close else ""

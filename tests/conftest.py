@@ -1,4 +1,7 @@
-"""Fixtures that every folder of tests shares. Real servers, started once per session by the code that users run."""
+"""Fixtures that every folder of tests shares.
+
+Real servers, started once per session by the code that users run.
+"""
 
 from __future__ import annotations
 
@@ -39,12 +42,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """The session as a run starts it, with everything a connector of the spine needs; its JVM compiles for a short life."""
+    """The session as a run starts it, with everything a connector of the spine needs.
+
+    Its JVM compiles for a short life.
+    """
     from headrace.jobs.spark.session import start_session, stop_session
     from headrace.pipeline.config.settings import Settings, SparkSettings
 
     home = tmp_path_factory.mktemp("spark-home")
-    settings = Settings(home=home, spark=SparkSettings(master="local[2]", driver_memory="1g", jvm_options="-XX:TieredStopAtLevel=1"))
+    settings = Settings(
+        home=home,
+        spark=SparkSettings(master="local[2]", driver_memory="1g", jvm_options="-XX:TieredStopAtLevel=1"),
+    )
     session = start_session(settings, ("delta", "kafka", "iceberg"))
     yield session
     stop_session(session)
@@ -54,8 +63,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 def services() -> Iterator[Services]:
     """Yield Postgres, Kafka and ClickHouse in a home of this session, and remove them at its end.
 
-    HEADRACE_TEST_SERVICES names a home whose servers are used instead and left running, so that short test runs start faster.
-    The home is not in pytest's own folder: as root, Postgres runs as another user, and pytest closes its folders to others.
+    HEADRACE_TEST_SERVICES names a home whose servers are used instead and left running, so that short test
+    runs start faster. The home is not in pytest's own folder: as root, Postgres runs as another user, and
+    pytest closes its folders to others.
     """
     if shared := os.environ.get("HEADRACE_TEST_SERVICES"):
         yield local.up(home=Path(shared))
@@ -70,7 +80,11 @@ def services() -> Iterator[Services]:
 def end(home: Path) -> None:
     """Stop the servers of a home, prove that no process of it is left, and remove it."""
     local.down(home)
-    left = [process for process in psutil.process_iter(["cmdline"]) if any(str(home) in part for part in process.info["cmdline"] or [])]
+    left = [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if any(str(home) in part for part in process.info["cmdline"] or [])
+    ]
     left = [process for process in left if process.pid != os.getpid()]
     for process in left:
         process.send_signal(signal.SIGKILL)
@@ -97,7 +111,10 @@ def pg(services: Services) -> Iterator[str]:
 
 @pytest.fixture
 def ch_db(services: Services) -> Iterator[str]:
-    """The name of a ClickHouse database that only this test has; `services.clickhouse.client_arguments(database=…)` leads to it."""
+    """The name of a ClickHouse database that only this test has.
+
+    `services.clickhouse.client_arguments(database=…)` leads to it.
+    """
     with clickhouse_database(services) as name:
         yield name
 
@@ -136,7 +153,10 @@ def topic(services: Services) -> Iterator[Callable[..., str]]:
     def make(partitions: int = 1, **config: str) -> str:
         name = f"test-{secrets.token_hex(4)}"
         request = NewTopic(
-            name, num_partitions=partitions, replication_factor=1, config={k.replace("_", "."): v for k, v in config.items()}
+            name,
+            num_partitions=partitions,
+            replication_factor=1,
+            config={k.replace("_", "."): v for k, v in config.items()},
         )
         admin.create_topics([request])[name].result(timeout=30)
         made.append(name)

@@ -22,8 +22,37 @@ if TYPE_CHECKING:
 UNKNOWN_TABLE, UNKNOWN_DATABASE, ACCESS_DENIED = 60, 81, 497
 _LOGIN = frozenset({192, 193, 194, 516})
 # Timeouts, network, memory, too many queries, Keeper: the server may accept the query later.
-_PASSING = frozenset({3, 159, 160, 164, 173, 198, 201, 202, 203, 209, 210, 225, 236, 241, 242, 252, 279, 285, 319, 425, 439, 473, 529, 999})
-_SERVER_TEXT = re.compile(r"^.*?DB::Exception: (.*?)(?: \(version [^)]*(?:\([^)]*\))?\))?(?: \(for url [^)]*\))?\s*$", re.DOTALL)
+_PASSING = frozenset(
+    {
+        3,
+        159,
+        160,
+        164,
+        173,
+        198,
+        201,
+        202,
+        203,
+        209,
+        210,
+        225,
+        236,
+        241,
+        242,
+        252,
+        279,
+        285,
+        319,
+        425,
+        439,
+        473,
+        529,
+        999,
+    }
+)
+_SERVER_TEXT = re.compile(
+    r"^.*?DB::Exception: (.*?)(?: \(version [^)]*(?:\([^)]*\))?\))?(?: \(for url [^)]*\))?\s*$", re.DOTALL
+)
 _UP = "Is clickhouse_source.url right? Servers for trying things out: headrace services up."
 READ_TIMEOUT_S = 3600
 CONNECT_TIMEOUT_S = 10
@@ -40,7 +69,9 @@ def connect(connection: ClickHouseConnection, name: str) -> Client:
     parts = urlsplit(connection.url)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         msg = "clickhouse_source.url is not an address such as http://localhost:8123"
-        raise SettingsError(msg, hint=f"clickhouse_source.url: {describe_setting_lookup('clickhouse_source.url')}", node=name)
+        raise SettingsError(
+            msg, hint=f"clickhouse_source.url: {describe_setting_lookup('clickhouse_source.url')}", node=name
+        )
     with translate_errors(name):
         return clickhouse_connect.get_client(
             interface=parts.scheme,
@@ -54,7 +85,8 @@ def connect(connection: ClickHouseConnection, name: str) -> Client:
             connect_timeout=CONNECT_TIMEOUT_S,
             send_receive_timeout=READ_TIMEOUT_S,
             client_name="headrace",
-            dedicated_pool=True,  # the driver's own pool is process-wide: closing a client would leave its connection open
+            # The driver's own pool is process-wide and keeps connections of closed clients.
+            dedicated_pool=True,
         )
 
 
@@ -63,19 +95,26 @@ def shared(connection: ClickHouseConnection, name: str) -> Client:
 
     A worker reads many splits, and opening a client costs several requests.
     """
-    return _kept(connection.model_dump_json(exclude={"password"}), connection.password.get_secret_value(), name)
+    return _kept(
+        connection.model_dump_json(exclude={"password"}), connection.password.get_secret_value(), name
+    )
 
 
 @lru_cache(maxsize=8)
 def _kept(rest: str, password: str, name: str) -> Client:
-    return connect(ClickHouseConnection.model_validate_json(rest).model_copy(update={"password": SecretStr(password)}), name)
+    return connect(
+        ClickHouseConnection.model_validate_json(rest).model_copy(update={"password": SecretStr(password)}),
+        name,
+    )
 
 
 def arrow_settings(url: str) -> dict[str, str]:
     """Return the settings of a query with an Arrow result. It is compressed only for another host."""
     return {
         "output_format_arrow_string_as_string": "1",
-        "output_format_arrow_compression_method": "none" if _loopback(urlsplit(url).hostname or "") else "lz4_frame",
+        "output_format_arrow_compression_method": "none"
+        if _loopback(urlsplit(url).hostname or "")
+        else "lz4_frame",
     }
 
 
@@ -109,9 +148,13 @@ def _translate_error(error: Exception, name: str, table: str, doing: str) -> Hea
     subject = f"`{table}`" if table else "ClickHouse"
     if code in _LOGIN:
         msg = "ClickHouse refuses the user or the password of clickhouse_source"
-        return TargetError(msg, hint="Set clickhouse_source.user and .password in config.yaml or the environment.", node=name)
+        return TargetError(
+            msg, hint="Set clickhouse_source.user and .password in config.yaml or the environment.", node=name
+        )
     if code in _PASSING or (code is None and isinstance(error, OperationalError)):
-        return TransientError(f"ClickHouse cannot be reached or is busy: {said if code else _root(error)}", hint=_UP, node=name)
+        return TransientError(
+            f"ClickHouse cannot be reached or is busy: {said if code else _root(error)}", hint=_UP, node=name
+        )
     if code == ACCESS_DENIED:
         return TargetError(f"{subject}: no right to {doing or 'do this'}: {said}", node=name)
     if code in {UNKNOWN_TABLE, UNKNOWN_DATABASE}:
@@ -137,11 +180,15 @@ def missing_table_error(client: Client, database: str, table: str, name: str) ->
         known = [
             f"{row[0]}.{row[1]}"
             for row in client.query(
-                "SELECT database, name FROM system.tables WHERE database NOT IN ('system', 'INFORMATION_SCHEMA', 'information_schema')"
+                "SELECT database, name FROM system.tables WHERE database NOT IN ('system',"
+                " 'INFORMATION_SCHEMA', 'information_schema')"
                 " AND NOT is_temporary LIMIT 10000"
             ).result_rows
         ]
     wanted = f"{database}.{table}"
-    close = difflib.get_close_matches(wanted, known, n=3, cutoff=0.6) or [one for one in known if one.partition(".")[2] == table][:3]
+    close = (
+        difflib.get_close_matches(wanted, known, n=3, cutoff=0.6)
+        or [one for one in known if one.partition(".")[2] == table][:3]
+    )
     hint = f"Did you mean {' or '.join(close)}?" if close else "Set `table_name` to `database.table`."
     return TargetError(f"table `{wanted}` does not exist in ClickHouse", hint=hint, node=name)

@@ -1,4 +1,4 @@
-"""Whether all rows of one key lie in one split: splits are ranges of the leading expressions of the sorting key."""
+"""Whether all rows of a key are in one split. Splits are ranges of the first sorting key expressions."""
 
 from __future__ import annotations
 
@@ -9,12 +9,35 @@ from typing import Any
 from headrace.connectors.clickhouse.key_ranges import base_of
 from headrace.connectors.clickhouse.types import UnsupportedTypeError, parse
 
-_TOKEN = re.compile(r"\s+|`(?P<quoted>[^`\\]+)`|'[^'\\]*'|(?P<call>[A-Za-z_]\w*)\s*(?=\()|(?P<name>[A-Za-z_]\w*)|\d+|[-+*%(),]")
-_HASHES = "cityHash64 sipHash64 farmHash64 metroHash64 xxHash32 xxHash64 murmurHash3_32 murmurHash3_64 intHash32 intHash64 halfMD5 MD5"
-_DATES = "toDate toYear toMonth toMonday toYYYYMM toYYYYMMDD toStartOfMonth toStartOfYear toStartOfDay toStartOfHour toStartOfWeek"
+_TOKEN = re.compile(
+    r"\s+|`(?P<quoted>[^`\\]+)`|'[^'\\]*'|(?P<call>[A-Za-z_]\w*)\s*(?=\()|(?P<name>[A-Za-z_]\w*)|\d+|[-+*%(),]"
+)
+_HASHES = (
+    "cityHash64 sipHash64 farmHash64 metroHash64 xxHash32 xxHash64 murmurHash3_32 murmurHash3_64"
+    " intHash32 intHash64 halfMD5 MD5"
+)
+_DATES = (
+    "toDate toYear toMonth toMonday toYYYYMM toYYYYMMDD toStartOfMonth toStartOfYear toStartOfDay"
+    " toStartOfHour toStartOfWeek"
+)
 _FUNCTIONS = frozenset(f"{_HASHES} {_DATES} intDiv modulo positiveModulo lower upper toString".split())
 """Functions whose result depends on nothing but their arguments."""
-_EXACT = frozenset({"Date", "Date32", "DateTime", "Bool", "UUID", "IPv4", "IPv6", "String", "FixedString", "Decimal", "Enum8", "Enum16"})
+_EXACT = frozenset(
+    {
+        "Date",
+        "Date32",
+        "DateTime",
+        "Bool",
+        "UUID",
+        "IPv4",
+        "IPv6",
+        "String",
+        "FixedString",
+        "Decimal",
+        "Enum8",
+        "Enum16",
+    }
+)
 _INTEGER = re.compile(r"U?Int\d+")
 _MICROS = 6
 
@@ -47,7 +70,9 @@ def _keeps_values_apart(spelled: str) -> bool:
     except UnsupportedTypeError:
         return False
     base = base_of(spelled)
-    return base in _EXACT or bool(_INTEGER.fullmatch(base)) or (base == "DateTime64" and parsed.scale <= _MICROS)
+    return (
+        base in _EXACT or bool(_INTEGER.fullmatch(base)) or (base == "DateTime64" and parsed.scale <= _MICROS)
+    )
 
 
 def leading(expressions: Sequence[str], key: frozenset[str]) -> int:

@@ -20,14 +20,21 @@ class ClickHouseSourceConfig(SourceConfig):
     type: Literal["clickhouse"] = "clickhouse"
     table_name: str = Field(description="`table` of the connection's own database, or `database.table`.")
     columns: Columns = Field(default=(), description="Columns to read. Defaults to all.")
-    filter: str | None = Field(default=None, description="Only rows for which this holds: a predicate in ClickHouse's own SQL.")
+    filter: str | None = Field(
+        default=None, description="Only rows for which this holds: a predicate in ClickHouse's own SQL."
+    )
     start_at: str | None = Field(
-        default=None, description="Lowest value of the first sorting key column to read, inclusive. By default reads from the start."
+        default=None,
+        description="Lowest value of the first sorting key column to read, inclusive. By default reads from"
+        " the start.",
     )
     snapshot: Literal["clone", "none"] = Field(
-        default="clone", description="`clone` pins the table by hard links; `none` needs no rights beyond SELECT but does not hold still."
+        default="clone",
+        description="`clone` pins the table by hard links; `none` needs no rights beyond SELECT but does"
+        " not hold still.",
     )
     split_rows: PositiveInt = Field(
         default=250_000,
-        description="Rows per split, about; fewer where they hold more than 32 MiB. A split is what one task reads at a time.",
+        description="Rows per split, about; fewer where they hold more than 32 MiB. A split is what one"
+        " task reads at a time.",
     )

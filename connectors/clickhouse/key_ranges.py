@@ -1,7 +1,8 @@
 """Splits of a ClickHouse table: disjoint ranges of its sorting key that together hold every row.
 
-A split is plain JSON: what it asks for is kept as values, and `where` turns it into SQL with bound parameters.
-Values of keys are kept as text that is the same everywhere: strings in hex (they may be any bytes), times in UTC.
+A split is plain JSON: what it asks for is kept as values, and `where` turns it into SQL with bound
+parameters. Values of keys are kept as text that is the same everywhere: strings in hex (they may be any
+bytes), times in UTC.
 """
 
 from __future__ import annotations
@@ -15,14 +16,28 @@ from headrace.connectors.clickhouse.types import UnsupportedTypeError, parse, qu
 from headrace.pipeline.protocol.epochs import Json
 
 _INTEGERS = frozenset(f"{sign}Int{bits}" for sign in ("", "U") for bits in (8, 16, 32, 64, 128, 256))
-_PLAIN = _INTEGERS | {"Decimal", "Date", "Date32", "DateTime", "DateTime64", "String", "FixedString", "UUID", "IPv4", "IPv6", "Bool"}
+_PLAIN = _INTEGERS | {
+    "Decimal",
+    "Date",
+    "Date32",
+    "DateTime",
+    "DateTime64",
+    "String",
+    "FixedString",
+    "UUID",
+    "IPv4",
+    "IPv6",
+    "Bool",
+}
 _FLOATS = frozenset({"Float32", "Float64", "BFloat16"})
 _ENUMS = frozenset({"Enum8", "Enum16"})
 _HEX = frozenset({"String", "FixedString"})
 _TIMES = frozenset({"DateTime", "DateTime64"})
 INSERTED = "toUInt64OrZero(splitByChar('_', _part)[2])"
-"""SQL for the insert that a row came with, or the first one of a merged part: a part is named <partition>_<first>_<last>_<level>, and
-names compare as text, where the tenth insert comes before the second."""
+"""SQL for the insert that a row came with, or the first one of a merged part.
+
+A part is named <partition>_<first>_<last>_<level>. As text, the tenth insert would be before the second.
+"""
 _DESC = re.compile(r"\s+(?:DESC|ASC)\s*$", re.IGNORECASE)
 
 
@@ -60,7 +75,9 @@ class SortingKeyColumn:
     def unplaced(self) -> str:
         """Return SQL that is true if the key is NULL or NaN."""
         return (
-            f"(isNull({self.expression}) OR ifNull(isNaN({self.expression}), 0))" if self.base in _FLOATS else f"isNull({self.expression})"
+            f"(isNull({self.expression}) OR ifNull(isNaN({self.expression}), 0))"
+            if self.base in _FLOATS
+            else f"isNull({self.expression})"
         )
 
 
@@ -205,7 +222,10 @@ def has_topic_offset_sql(cut: Mapping[str, Any], bound: SqlParameters) -> str:
     placed = f"isNotNull({quote(cut['partition_column'])}) AND isNotNull({quote(cut['offset_column'])})"
     if "topic_column" not in cut:
         return f"({placed})"
-    return f"({placed} AND ifNull(toString({quote(cut['topic_column'])}) = {bound.bind(cut['topic'], 'String')}, 0))"
+    return (
+        f"({placed} AND ifNull(toString({quote(cut['topic_column'])}) ="
+        f" {bound.bind(cut['topic'], 'String')}, 0))"
+    )
 
 
 def in_scope(common: Mapping[str, Any], bound: SqlParameters) -> str:
@@ -235,4 +255,7 @@ def by_offset(cut: Mapping[str, Any], bound: SqlParameters) -> list[str]:
     Rows without a position in the topic come first.
     """
     placed = has_topic_offset_sql(cut, bound)
-    return [f"if({placed}, toInt64(ifNull({quote(cut[name])}, -1)), -1)" for name in ("partition_column", "offset_column")]
+    return [
+        f"if({placed}, toInt64(ifNull({quote(cut[name])}, -1)), -1)"
+        for name in ("partition_column", "offset_column")
+    ]

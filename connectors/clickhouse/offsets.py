@@ -1,5 +1,5 @@
 # ruff: noqa: S608  SQL is built from driver-quoted names and the server's own strings; values are bound
-"""Which topic offsets the rows of a table have: one aggregate over two columns, a bit per offset in the server's memory."""
+"""Read which topic offsets a table has: an aggregate over two columns, a bit per offset on the server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,12 @@ if TYPE_CHECKING:
 
 
 def measure(
-    client: Client, found: ClickHouseTableInfo, table: OffsetTable, topic: str, since: Mapping[str, int], node: str
+    client: Client,
+    found: ClickHouseTableInfo,
+    table: OffsetTable,
+    topic: str,
+    since: Mapping[str, int],
+    node: str,
 ) -> TableOffsets:
     """Return the offsets of `topic` in a table, with the gaps at or above `since`.
 
@@ -25,10 +30,13 @@ def measure(
     duplicates are not counted, because history reads only the newest version of a key.
     """
     partition, offset = f"toInt64({quote(table.partition_column)})", f"toInt64({quote(table.offset_column)})"
-    mine = f"ifNull(toString({quote(table.topic_column)}) = {{topic:String}}, 0)" if table.topic_column else "1"
+    mine = (
+        f"ifNull(toString({quote(table.topic_column)}) = {{topic:String}}, 0)" if table.topic_column else "1"
+    )
     placed = f"(isNotNull({partition}) AND ifNull({offset} >= 0, 0))"
     rows = (
-        f"(SELECT toString(assumeNotNull({partition})) AS part, assumeNotNull({offset}) AS off FROM {found.sql} WHERE {placed} AND {mine})"
+        f"(SELECT toString(assumeNotNull({partition})) AS part, assumeNotNull({offset}) AS off FROM"
+        f" {found.sql} WHERE {placed} AND {mine})"
     )
     bound = {"topic": table.topic_name or topic}
     where = f"{found.database}.{found.name}"
@@ -43,14 +51,17 @@ def measure(
         window = "OVER (ORDER BY off ROWS BETWEEN CURRENT ROW AND 1 FOLLOWING)"
         query = (
             f"SELECT off + 1, after FROM (SELECT off, leadInFrame(off) {window} AS after FROM"
-            f" (SELECT DISTINCT off FROM {rows} WHERE part = {{part:String}} AND off >= {{first:Int64}} AND off < {{end:Int64}}))"
+            f" (SELECT DISTINCT off FROM {rows} WHERE part = {{part:String}} AND off >= {{first:Int64}} AND"
+            f" off < {{end:Int64}}))"
             f" WHERE after > off + 1 AND after > {{since:Int64}} ORDER BY off LIMIT {most}"
         )
         values = bound | {"part": block.partition, "first": block.first, "end": block.end, "since": since}
         with translate_errors(node, where, "read its offsets"):
             return [(int(row[0]), int(row[1])) for row in client.query(query, parameters=values).result_rows]
 
-    counted = [Block(part, int(first), int(end), int(count), int(alone)) for part, first, end, count, alone in blocks]
+    counted = [
+        Block(part, int(first), int(end), int(count), int(alone)) for part, first, end, count, alone in blocks
+    ]
     if found.merges_rows:
         counted = [Block(one.partition, one.first, one.end, one.distinct, one.distinct) for one in counted]
     return table_offsets(counted, since, search)
@@ -59,4 +70,6 @@ def measure(
 def has_nulls(client: Client, found: ClickHouseTableInfo, column: str, node: str) -> bool:
     """Return whether a column has NULL in some row."""
     with translate_errors(node, f"{found.database}.{found.name}", "look for NULL in it"):
-        return bool(client.query(f"SELECT 1 FROM {found.sql} WHERE isNull({quote(column)}) LIMIT 1").result_rows)
+        return bool(
+            client.query(f"SELECT 1 FROM {found.sql} WHERE isNull({quote(column)}) LIMIT 1").result_rows
+        )

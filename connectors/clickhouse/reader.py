@@ -12,7 +12,13 @@ import pyarrow as pa
 import pyarrow.compute
 
 from headrace.connectors.clickhouse.client import arrow_settings, shared, translate_errors
-from headrace.connectors.clickhouse.key_ranges import SqlParameters, by_offset, has_topic_offset_sql, in_range, in_scope
+from headrace.connectors.clickhouse.key_ranges import (
+    SqlParameters,
+    by_offset,
+    has_topic_offset_sql,
+    in_range,
+    in_scope,
+)
 from headrace.connectors.clickhouse.types import ClickHouseColumn, arrow_schema, quote
 from headrace.connectors.filters import LOWEST
 from headrace.connectors.source_base import SplitReader
@@ -36,9 +42,10 @@ _END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 class ClickHouseScan:
     """What all splits of one table ask for. Picklable; holds no connection.
 
-    `order` are expressions that make the order of rows total, empty where there is none. `checked` says that a split's
-    count of rows is known and must be met. `gaps`: where the table is cut by topic offsets, rows may have none. `shared`: so many
-    parts of the order have one value for all rows of a key, whose rows then go by topic partition and offset.
+    `order` are expressions that make the order of rows total, empty where there is none. `checked` says that
+    a split's count of rows is known and must be met. `gaps`: where the table is cut by topic offsets, rows
+    may have none. `shared`: so many parts of the order have one value for all rows of a key, whose rows then
+    go by topic partition and offset.
     """
 
     name: str
@@ -70,8 +77,14 @@ class ClickHouseScan:
         Columns are named by index, because an alias would shadow the column that a filter refers to.
         """
         asked = [_cast(column) for column in self.columns]
-        listed = ", ".join(f"{sql} AS _headrace_{place}" for place, sql in enumerate([*asked, *extra])) or "1 AS _headrace_0"
-        text = f"SELECT {listed} FROM {self.table}{' FINAL' if self.final else ''} WHERE {self.where(split, bound)}"
+        listed = (
+            ", ".join(f"{sql} AS _headrace_{place}" for place, sql in enumerate([*asked, *extra]))
+            or "1 AS _headrace_0"
+        )
+        text = (
+            f"SELECT {listed} FROM {self.table}{' FINAL' if self.final else ''} WHERE"
+            f" {self.where(split, bound)}"
+        )
         order = self._order(split, bound) if ordered else []
         return f"{text} ORDER BY {', '.join(order)}" if order else text
 
@@ -80,7 +93,8 @@ class ClickHouseScan:
         places = [[column.name for column in self.columns].index(name) for name in key]
         order = ", ".join(f"{one} DESC NULLS FIRST" for one in self._order(split, bound))
         return (
-            f"{self.select(split, bound, ordered=False)} ORDER BY {order} LIMIT 1 BY {', '.join(f'_headrace_{place}' for place in places)}"
+            f"{self.select(split, bound, ordered=False)} ORDER BY {order} LIMIT 1 BY"
+            f" {', '.join(f'_headrace_{place}' for place in places)}"
         )
 
     def _order(self, split: Json, bound: SqlParameters) -> list[str]:
@@ -96,7 +110,7 @@ def _cast(column: ClickHouseColumn) -> str:
 
 
 class _Tail:
-    """A stream that remembers its last bytes: an answer that breaks off in the middle must not pass for a short one."""
+    """A stream that keeps its last bytes, to detect a response that ended too early."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -122,7 +136,10 @@ class _Tail:
 
 @dataclass(frozen=True)
 class ClickHouseSplitReader(SplitReader):
-    """Reads splits on a worker. With `query`, ClickHouse SQL over the name `_headrace_split`, the transform runs in the server."""
+    """Reads splits on a worker.
+
+    With `query`, ClickHouse SQL over the name `_headrace_split`, the transform runs in the server.
+    """
 
     connection: ClickHouseConnection = field(repr=False)
     scan: ClickHouseScan
@@ -138,10 +155,18 @@ class ClickHouseSplitReader(SplitReader):
         """
         bound = SqlParameters()
         if self.query is None:
-            yield from self._checked(split, self.scan.select(split, bound, ordered=True), bound, self.scan.rows)
+            yield from self._checked(
+                split, self.scan.select(split, bound, ordered=True), bound, self.scan.rows
+            )
             return
-        names = ", ".join(f"_headrace_{place} AS {quote(column.name)}" for place, column in enumerate(self.scan.columns))
-        rows = self.scan.last(split, bound, self.last_by) if self.last_by else self.scan.select(split, bound, ordered=True)
+        names = ", ".join(
+            f"_headrace_{place} AS {quote(column.name)}" for place, column in enumerate(self.scan.columns)
+        )
+        rows = (
+            self.scan.last(split, bound, self.last_by)
+            if self.last_by
+            else self.scan.select(split, bound, ordered=True)
+        )
         inner = f"SELECT {names or '_headrace_0'} FROM ({rows})"
         for batch in self.stream(f"WITH {SPLIT} AS ({inner}) {self.query}", bound):
             yield _plain(batch)
@@ -158,29 +183,46 @@ class ClickHouseSplitReader(SplitReader):
         if cut is not None:
             names = (cut["partition_column"], cut["offset_column"])
             mine = has_topic_offset_sql(cut, bound)
-            extra = [f"if({mine}, {kind}(ifNull({quote(name)}, -1)), -1)" for kind, name in zip(("toInt32", "toInt64"), names, strict=True)]
+            extra = [
+                f"if({mine}, {kind}(ifNull({quote(name)}, -1)), -1)"
+                for kind, name in zip(("toInt32", "toInt64"), names, strict=True)
+            ]
             seen = 0
-            for batch in self._checked(split, self.scan.select(split, bound, extra, ordered=self.scan.gaps), bound, schema):
+            for batch in self._checked(
+                split, self.scan.select(split, bound, extra, ordered=self.scan.gaps), bound, schema
+            ):
                 yield _filled(batch, split["ordinal"], seen) if self.scan.gaps else batch
                 seen += batch.num_rows
             return
         seen = 0
-        for batch in self._checked(split, self.scan.select(split, bound, ordered=True), bound, self.scan.rows):
+        for batch in self._checked(
+            split, self.scan.select(split, bound, ordered=True), bound, self.scan.rows
+        ):
             part = pa.repeat(pa.scalar(split["ordinal"], pa.int32()), batch.num_rows)
             rows = pa.array(np.arange(seen, seen + batch.num_rows, dtype="int64"))
             seen += batch.num_rows
             yield pa.RecordBatch.from_arrays([*batch.columns, part, rows], schema=schema)
 
-    def _checked(self, split: Json, query: str, bound: SqlParameters, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    def _checked(
+        self, split: Json, query: str, bound: SqlParameters, schema: pa.Schema
+    ) -> Iterator[pa.RecordBatch]:
         seen = 0
         for batch in self.stream(query, bound):
             seen += batch.num_rows
-            columns = [_fit(column, field.type) for column, field in zip(batch.columns, schema, strict=bool(schema.names))]
+            columns = [
+                _fit(column, field.type)
+                for column, field in zip(batch.columns, schema, strict=bool(schema.names))
+            ]
             yield pa.RecordBatch.from_arrays(columns, schema=schema) if schema.names else batch
         if self.scan.checked and seen != split["rows"]:
-            msg = f"split {split['id']} of {self.scan.table} has {seen} rows, planned were {split['rows']}: the pinned copy was changed"
+            msg = (
+                f"split {split['id']} of {self.scan.table} has {seen} rows, planned were {split['rows']}:"
+                " the pinned copy was changed"
+            )
             raise PipelineStateError(
-                msg, hint="Nothing may write to tables named _headrace_…; start the history over.", node=self.scan.name
+                msg,
+                hint="Nothing may write to tables named _headrace_…; start the history over.",
+                node=self.scan.name,
             )
 
     def stream(self, query: str, bound: SqlParameters) -> Iterator[pa.RecordBatch]:
@@ -189,7 +231,9 @@ class ClickHouseSplitReader(SplitReader):
         with translate_errors(self.scan.name, self.scan.table, "read it"):
             # A sort below a transform is not redundant here: it keeps the rows of a split in one order.
             settings = arrow_settings(self.connection.url) | {"query_plan_remove_redundant_sorting": "0"}
-            raw = _Tail(client.raw_stream(query, parameters=bound.parameters, settings=settings, fmt="ArrowStream"))
+            raw = _Tail(
+                client.raw_stream(query, parameters=bound.parameters, settings=settings, fmt="ArrowStream")
+            )
             try:
                 with pa.ipc.open_stream(pa.PythonFile(raw, mode="r")) as reader:
                     yield from reader
@@ -240,7 +284,9 @@ def _nullable(kind: pa.DataType) -> pa.DataType:
 def read(spark: SparkSession, fetch: ClickHouseSplitReader) -> DataFrame:
     """Return all splits of `fetch` with the columns `PART` and `OFF` after the payload; a task per split."""
     splits = tuple(fetch.splits)
-    wanted = arrow_schema(fetch.scan.columns).append(pa.field(PART, pa.int32())).append(pa.field(OFF, pa.int64()))
+    wanted = (
+        arrow_schema(fetch.scan.columns).append(pa.field(PART, pa.int32())).append(pa.field(OFF, pa.int64()))
+    )
     tasks = max(len(splits), 1)
     return spark.range(0, len(splits), 1, tasks).mapInArrow(_task(fetch), spark_schema(wanted))
 

@@ -1,8 +1,9 @@
 """Pinning: a copy of a MergeTree table by hard links, which neither inserts nor merges nor TTLs change.
 
-The copy is built under a name of its own and then renamed, so that a table of the final name is always whole: a crash on
-the way leaves a half-made one, which the next attempt drops. Merges and TTLs are switched off before the parts come in,
-because they would rewrite rows (ReplacingMergeTree) or drop them while a backfill of days reads them.
+The copy is built under a name of its own and then renamed, so that a table of the final name is always whole:
+a crash on the way leaves a half-made one, which the next attempt drops. Merges and TTLs are switched off
+before the parts come in, because they would rewrite rows (ReplacingMergeTree) or drop them while a backfill
+of days reads them.
 """
 
 from __future__ import annotations
@@ -30,10 +31,16 @@ _STILL = {
     "max_bytes_to_merge_at_min_space_in_pool": 1,
     "max_number_of_merges_with_ttl_in_pool": 0,
 }
-"""Table settings under which no background merge is chosen. They outlive a restart, as SYSTEM STOP MERGES does not."""
+"""Table settings under which no background merge is chosen.
+
+They outlive a restart, as SYSTEM STOP MERGES does not.
+"""
 _DROP = {"max_table_size_to_drop": "0", "max_partition_size_to_drop": "0"}
 _EXISTS = 57
-_OFFER = "Or set `snapshot: none` at the node: no rights needed, but the rows do not hold still while they are read."
+_OFFER = (
+    "Or set `snapshot: none` at the node: no rights needed, but the rows do not hold still while they"
+    " are read."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +67,17 @@ class ClickHouseTableInfo:
     @property
     def merges_rows(self) -> bool:
         """Whether the engine merges rows of one sorting key (replaces, sums, collapses). Read with FINAL."""
-        return self.merge_tree and self.engine.removeprefix("Shared").removeprefix("Replicated") != "MergeTree"
+        return (
+            self.merge_tree and self.engine.removeprefix("Shared").removeprefix("Replicated") != "MergeTree"
+        )
 
 
 def find_table(client: Client, database: str, name: str, node: str) -> ClickHouseTableInfo | None:
     """Return the table, or None if there is none."""
     with translate_errors(node):
         found = client.query(
-            "SELECT toString(uuid), engine, sorting_key, comment FROM system.tables WHERE database = {database:String} AND name = {name:String}",
+            "SELECT toString(uuid), engine, sorting_key, comment FROM system.tables WHERE database ="
+            " {database:String} AND name = {name:String}",
             parameters={"database": database, "name": name},
         ).result_rows
     return ClickHouseTableInfo(database, name, *found[0]) if found else None
@@ -87,14 +97,23 @@ def clone(client: Client, source: ClickHouseTableInfo, token: str, node: str) ->
     Raise TargetError if the engine has no parts or the right to create a table is missing.
     """
     if not source.merge_tree:
-        msg = f"`{source.database}.{source.name}` cannot be pinned: its engine is {source.engine}, and only the MergeTree family can be"
-        raise TargetError(msg, hint="Set `snapshot: none` at the node; then the rows do not hold still while they are read.", node=node)
+        msg = (
+            f"`{source.database}.{source.name}` cannot be pinned: its engine is {source.engine}, and only"
+            " the MergeTree family can be"
+        )
+        raise TargetError(
+            msg,
+            hint="Set `snapshot: none` at the node; then the rows do not hold still while they are read.",
+            node=node,
+        )
     name = PREFIX + re.sub(r"[^A-Za-z0-9_]", "_", token)
     if found := find_table(client, source.database, name, node):
         return _of(found, source, node)
     _sweep(client, source.database, f"{name}_tmp_", node)
     _sync(client, source, node)
-    staged = ClickHouseTableInfo(source.database, f"{name}_tmp_{uuid.uuid4().hex[:12]}", "", source.engine, source.sorting_key)
+    staged = ClickHouseTableInfo(
+        source.database, f"{name}_tmp_{uuid.uuid4().hex[:12]}", "", source.engine, source.sorting_key
+    )
     _warn_of_mutations(client, source, node)
     try:
         _build(client, source, staged, node)
@@ -107,7 +126,9 @@ def clone(client: Client, source: ClickHouseTableInfo, token: str, node: str) ->
     if made is None:
         msg = f"the pinned copy `{source.database}.{name}` vanished right after it was made"
         raise PipelineStateError(
-            msg, hint="Something drops tables whose name begins with _headrace_; start again once it does not.", node=node
+            msg,
+            hint="Something drops tables whose name begins with _headrace_; start again once it does not.",
+            node=node,
         )
     log.info("pinned table=%s.%s as=%s", source.database, source.name, name)
     return _of(made, source, node)
@@ -120,9 +141,14 @@ def _mark(source: ClickHouseTableInfo) -> str:
 def _of(found: ClickHouseTableInfo, source: ClickHouseTableInfo, node: str) -> ClickHouseTableInfo:
     """Return `found` if it is a copy of `source`, else raise PipelineStateError."""
     if found.comment != _mark(source):
-        msg = f"`{found.database}.{found.name}` is not a copy of `{source.database}.{source.name}`: its comment says '{found.comment}'"
+        msg = (
+            f"`{found.database}.{found.name}` is not a copy of `{source.database}.{source.name}`: its"
+            f" comment says '{found.comment}'"
+        )
         raise PipelineStateError(
-            msg, hint="Drop it if nothing needs it any more, or go back to the table that it was made from.", node=node
+            msg,
+            hint="Drop it if nothing needs it any more, or go back to the table that it was made from.",
+            node=node,
         )
     return found
 
@@ -134,7 +160,10 @@ def _build(client: Client, source: ClickHouseTableInfo, staged: ClickHouseTableI
     with translate_errors(node, f"{source.database}.{source.name}", "pin it"):
         client.command(f"CREATE TABLE {staged.sql} AS {source.sql}")
         client.command(f"ALTER TABLE {staged.sql} MODIFY COMMENT {format_str(_mark(source))}")
-        client.command(f"ALTER TABLE {staged.sql} MODIFY SETTING {', '.join(f'{key} = {value}' for key, value in _STILL.items())}")
+        client.command(
+            f"ALTER TABLE {staged.sql} MODIFY SETTING"
+            f" {', '.join(f'{key} = {value}' for key, value in _STILL.items())}"
+        )
         client.command(f"ALTER TABLE {staged.sql} ATTACH PARTITION ALL FROM {source.sql}")
 
 
@@ -153,7 +182,10 @@ def _rename(client: Client, staged: ClickHouseTableInfo, name: str, node: str) -
 
 def _needs(error: UserError, source: ClickHouseTableInfo) -> str:
     denied = getattr(error.__cause__, "code", None) == ACCESS_DENIED
-    grant = f"GRANT CREATE TABLE, DROP TABLE, INSERT, ALTER TABLE, SELECT ON {source.database}.* TO the user of clickhouse_source. "
+    grant = (
+        f"GRANT CREATE TABLE, DROP TABLE, INSERT, ALTER TABLE, SELECT ON {source.database}.* TO the"
+        " user of clickhouse_source. "
+    )
     return (grant if denied else "") + _OFFER
 
 
@@ -177,19 +209,23 @@ def _sync(client: Client, source: ClickHouseTableInfo, node: str) -> None:
         if getattr(error.__cause__, "code", None) != ACCESS_DENIED:
             raise
         log.warning(
-            "no right to SYSTEM SYNC REPLICA: rows that only other replicas have are not pinned table=%s.%s", source.database, source.name
+            "no right to SYSTEM SYNC REPLICA: rows that only other replicas have are not pinned table=%s.%s",
+            source.database,
+            source.name,
         )
 
 
 def _warn_of_mutations(client: Client, source: ClickHouseTableInfo, node: str) -> None:
     with translate_errors(node):
         pending = client.query(
-            "SELECT count() FROM system.mutations WHERE database = {database:String} AND table = {name:String} AND NOT is_done",
+            "SELECT count() FROM system.mutations WHERE database = {database:String} AND table ="
+            " {name:String} AND NOT is_done",
             parameters={"database": source.database, "name": source.name},
         ).result_rows[0][0]
     if pending:
         log.warning(
-            "pinning table=%s.%s with unfinished mutations=%d: parts that they did not reach keep their old rows",
+            "pinning table=%s.%s with unfinished mutations=%d: parts that they did not reach keep their old"
+            " rows",
             *(source.database, source.name, pending),
         )
 
@@ -204,7 +240,8 @@ def _sweep(client: Client, database: str, prefix: str, node: str) -> None:
 def _names(client: Client, database: str, prefix: str, node: str) -> list[str]:
     with translate_errors(node):
         found = client.query(
-            "SELECT name FROM system.tables WHERE database = {database:String} AND startsWith(name, {prefix:String}) ORDER BY name",
+            "SELECT name FROM system.tables WHERE database = {database:String} AND startsWith(name,"
+            " {prefix:String}) ORDER BY name",
             parameters={"database": database, "prefix": prefix},
         ).result_rows
     return [row[0] for row in found]
@@ -216,10 +253,16 @@ def orphans(names: Iterable[str], owner: str, generation: int, keep: Collection[
     A copy of a later generation belongs to a newer process, which may be about to store its position.
     """
     made = re.compile(rf"{re.escape(PREFIX + owner)}_(\d+)_")
-    return [name for name in names if name not in keep and (found := made.match(name)) and int(found[1]) <= generation]
+    return [
+        name
+        for name in names
+        if name not in keep and (found := made.match(name)) and int(found[1]) <= generation
+    ]
 
 
-def drop_orphaned_copies(client: Client, database: str, owner: str, generation: int, keep: Collection[str], node: str) -> None:
+def drop_orphaned_copies(
+    client: Client, database: str, owner: str, generation: int, keep: Collection[str], node: str
+) -> None:
     """Drop the orphans of `owner` in a database."""
     for name in orphans(_names(client, database, f"{PREFIX}{owner}_", node), owner, generation, keep):
         log.info("dropping a copy that no position refers to: copy=%s.%s", database, name)
@@ -243,5 +286,9 @@ def open_snapshot(client: Client, handle: Json, node: str) -> ClickHouseTableInf
     if found is None or found.uuid != handle["uuid"]:
         what = "is missing" if found is None else "was recreated"
         msg = f"the pinned copy `{handle['database']}.{handle['table']}` of `{handle['source']}` {what}"
-        raise PipelineStateError(msg, hint="Its rows cannot be had again exactly. Start the history over under a new state.", node=node)
+        raise PipelineStateError(
+            msg,
+            hint="Its rows cannot be had again exactly. Start the history over under a new state.",
+            node=node,
+        )
     return found

@@ -36,16 +36,19 @@ _READABLE = frozenset({"", "DEFAULT", "MATERIALIZED"})
 class ClickHouseTable(BoundedSource):
     """Reads a table once, pinned by hard links, split by its sorting key.
 
-    Engines that merge rows of one key (ReplacingMergeTree and similar) are read with FINAL: the newest version of a key
-    counts, and a key whose newest version is marked as deleted is not in the history at all. In a plain MergeTree a column
-    `is_deleted` is a column like any other. Every row of history is an insert (`_gs_op` = i). `_gs_pos` is the row's
-    topic partition and offset where the history is cut by them, else the split and the row's place in it by sorting key, then by
-    insertion: of rows with one key the one that was inserted later is the last.
+    Engines that merge rows of one key (ReplacingMergeTree and similar) are read with FINAL: the newest
+    version of a key counts, and a key whose newest version is marked as deleted is not in the history at all.
+    In a plain MergeTree a column `is_deleted` is a column like any other. Every row of history is an insert
+    (`_gs_op` = i). `_gs_pos` is the row's topic partition and offset where the history is cut by them, else
+    the split and the row's place in it by sorting key, then by insertion: of rows with one key the one that
+    was inserted later is the last.
     """
 
     capabilities: ClassVar[SourceCapabilities] = source_entries()["clickhouse"].capabilities
 
-    def __init__(self, node: ClickHouseSourceConfig, settings: Settings, ordinal: int = 0, name: str = "") -> None:
+    def __init__(
+        self, node: ClickHouseSourceConfig, settings: Settings, ordinal: int = 0, name: str = ""
+    ) -> None:
         """Create the source without connecting.
 
         `name` is the node's name in errors. It defaults to the table's name.
@@ -74,10 +77,19 @@ class ClickHouseTable(BoundedSource):
         del spark
         return arrow_schema(self._columns(self._source()))
 
-    def _columns(self, table: pin.ClickHouseTableInfo, only: Sequence[str] | None = None) -> tuple[ClickHouseColumn, ...]:
-        known = {name: spelled for name, spelled, kind in self._described(table) if kind in _READABLE or name in self.node.columns}
+    def _columns(
+        self, table: pin.ClickHouseTableInfo, only: Sequence[str] | None = None
+    ) -> tuple[ClickHouseColumn, ...]:
+        known = {
+            name: spelled
+            for name, spelled, kind in self._described(table)
+            if kind in _READABLE or name in self.node.columns
+        }
         wanted = (
-            only if only is not None else self.node.columns or [name for name, _, kind in self._described(table) if kind in {"", "DEFAULT"}]
+            only
+            if only is not None
+            else self.node.columns
+            or [name for name, _, kind in self._described(table) if kind in {"", "DEFAULT"}]
         )
         if absent := [name for name in wanted if name not in known]:
             msg = f"`{table.database}.{table.name}` has no column {', '.join(absent)}"
@@ -87,7 +99,8 @@ class ClickHouseTable(BoundedSource):
     def _described(self, table: pin.ClickHouseTableInfo) -> list[tuple[str, str, str]]:
         with translate_errors(self.name, f"{table.database}.{table.name}", "see its columns"):
             rows = self._client.query(
-                "SELECT name, type, default_kind FROM system.columns WHERE database = {database:String} AND table = {name:String}"
+                "SELECT name, type, default_kind FROM system.columns WHERE database = {database:String} AND"
+                " table = {name:String}"
                 " ORDER BY position",
                 parameters={"database": table.database, "name": table.name},
             ).result_rows
@@ -101,7 +114,9 @@ class ClickHouseTable(BoundedSource):
         pinned = self.node.snapshot == "clone"
         table = pin.clone(self._client, source, token, self.name) if pinned else source
         with translate_errors(self.name, f"{table.database}.{table.name}", "count it"):
-            rows = self._client.query(f"SELECT count() FROM {table.sql}{' FINAL' if table.merges_rows else ''}").result_rows[0][0]
+            rows = self._client.query(
+                f"SELECT count() FROM {table.sql}{' FINAL' if table.merges_rows else ''}"
+            ).result_rows[0][0]
         return Snapshot(_handle(source, table, pinned=pinned) | {"rows": rows}, pinned)
 
     def describe_snapshot(self, spark: SparkSession) -> Snapshot:
@@ -122,7 +137,9 @@ class ClickHouseTable(BoundedSource):
         """Raise TargetError for a filter that is invalid, either in parentheses or without them."""
         if not self.node.filter:
             return
-        with translate_errors(self.name, f"{source.database}.{source.name}` with the filter `{self.node.filter}", "filter it"):
+        with translate_errors(
+            self.name, f"{source.database}.{source.name}` with the filter `{self.node.filter}", "filter it"
+        ):
             for tried in (f"(\n{self.node.filter}\n)", self.node.filter):
                 self._client.query(f"EXPLAIN PLAN SELECT 1 FROM {source.sql} WHERE {tried}")
 
@@ -135,10 +152,20 @@ class ClickHouseTable(BoundedSource):
         """Drop copies of a process that died before its position was stored."""
         if self.node.snapshot == "clone":
             database = self._address(self.node.table_name)[0]
-            kept = {handle["table"] for handle in keep if handle.get("pinned") and handle.get("database") == database}
+            kept = {
+                handle["table"]
+                for handle in keep
+                if handle.get("pinned") and handle.get("database") == database
+            }
             pin.drop_orphaned_copies(self._client, database, owner, generation, kept, self.name)
 
-    def splits(self, spark: SparkSession, snapshot: Snapshot, window: HistoryPartition | None, cut: HandoffFilter | None) -> Sequence[Json]:
+    def splits(
+        self,
+        spark: SparkSession,
+        snapshot: Snapshot,
+        window: HistoryPartition | None,
+        cut: HandoffFilter | None,
+    ) -> Sequence[Json]:
         """Return ranges of the sorting key with exact counts in `rows`, in the order of the key.
 
         Rows whose key is NULL or NaN come last.
@@ -147,10 +174,19 @@ class ClickHouseTable(BoundedSource):
         table = pin.open_snapshot(self._client, snapshot.handle, self.name)
         plan = SplitPlanner(self._client, table, self.node, self.name)
         if cut is not None:
-            self._columns(table, [cut.partition_column, cut.offset_column, *([cut.topic_column] if cut.topic_column else [])])
+            self._columns(
+                table,
+                [cut.partition_column, cut.offset_column, *([cut.topic_column] if cut.topic_column else [])],
+            )
         return plan.splits(window, cut, parted=snapshot.is_stable)
 
-    def read(self, spark: SparkSession, snapshot: Snapshot, splits: Sequence[Json], columns: Sequence[str] | None = None) -> DataFrame:
+    def read(
+        self,
+        spark: SparkSession,
+        snapshot: Snapshot,
+        splits: Sequence[Json],
+        columns: Sequence[str] | None = None,
+    ) -> DataFrame:
         """Return the rows of these splits; `columns` selects and orders the columns that are fetched."""
         from pyspark.sql import functions as F  # noqa: N812
 
@@ -177,11 +213,17 @@ class ClickHouseTable(BoundedSource):
         source = self._source()
         sorting, usable = expressions(source.sorting_key), self._exact(source, key)
         if not sorting:
-            return f"`{source.database}.{source.name}` has no sorting key, so rows of one key lie in several splits"
+            return (
+                f"`{source.database}.{source.name}` has no sorting key, so rows of one key lie in"
+                " several splits"
+            )
         if leading(sorting, usable):
             return ""
         listed = ", ".join(key) or "no column of the source"
-        return f"`{source.database}.{source.name}` is sorted by {sorting[0]} first and the key is {listed}: one key lies in several splits"
+        return (
+            f"`{source.database}.{source.name}` is sorted by {sorting[0]} first and the key is {listed}:"
+            " one key lies in several splits"
+        )
 
     def keeps_together(self, splits: Sequence[Json], key: Sequence[str], *, ever: bool = False) -> bool:
         """Return whether there is one split, or the key's columns determine the expressions of all splits."""
@@ -196,7 +238,12 @@ class ClickHouseTable(BoundedSource):
         return exact_key_columns(key, {name: spelled for name, spelled, _ in self._described(table)})
 
     def _fetch(
-        self, snapshot: Snapshot, splits: Sequence[Json], query: str | None, only: Sequence[str] | None, key: Sequence[str] = ()
+        self,
+        snapshot: Snapshot,
+        splits: Sequence[Json],
+        query: str | None,
+        only: Sequence[str] | None,
+        key: Sequence[str] = (),
     ) -> reader.ClickHouseSplitReader:
         table = pin.open_snapshot(self._client, snapshot.handle, self.name)
         inserted = [INSERTED, "_part", "_part_offset"] if table.merge_tree and not table.merges_rows else []
@@ -213,7 +260,8 @@ class ClickHouseTable(BoundedSource):
             order=tuple(order),
             shared=leading(sorting, self._exact(table, key)) if cut and key else None,
             checked=snapshot.is_stable,
-            gaps=any("Nullable(" in column.source for column in placed) or bool(cut and "topic_column" in cut),
+            gaps=any("Nullable(" in column.source for column in placed)
+            or bool(cut and "topic_column" in cut),
         )
         return reader.ClickHouseSplitReader(self._connection, scan, tuple(splits), query)
 
@@ -223,8 +271,17 @@ class ClickHouseTable(BoundedSource):
         Call it before `create_snapshot`: a later copy has all these rows, whereas an earlier copy may lack
         rows below the handoff position.
         """
-        found = pin.get_table(self._client, *self._address(table.table_name or self.node.table_name), self.name)
-        self._columns(found, [table.partition_column, table.offset_column, *([table.topic_column] if table.topic_column else [])])
+        found = pin.get_table(
+            self._client, *self._address(table.table_name or self.node.table_name), self.name
+        )
+        self._columns(
+            found,
+            [
+                table.partition_column,
+                table.offset_column,
+                *([table.topic_column] if table.topic_column else []),
+            ],
+        )
         partition, offset = quote(table.partition_column), quote(table.offset_column)
         only = f" AND {quote(table.topic_column)} = {{topic:String}}" if table.topic_column else ""
         with translate_errors(self.name, f"{found.database}.{found.name}", "read its offsets"):
@@ -236,18 +293,32 @@ class ClickHouseTable(BoundedSource):
         return {str(name): int(behind) for name, behind in rows}
 
     def measure_offsets(
-        self, spark: SparkSession, snapshot: Snapshot, table: OffsetTable, topic: str, since: Mapping[str, int]
+        self,
+        spark: SparkSession,
+        snapshot: Snapshot,
+        table: OffsetTable,
+        topic: str,
+        since: Mapping[str, int],
     ) -> TableOffsets:
         """See `BoundedSource.measure_offsets`."""
         del spark
         found = pin.open_snapshot(self._client, snapshot.handle, self.name)
-        self._columns(found, [table.partition_column, table.offset_column, *([table.topic_column] if table.topic_column else [])])
+        self._columns(
+            found,
+            [
+                table.partition_column,
+                table.offset_column,
+                *([table.topic_column] if table.topic_column else []),
+            ],
+        )
         return offsets.measure(self._client, found, table, topic, since, self.name)
 
     def has_nulls(self, spark: SparkSession, snapshot: Snapshot, column: str) -> bool:
         """See `BoundedSource.has_nulls`."""
         del spark
-        return offsets.has_nulls(self._client, pin.open_snapshot(self._client, snapshot.handle, self.name), column, self.name)
+        return offsets.has_nulls(
+            self._client, pin.open_snapshot(self._client, snapshot.handle, self.name), column, self.name
+        )
 
     def count_unpartitioned_rows(
         self, spark: SparkSession, snapshot: Snapshot, window: HistoryPartition, cut: HandoffFilter | None

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING
 
 from headrace.connectors.clickhouse.client import translate_errors
 from headrace.connectors.clickhouse.config import ClickHouseSourceConfig
-from headrace.connectors.clickhouse.key_ranges import INSERTED, SortingKeyColumn, SqlParameters, expressions, in_range, in_scope, usable
+from headrace.connectors.clickhouse.key_ranges import (
+    INSERTED,
+    SortingKeyColumn,
+    SqlParameters,
+    expressions,
+    in_range,
+    in_scope,
+    usable,
+)
 from headrace.connectors.clickhouse.snapshot import ClickHouseTableInfo
 from headrace.connectors.clickhouse.types import quote
 from headrace.connectors.splitting import SPLIT_BYTES
@@ -28,14 +36,18 @@ log = logging.getLogger(__name__)
 class SplitPlanner:
     """Plans the splits of one table, which should hold still."""
 
-    def __init__(self, client: Client, table: ClickHouseTableInfo, node: ClickHouseSourceConfig, name: str) -> None:
+    def __init__(
+        self, client: Client, table: ClickHouseTableInfo, node: ClickHouseSourceConfig, name: str
+    ) -> None:
         self._client = client
         self._table = table
         self._node = node
         self._name = name
         self._rows = node.split_rows
 
-    def splits(self, window: HistoryPartition | None, cut: HandoffFilter | None, *, parted: bool) -> list[Json]:
+    def splits(
+        self, window: HistoryPartition | None, cut: HandoffFilter | None, *, parted: bool
+    ) -> list[Json]:
         """Return all non-empty splits with exact counts, in the order of the key.
 
         Rows whose key is NULL or NaN come last. As many key columns are used as it takes to keep splits below
@@ -44,7 +56,9 @@ class SplitPlanner:
         index in its part.
         """
         each = self._width()
-        self._rows = min(self._node.split_rows, max(1, int(SPLIT_BYTES / each))) if each else self._node.split_rows
+        self._rows = (
+            min(self._node.split_rows, max(1, int(SPLIT_BYTES / each))) if each else self._node.split_rows
+        )
         sorting = self._sorting()
         common = self._scope(window, cut, sorting)
         keys = self._keys(sorting, parted=parted)
@@ -61,14 +75,21 @@ class SplitPlanner:
             for place, (part, size) in enumerate(zip(found, sizes, strict=True))
         ]
 
-    def count_unpartitioned_rows(self, window: HistoryPartition, cut: HandoffFilter | None) -> UnpartitionedRows:
+    def count_unpartitioned_rows(
+        self, window: HistoryPartition, cut: HandoffFilter | None
+    ) -> UnpartitionedRows:
         """Count the filtered rows with NULL in the partition column, and the rows in the partition."""
         bound, column, kind = SqlParameters(), quote(window.column), self._kind(window.column)
         here = f"ifNull({column} >= {bound.literal(window.start, kind)}, 0)"
         here += f" AND ifNull({column} < {bound.literal(window.end, kind)}, 0)" if window.end else ""
         where = self._where(_part((), None, None, 0), self._scope(None, cut, self._sorting()), bound)
-        query = f"SELECT countIf(isNull({column})), countIf({here}), toString(maxIf({column}, {here})) FROM {self._from()} WHERE {where}"
-        with translate_errors(self._name, f"{self._table.database}.{self._table.name}", "look for rows outside of its windows"):
+        query = (
+            f"SELECT countIf(isNull({column})), countIf({here}), toString(maxIf({column}, {here})) FROM"
+            f" {self._from()} WHERE {where}"
+        )
+        with translate_errors(
+            self._name, f"{self._table.database}.{self._table.name}", "look for rows outside of its windows"
+        ):
             ((nulls, later, last),) = self._client.query(query, parameters=bound.parameters).result_rows
         return UnpartitionedRows(int(nulls), int(later), last or "")
 
@@ -94,8 +115,12 @@ class SplitPlanner:
         found = expressions(self._table.sorting_key)
         if not found:
             return []
-        with translate_errors(self._name, f"{self._table.database}.{self._table.name}", "see its sorting key"):
-            rows = self._client.query(f"DESCRIBE (SELECT {', '.join(found)} FROM {self._table.sql})").result_rows
+        with translate_errors(
+            self._name, f"{self._table.database}.{self._table.name}", "see its sorting key"
+        ):
+            rows = self._client.query(
+                f"DESCRIBE (SELECT {', '.join(found)} FROM {self._table.sql})"
+            ).result_rows
         return [(expression, row[1]) for expression, row in zip(found, rows, strict=True)]
 
     def _keys(self, sorting: Sequence[tuple[str, str]], *, parted: bool) -> tuple[SortingKeyColumn, ...]:
@@ -105,12 +130,19 @@ class SplitPlanner:
             return (SortingKeyColumn(INSERTED, "UInt64"), SortingKeyColumn("_part_offset", "UInt64"))
         return ()
 
-    def _scope(self, window: HistoryPartition | None, cut: HandoffFilter | None, sorting: Sequence[tuple[str, str]]) -> Json:
+    def _scope(
+        self, window: HistoryPartition | None, cut: HandoffFilter | None, sorting: Sequence[tuple[str, str]]
+    ) -> Json:
         """Return the conditions that all splits share."""
         return {
             "window": None
             if window is None
-            else {"column": window.column, "kind": self._kind(window.column), "start": window.start, "end": window.end},
+            else {
+                "column": window.column,
+                "kind": self._kind(window.column),
+                "start": window.start,
+                "end": window.end,
+            },
             "start": self._start(sorting) if self._node.start_at is not None else None,
             "cut": None if cut is None else cut.to_json(),
         }
@@ -125,12 +157,16 @@ class SplitPlanner:
     def _kind(self, column: str) -> str:
         with translate_errors(self._name, f"{self._table.database}.{self._table.name}", "see its columns"):
             rows = self._client.query(
-                "SELECT name, type FROM system.columns WHERE database = {database:String} AND table = {name:String} ORDER BY position",
+                "SELECT name, type FROM system.columns WHERE database = {database:String} AND table ="
+                " {name:String} ORDER BY position",
                 parameters={"database": self._table.database, "name": self._table.name},
             ).result_rows
         found = {row[0]: row[1] for row in rows}
         if column not in found:
-            msg = f"`{self._table.database}.{self._table.name}` has no column {column}, which the window is measured by"
+            msg = (
+                f"`{self._table.database}.{self._table.name}` has no column {column}, which the window is"
+                " measured by"
+            )
             raise SchemaError(msg, hint=f"It has: {', '.join(found)}.", node=self._name)
         return found[column]
 
@@ -151,10 +187,15 @@ class SplitPlanner:
         every = _part(keys, None, None, 0)
         names = [key.expression for key in keys]
         listed = ", ".join(f"{sql} AS _headrace_{place}" for place, sql in enumerate(names))
-        low = ", ".join(SortingKeyColumn(f"tupleElement(low, {place})", key.kind).text() for place, key in enumerate(keys, 1))
+        low = ", ".join(
+            SortingKeyColumn(f"tupleElement(low, {place})", key.kind).text()
+            for place, key in enumerate(keys, 1)
+        )
         query = (
-            f"SELECT [{low}], found FROM (SELECT argMin(tuple({', '.join(f'_headrace_{place}' for place in range(len(keys)))}), place) AS low,"
-            f" count() AS found, min(place) AS begin FROM (SELECT {listed}, rank() OVER (ORDER BY {', '.join(names)}) - 1 AS place"
+            f"SELECT [{low}], found FROM (SELECT"
+            f" argMin(tuple({', '.join(f'_headrace_{place}' for place in range(len(keys)))}), place) AS low,"
+            f" count() AS found, min(place) AS begin FROM (SELECT {listed}, rank() OVER (ORDER BY"
+            f" {', '.join(names)}) - 1 AS place"
             f" FROM {self._from()} WHERE {self._where(every, common, bound)})"
             f" GROUP BY intDiv(place, {bound.bind(self._rows, 'UInt64')})) ORDER BY begin"
         )
@@ -177,4 +218,10 @@ class SplitPlanner:
 
 def _part(keys: Sequence[SortingKeyColumn], low: list[str] | None, high: list[str] | None, rows: int) -> Json:
     """Return a split without its name: at or above `low`, below `high`; None means no bound."""
-    return {"keys": [key.to_json() for key in keys], "low": low, "high": high, "unplaced": False, "rows": rows}
+    return {
+        "keys": [key.to_json() for key in keys],
+        "low": low,
+        "high": high,
+        "unplaced": False,
+        "rows": rows,
+    }

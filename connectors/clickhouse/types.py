@@ -5,7 +5,8 @@ The server casts, so that a task hands Arrow on without touching values. The rul
     UInt8, 16, 32, 64            int16, int32, int64, decimal(20, 0): the next type that holds every value
     BFloat16                     float
     Decimal(p <= 38)             the same decimal
-    Decimal(p > 38), (U)Int128, (U)Int256   their digits as text, under a type of that name; not inside of others
+    Decimal(p > 38), (U)Int128, (U)Int256   their digits as text, under a type of that name; not inside of
+    others
     Date, Date32                 date32
     DateTime, DateTime64         timestamp in microseconds, an instant in UTC; finer digits are cut off
     String                       string (bytes are taken as UTF-8, unchecked)
@@ -60,7 +61,10 @@ SCALARS: dict[str, tuple[str, pa.DataType]] = {
     "DateTime": (UTC_MICROS, pa.timestamp("us", tz="UTC")),
     "DateTime64": (UTC_MICROS, pa.timestamp("us", tz="UTC")),
 }
-"""By the name of a type: what the server casts it to, and what then arrives. Decimals, FixedString and containers: `convert`."""
+"""By the name of a type: what the server casts it to, and what then arrives.
+
+Decimals, FixedString and containers: `convert`.
+"""
 
 
 class UnsupportedTypeError(ValueError):
@@ -69,7 +73,7 @@ class UnsupportedTypeError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ClickHouseColumn:
-    """One payload column: its name and type in ClickHouse, what the server casts it to, and what arrives as Arrow."""
+    """One payload column: name, type in ClickHouse, type that the server casts it to, and Arrow type."""
 
     name: str
     source: str
@@ -132,7 +136,9 @@ def _container(base: str, kind: Any) -> tuple[str, pa.DataType]:
     labels = names or [str(place) for place in range(1, len(members) + 1)]
     arrow = pa.struct([pa.field(label, member[1]) for label, member in zip(labels, members, strict=True)])
     if base == "Nested":
-        spelled = ", ".join(f"{quote(label)} {member[0]}" for label, member in zip(labels, members, strict=True))
+        spelled = ", ".join(
+            f"{quote(label)} {member[0]}" for label, member in zip(labels, members, strict=True)
+        )
         return f"Array(Tuple({spelled}))", pa.list_(arrow)
     spelled = (
         ", ".join(f"{quote(name)} {member[0]}" for name, member in zip(names, members, strict=True))
@@ -163,7 +169,11 @@ def columns_of(found: Iterable[tuple[str, str]], node: str) -> tuple[ClickHouseC
         columns.append(ClickHouseColumn(name, spelled, target, arrow))
     if problems:
         msg = "columns that cannot be read: " + "; ".join(problems)
-        raise SchemaError(msg, hint="List the columns to read under `columns`, or read a view that casts or renames these.", node=node)
+        raise SchemaError(
+            msg,
+            hint="List the columns to read under `columns`, or read a view that casts or renames these.",
+            node=node,
+        )
     return tuple(columns)
 
 

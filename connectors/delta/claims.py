@@ -1,8 +1,9 @@
 """Claims to a Delta table: one table property per sink.
 
-`headrace.claim.<uuid>/<lane>/<sink>` is `{"name", "share", "table"}`. Delta cannot set a property only if another one is absent. So a
-sink sets its own claim first and reads all claims afterwards: of two that come at once, at least one sees the other and withdraws.
-`table` is the table's own id: properties that a clone of the table brought along are no claims to the clone.
+`headrace.claim.<uuid>/<lane>/<sink>` is `{"name", "share", "table"}`. Delta cannot set a property only if
+another one is absent. So a sink sets its own claim first and reads all claims afterwards: of two that come at
+once, at least one sees the other and withdraws. `table` is the table's own id: properties that a clone of the
+table brought along are no claims to the clone.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ def claim(session: Any, table: TableLog, owner: TargetClaimant, target: str) -> 
     owner.refuse(there, target)
     if Claim(owner.key, owner.share) in there:
         return
-    value = json.dumps({"name": owner.key.name, "share": owner.share, "table": table.identity(table.snapshot())})
+    value = json.dumps(
+        {"name": owner.key.name, "share": owner.share, "table": table.identity(table.snapshot())}
+    )
     _alter(session, table, f"SET TBLPROPERTIES ({_text(PREFIX + owner.key.text)} = {_text(value)})")
     there = read_claims(table)
     if owner.rivals(there):

@@ -16,4 +16,6 @@ class DeltaSinkConfig(KeyedSinkConfig):
     metric_labels: ClassVar[tuple[str, ...]] = ("path",)
 
     type: Literal["delta"] = "delta"
-    path: str = Field(description="A folder or a URI that Spark can write; the table is made if it is missing.")
+    path: str = Field(
+        description="A folder or a URI that Spark can write; the table is made if it is missing."
+    )

@@ -27,8 +27,14 @@ def _literal(value: Any) -> Column:
 
     if isinstance(value, datetime):
         since = value - datetime(1970, 1, 1, tzinfo=UTC)
-        return F.timestamp_micros(F.lit((since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds))
-    return F.date_from_unix_date(F.lit(value.toordinal() - date(1970, 1, 1).toordinal())) if isinstance(value, date) else F.lit(value)
+        return F.timestamp_micros(
+            F.lit((since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds)
+        )
+    return (
+        F.date_from_unix_date(F.lit(value.toordinal() - date(1970, 1, 1).toordinal()))
+        if isinstance(value, date)
+        else F.lit(value)
+    )
 
 
 def conf_for(source: MergeSource) -> Mapping[str, str]:
@@ -36,10 +42,16 @@ def conf_for(source: MergeSource) -> Mapping[str, str]:
 
     MERGE reads its source twice, so Spark materializes a source that is expensive to compute.
     """
-    return {_MATERIALIZE: "none"} if source.local else {_MATERIALIZE: "auto", "spark.sql.adaptive.enabled": "true"}
+    return (
+        {_MATERIALIZE: "none"}
+        if source.local
+        else {_MATERIALIZE: "auto", "spark.sql.adaptive.enabled": "true"}
+    )
 
 
-def merge(session: SparkSession, path: str, source: MergeSource, frame: EpochFrame, version: str | None = None) -> None:
+def merge(
+    session: SparkSession, path: str, source: MergeSource, frame: EpochFrame, version: str | None = None
+) -> None:
     """Update, insert and delete by key in one commit. A delete of a missing key does nothing.
 
     With a version, a row that is newer than the winner stays.
@@ -52,7 +64,9 @@ def merge(session: SparkSession, path: str, source: MergeSource, frame: EpochFra
         condition = condition & (F.col(f"t.{quote_identifier(name)}") == F.col(f"s.{quote_identifier(name)}"))
     for name, (low, high) in source.bounds.items():
         condition = condition & F.col(f"t.{quote_identifier(name)}").between(_literal(low), _literal(high))
-    values: dict[str, str | Column] = {quote_identifier(name): F.col(f"s.{quote_identifier(name)}") for name in frame.schema.names}
+    values: dict[str, str | Column] = {
+        quote_identifier(name): F.col(f"s.{quote_identifier(name)}") for name in frame.schema.names
+    }
     deleted = F.col(f"s.{OP}") == "d"
     wins = F.lit(True)
     if version is not None:

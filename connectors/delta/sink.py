@@ -1,8 +1,9 @@
 """A Delta table as a sink, exactly once.
 
-Its atomic act is one commit: rows by append, or by MERGE where there is a key; the transaction identifier; and the record in the
-commit's user metadata. Delta skips a commit whose identifier is not newer, and aborts one that raced another with the same
-identifier: a compare-and-set, also between generations. What it skips it skips silently, so every commit is read back.
+Its atomic act is one commit: rows by append, or by MERGE where there is a key; the transaction identifier;
+and the record in the commit's user metadata. Delta skips a commit whose identifier is not newer, and aborts
+one that raced another with the same identifier: a compare-and-set, also between generations. What it skips it
+skips silently, so every commit is read back.
 """
 
 from __future__ import annotations
@@ -16,7 +17,12 @@ from headrace.connectors.delta.claims import claim, end_claims, read_claims
 from headrace.connectors.delta.errors import explain, is_duplicate_transaction
 from headrace.connectors.delta.merge import conf_for, merge
 from headrace.connectors.delta.table import check_columns, check_location, create
-from headrace.connectors.delta.transaction_log import DeltaCommit, TableLog, encode_commit_metadata, first_step
+from headrace.connectors.delta.transaction_log import (
+    DeltaCommit,
+    TableLog,
+    encode_commit_metadata,
+    first_step,
+)
 from headrace.connectors.fencing import check_generation, fenced
 from headrace.connectors.frame import EpochFrame
 from headrace.connectors.lakehouse_rows import build_merge_source, select_append_rows
@@ -40,7 +46,8 @@ _SESSION = {
     "spark.databricks.delta.snapshotPartitions": "1",
     "spark.databricks.delta.history.metricsEnabled": "true",
     "spark.databricks.delta.optimizeWrite.enabled": "false",
-    "spark.databricks.delta.autoCompact.enabled": "false",  # its commit would have our identifier and metadata
+    # The commit of a compaction would have our identifier and metadata.
+    "spark.databricks.delta.autoCompact.enabled": "false",
     "spark.sql.session.timeZone": "UTC",
     _ADAPTIVE: "false",  # it runs a job per stage, which costs small queries more than their rows
 }
@@ -57,7 +64,11 @@ class DeltaTableSink(LakehouseSink):
         self._app = context.key.text
         self._path: str = _absolute(context.node.path)
         self._opened: tuple[SparkSession, TableLog] | None = None
-        self._seen: tuple[str, int, DeltaCommit | None] = ("", -1, None)  # table id, last version read, commit
+        self._seen: tuple[str, int, DeltaCommit | None] = (
+            "",
+            -1,
+            None,
+        )  # table id, last version read, commit
 
     @property
     def target(self) -> str:
@@ -110,7 +121,9 @@ class DeltaTableSink(LakehouseSink):
             record = replace(record, baseline=self.read_rows(expected).count())
         try:
             if change.frame is not None:
-                self._write_rows(change.frame, txn, self._metadata(txn, change.complete(WriteCounts()), derive=True))
+                self._write_rows(
+                    change.frame, txn, self._metadata(txn, change.complete(WriteCounts()), derive=True)
+                )
             else:
                 mode = "overwrite" if change.kind is CommitKind.TRUNCATE else "append"
                 self._append(self._empty_rows(), txn, self._metadata(txn, record), mode=mode)
@@ -183,10 +196,15 @@ class DeltaTableSink(LakehouseSink):
         """
         if txn is None or (found is not None and found.txn == txn):
             return
-        what = f"the newest record that its log holds is of step {found.txn}" if found else "its log no longer holds the record"
+        what = (
+            f"the newest record that its log holds is of step {found.txn}"
+            if found
+            else "its log no longer holds the record"
+        )
         msg = f"{self.target} remembers step {txn} of this sink, but {what}"
         hint = (
-            "The log was cleaned up (delta.logRetentionDuration), or the table is a clone. Use `headrace replay --from` or `accept-target`."
+            "The log was cleaned up (delta.logRetentionDuration), or the table is a clone. Use `headrace"
+            " replay --from` or `accept-target`."
         )
         raise SinkStateError(msg, hint=hint, node=self._name)
 
@@ -207,7 +225,9 @@ class DeltaTableSink(LakehouseSink):
                 session.conf.unset(key)
             session.conf.set(_ADAPTIVE, _SESSION[_ADAPTIVE])
 
-    def _append(self, rows: DataFrame, txn: int, metadata: str, *, app: str = "", mode: str = "append") -> None:
+    def _append(
+        self, rows: DataFrame, txn: int, metadata: str, *, app: str = "", mode: str = "append"
+    ) -> None:
         options = {
             "txnAppId": app or self._app,
             "txnVersion": txn,
@@ -228,11 +248,19 @@ class DeltaTableSink(LakehouseSink):
         """Return the commit of step `txn`. Raise an error if Delta skipped it."""
         newest = self._read_newest_commit()
         if newest is None or newest.txn != txn:
-            check_generation(newest.generation if newest else None, change.generation, target=self.target, sink=self._name)
-            msg = f"Delta did not commit step {txn} to `{self._path}`; the newest one is {newest and newest.txn}"
+            check_generation(
+                newest.generation if newest else None, change.generation, target=self.target, sink=self._name
+            )
+            msg = (
+                f"Delta did not commit step {txn} to `{self._path}`; the newest one is"
+                f" {newest and newest.txn}"
+            )
             raise InternalError(msg, node=self._name)
         if change.plan is not None and (newest.record is None or newest.record.epoch != change.plan.number):
-            msg = f"the commit of epoch {change.plan.number} holds the record of epoch {newest.record and newest.record.epoch}"
+            msg = (
+                f"the commit of epoch {change.plan.number} holds the record of epoch"
+                f" {newest.record and newest.record.epoch}"
+            )
             raise InternalError(msg, node=self._name)
         return newest
 

@@ -18,11 +18,18 @@ if TYPE_CHECKING:
 
 _PARQUET_REFUSES = re.compile(r"[ ,;{}()\n\t=]")
 _CHECKPOINT_EVERY = "50"
-"""Commits. Delta's own 10 makes every tenth small epoch take several times as long; reading 50 small commits again costs less."""
+"""Commits.
+
+Delta's own 10 makes every tenth small epoch take several times as long; reading 50 small commits again costs
+less.
+"""
 _ATTEMPTS = 3
 _PAUSE_SECONDS = 0.5
 _BEING_CREATED = "DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION"
-"""Delta's error for a folder with files and no log. Another process that creates the table causes it until its first commit."""
+"""Delta's error for a folder with files and no log.
+
+Another process that creates the table causes it until its first commit.
+"""
 _UNSAFE = ("s3", "s3a", "s3n")
 
 
@@ -35,7 +42,10 @@ def check_location(sink: str, path: str, session: SparkSession) -> None:
     store = session.conf.get(f"spark.delta.logStore.{scheme}.impl", "") if scheme in _UNSAFE else "local"
     if not store or store.endswith("S3SingleDriverLogStore"):
         msg = f"a Delta table at `{path}` needs a log store that puts a file only if it is absent"
-        hint = f"Set spark.conf spark.delta.logStore.{scheme}.impl, for example to io.delta.storage.S3DynamoDBLogStore, with its jar."
+        hint = (
+            f"Set spark.conf spark.delta.logStore.{scheme}.impl, for example to"
+            " io.delta.storage.S3DynamoDBLogStore, with its jar."
+        )
         raise GuaranteeError(msg, hint=hint, node=sink)
 
 
@@ -48,7 +58,11 @@ def create(sink: str, session: SparkSession, path: str, schema: pa.Schema, key: 
     from delta.tables import DeltaTable
     from pyspark.errors import AnalysisException
 
-    builder = DeltaTable.createIfNotExists(session).location(path).property("delta.checkpointInterval", _CHECKPOINT_EVERY)
+    builder = (
+        DeltaTable.createIfNotExists(session)
+        .location(path)
+        .property("delta.checkpointInterval", _CHECKPOINT_EVERY)
+    )
     if key:
         builder = builder.property("delta.enableDeletionVectors", "true")
     for column in schema:
@@ -66,7 +80,9 @@ def create(sink: str, session: SparkSession, path: str, schema: pa.Schema, key: 
                 time.sleep(_PAUSE_SECONDS)
     except AnalysisException as error:
         msg = f"cannot make a Delta table at `{path}`: {str(error).splitlines()[0]}"
-        raise TargetError(msg, hint="Choose an empty place, or a Delta table, as `path`.", node=sink) from error
+        raise TargetError(
+            msg, hint="Choose an empty place, or a Delta table, as `path`.", node=sink
+        ) from error
 
 
 def _names(field: pa.Field) -> Iterator[str]:
@@ -76,10 +92,14 @@ def _names(field: pa.Field) -> Iterator[str]:
         yield from _names(field.type.field(at))
 
 
-def check_columns(sink: str, session: SparkSession, path: str, schema: pa.Schema, key: tuple[str, ...]) -> None:
+def check_columns(
+    sink: str, session: SparkSession, path: str, schema: pa.Schema, key: tuple[str, ...]
+) -> None:
     """Raise SchemaError if a column is missing, has another type, or is required but not in the rows."""
     table = session.read.format("delta").load(path).schema
     wanted = {column.name: spark_type(column.type) for column in schema}
     if wrong := find_schema_mismatches(session, table, wanted, key):
         msg = f"the Delta table `{path}` cannot take the rows: {'; '.join(wrong)}"
-        raise SchemaError(msg, hint="Change the table (ALTER TABLE), the transform's columns, or `path`.", node=sink)
+        raise SchemaError(
+            msg, hint="Change the table (ALTER TABLE), the transform's columns, or `path`.", node=sink
+        )

@@ -1,12 +1,13 @@
-"""The log of one Delta table, read through the JVM: versions, transaction ids, and what commits say about themselves.
+"""The log of one Delta table, read through the JVM: versions, transaction ids, and the metadata of commits.
 
 A sink's record lies in the user metadata of a commit, wrapped::
 
     {"headrace": 1, "app": "<uuid>/<lane>/<sink>", "txn": …, "derive": true, "record": {…} or null}
 
-`txn` is the version of the transaction identifier `app` that the same commit sets: (generation << 32) + step. It only grows, so
-Delta itself refuses what an older generation still writes, also after a lane was taken back to an earlier epoch. `derive` says that
-the rows are not in `record` but in the commit's own metrics, which do not exist yet when the record is written down.
+`txn` is the version of the transaction identifier `app` that the same commit sets: (generation << 32) + step.
+It only grows, so Delta itself refuses what an older generation still writes, also after a lane was taken back
+to an earlier epoch. `derive` says that the rows are not in `record` but in the commit's own metrics, which do
+not exist yet when the record is written down.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ def first_step(generation: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DeltaCommit:
-    """What the table holds of a lane and sink: the newest of our commits. `record` is None where it only fenced."""
+    """What the table holds of a lane and sink: the newest of our commits.
+
+    `record` is None where it only fenced.
+    """
 
     version: int
     txn: int
@@ -60,10 +64,17 @@ def decode_commit_metadata(version: int, info: Json, app: str | None) -> tuple[s
         found = json.loads(info.get("userMetadata") or "null")
     except ValueError:
         return None
-    if not isinstance(found, dict) or "headrace" not in found or (app is not None and found.get("app") != app):
+    if (
+        not isinstance(found, dict)
+        or "headrace" not in found
+        or (app is not None and found.get("app") != app)
+    ):
         return None
     if found["headrace"] != _FORMAT:
-        msg = f"version {version} of the Delta table holds a record of format {found['headrace']}, this Headrace knows {_FORMAT}"
+        msg = (
+            f"version {version} of the Delta table holds a record of format {found['headrace']}, this"
+            f" Headrace knows {_FORMAT}"
+        )
         raise InternalError(msg, hint="Run the Headrace version that wrote it, or a newer one.")
     record = CommitRecord.from_json(found["record"]) if found["record"] is not None else None
     if record is not None and found["derive"]:
@@ -74,9 +85,13 @@ def decode_commit_metadata(version: int, info: Json, app: str | None) -> tuple[s
 
 def counted(info: Json) -> WriteCounts:
     """Return the row counts of a commit from its own metrics, which cover the tasks whose files are in it."""
-    metrics = {key: int(value) for key, value in info.get("operationMetrics", {}).items() if str(value).isdigit()}
+    metrics = {
+        key: int(value) for key, value in info.get("operationMetrics", {}).items() if str(value).isdigit()
+    }
     if info.get("operation") == "MERGE":
-        inserted, updated, deleted = (metrics[f"numTargetRows{what}"] for what in ("Inserted", "Updated", "Deleted"))
+        inserted, updated, deleted = (
+            metrics[f"numTargetRows{what}"] for what in ("Inserted", "Updated", "Deleted")
+        )
         return WriteCounts(metrics["numSourceRows"], inserted, updated, deleted)
     return WriteCounts(metrics.get("numOutputRows", 0), metrics.get("numOutputRows", 0), 0, 0)
 
@@ -170,8 +185,15 @@ class TableLog:
             if found is None:
                 continue
             if restored is not None:
-                msg = f"version {restored[0]} of the Delta table `{self.path}` restored version {restored[1]}, older than what this sink wrote"
-                raise SinkStateError(msg, hint="Rows of committed epochs are gone from it. Use `headrace replay --from` an epoch before.")
+                msg = (
+                    f"version {restored[0]} of the Delta table `{self.path}` restored version"
+                    f" {restored[1]}, older than what this sink wrote"
+                )
+                raise SinkStateError(
+                    msg,
+                    hint="Rows of committed epochs are gone from it. Use `headrace replay --from` an epoch"
+                    " before.",
+                )
             return found[1]
         return None
 

@@ -32,24 +32,36 @@ FileFormat = Annotated[Literal["parquet", "csv", "json"], BeforeValidator(_forma
 
 
 class FileSourceConfig(SourceConfig):
-    """Files of one format, read once: pinned by size and time of change, split by file or parquet row group."""
+    """Files of one format, read once: pinned by size and modification time, split by file or row group."""
 
-    identity_keys: ClassVar[frozenset[str]] = frozenset({"path", "format", "mode", "schema", "filter", "header", "delimiter", "null_value"})
+    identity_keys: ClassVar[frozenset[str]] = frozenset(
+        {"path", "format", "mode", "schema", "filter", "header", "delimiter", "null_value"}
+    )
     metric_labels: ClassVar[tuple[str, ...]] = ("path",)
     phase_constants: ClassVar[Mapping[str, Any]] = {"mode": "bounded", "parallelism": None}
 
     type: Literal["file"] = "file"
-    path: str = Field(description="A file, a folder that is read with all below it, or a pattern such as /data/*.csv; local.")
-    format: FileFormat = Field(description="parquet, csv, or json with one object per line (also ndjson, jsonl).")
+    path: str = Field(
+        description="A file, a folder that is read with all below it, or a pattern such as /data/*.csv;"
+        " local."
+    )
+    format: FileFormat = Field(
+        description="parquet, csv, or json with one object per line (also ndjson, jsonl)."
+    )
     mode: Annotated[Literal["bounded"], BeforeValidator(_mode)] = Field(
-        description="`bounded`: the files that are there at the first start. Files that come later are not watched for yet."
+        description="`bounded`: the files that are there at the first start. Files that come later are not"
+        " watched for yet."
     )
     schema_: dict[str, str] = Field(
-        default_factory=dict, alias="schema", description="Column names and types; needed for csv and json, a check for parquet."
+        default_factory=dict,
+        alias="schema",
+        description="Column names and types; needed for csv and json, a check for parquet.",
     )
     columns: Columns = Field(default=(), description="Columns to read. Defaults to all.")
     filter: str | None = Field(default=None, description="A predicate in Spark SQL.")
-    header: bool = Field(default=True, description="csv: whether the first line of each file names its columns.")
+    header: bool = Field(
+        default=True, description="csv: whether the first line of each file names its columns."
+    )
     delimiter: str = Field(default=",", description="csv: one character.")
     null_value: str = Field(default="", description="csv: the unquoted field that means null.")
     parallelism: PositiveInt | None = Field(default=None, description=PARALLELISM)

@@ -27,7 +27,10 @@ _DIGITS = re.compile(r"(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """One file as it was listed. `groups` are the rows of each parquet row group; None for text, which is read whole."""
+    """One file as it was listed.
+
+    `groups` are the rows of each parquet row group; None for text, which is read whole.
+    """
 
     path: str
     size: int
@@ -69,23 +72,38 @@ def list_files(path: str, node: str) -> list[File]:
     listed = {os.path.realpath(name): name for match in matches for name in _below(match, node)}
     if not listed:
         near = difflib.get_close_matches(place, _beside(place), n=2)
-        said = f"Did you mean {' or '.join(near)}?" if near else "Set `path` to a file, a folder or a pattern such as /data/*.parquet."
+        said = (
+            f"Did you mean {' or '.join(near)}?"
+            if near
+            else "Set `path` to a file, a folder or a pattern such as /data/*.parquet."
+        )
         msg = f"no files matching `{path}`"
-        raise TargetError(msg, hint=f"{said} Files whose name begins with `_` or `.` do not count.", node=node)
+        raise TargetError(
+            msg, hint=f"{said} Files whose name begins with `_` or `.` do not count.", node=node
+        )
     if len(listed) > MOST:
         msg = f"`{path}` has {len(listed)} files; {MOST} can be pinned at once"
-        raise TargetError(msg, hint="Read it in parts by a narrower path, or put small files together.", node=node)
+        raise TargetError(
+            msg, hint="Read it in parts by a narrower path, or put small files together.", node=node
+        )
     files = [_stat(name, node) for name in sorted(listed.values(), key=_natural)]
     names = set(files[0].partitions)
     if odd := next((file for file in files if set(file.partitions) != names), None):
-        msg = f"`{odd.path}` has the partition folders {_said(odd.partitions)}, `{files[0].path}` has {_said(names)}"
+        msg = (
+            f"`{odd.path}` has the partition folders {_said(odd.partitions)}, `{files[0].path}` has"
+            f" {_said(names)}"
+        )
         raise SchemaError(msg, hint="All files of one source need the same `name=value` folders.", node=node)
     return files
 
 
 def _matching(pattern: str) -> list[str]:
     fixed = os.path.dirname(re.split(r"[*?\[]", pattern, maxsplit=1)[0])
-    return [name for name in glob.glob(pattern, recursive=True) if not any(map(_hidden, Path(os.path.relpath(name, fixed)).parts))]
+    return [
+        name
+        for name in glob.glob(pattern, recursive=True)
+        if not any(map(_hidden, Path(os.path.relpath(name, fixed)).parts))
+    ]
 
 
 def _hidden(name: str) -> bool:
@@ -98,7 +116,11 @@ def _said(names: Mapping[str, object] | set[str]) -> str:
 
 def _natural(name: str) -> tuple[tuple[tuple[str, int], ...], str]:
     parts = _DIGITS.split(name)
-    pairs = tuple((text, int(parts[at + 1]) if at + 1 < len(parts) else -1) for at, text in enumerate(parts) if at % 2 == 0)
+    pairs = tuple(
+        (text, int(parts[at + 1]) if at + 1 < len(parts) else -1)
+        for at, text in enumerate(parts)
+        if at % 2 == 0
+    )
     return pairs, name
 
 
@@ -136,7 +158,9 @@ def _stat(name: str, node: str) -> File:
         about = os.stat(name)
     except OSError as error:
         msg = f"`{name}` cannot be read: {error.strerror}"
-        raise TargetError(msg, hint="Remove it, or let the user that runs Headrace read it.", node=node) from None
+        raise TargetError(
+            msg, hint="Remove it, or let the user that runs Headrace read it.", node=node
+        ) from None
     return File(name, about.st_size, about.st_mtime_ns)
 
 
@@ -148,13 +172,21 @@ def pack(files: Sequence[File]) -> Json:
     root = os.path.commonpath([os.path.dirname(file.path) for file in files])
     rows = [[os.path.relpath(file.path, root), file.size, file.changed, file.groups] for file in files]
     packed = zlib.compress(json.dumps(rows, separators=(",", ":")).encode(), 9)
-    return {"root": root, "count": len(files), "bytes": sum(file.size for file in files), "files": base64.b64encode(packed).decode()}
+    return {
+        "root": root,
+        "count": len(files),
+        "bytes": sum(file.size for file in files),
+        "files": base64.b64encode(packed).decode(),
+    }
 
 
 def unpack(handle: Json) -> list[File]:
     """Restore the files from the result of `pack`."""
     rows = json.loads(zlib.decompress(base64.b64decode(handle["files"])))
-    return [File(os.path.join(handle["root"], name), size, changed, groups and tuple(groups)) for name, size, changed, groups in rows]
+    return [
+        File(os.path.join(handle["root"], name), size, changed, groups and tuple(groups))
+        for name, size, changed, groups in rows
+    ]
 
 
 def change(about: os.stat_result, file: File) -> str:
@@ -184,6 +216,7 @@ def changed(path: str, what: str, node: str) -> PipelineStateError:
 
 
 CHANGED = (
-    "The same rows cannot be read again. Put the file back as it was (size and time of change), or start over with a new snapshot:"
+    "The same rows cannot be read again. Put the file back as it was (size and time of change), or start"
+    " over with a new snapshot:"
     " `headrace reset FILE`."
 )

@@ -1,4 +1,4 @@
-"""Reading files in tasks, as Arrow: each file through one open handle that is compared with the pin before and after."""
+"""Reads files in tasks, as Arrow. Each file has one handle, and is compared with the pin before and after."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NO_JSON = "\x01"  # a byte that no JSON line can contain: the csv reader reads 
 
 @dataclass(frozen=True, slots=True)
 class FileRange:
-    """What a task reads of one file: its place in the pin's order, and for parquet the row groups [first, end)."""
+    """The part of a file that a task reads: its index in the pin, and parquet row groups [first, end)."""
 
     ordinal: int
     file: File
@@ -42,8 +42,9 @@ class FileRange:
 class FileScan:
     """What all pieces of one source read. Picklable.
 
-    `columns` are read from the files in these types (for csv all text; for json the one column `LINE`), `folders` are partition
-    folders, whose values are text columns `FOLDER`0, 1, … after them. `names` are all columns of a csv file without a header.
+    `columns` are read from the files in these types (for csv all text; for json the one column `LINE`),
+    `folders` are partition folders, whose values are text columns `FOLDER`0, 1, … after them. `names` are all
+    columns of a csv file without a header.
     """
 
     node: str
@@ -90,7 +91,13 @@ class FileScan:
         if what := change(about, piece.file):
             return task_error(changed(piece.file.path, what, self.node))
         msg = f"`{piece.file.path}` cannot be read as {self.format}: {' '.join(str(error).split())[:300]}"
-        return task_error(DataError(msg, hint="Correct the file, or `format`, `schema` and the options of the node.", node=self.node))
+        return task_error(
+            DataError(
+                msg,
+                hint="Correct the file, or `format`, `schema` and the options of the node.",
+                node=self.node,
+            )
+        )
 
     def _batches(self, file: IO[bytes], piece: FileRange) -> Iterator[tuple[int, int, pa.RecordBatch]]:
         """Yield (row group, number of the first row, rows)."""
@@ -121,19 +128,29 @@ class FileScan:
         stream = pa.CompressedInputStream(plain, codec) if codec else plain
         if self.format == "json":
             reading = csv.ReadOptions(use_threads=False, block_size=_BLOCK, column_names=[LINE])
-            parsing = csv.ParseOptions(delimiter=_NO_JSON, quote_char=False, double_quote=False, ignore_empty_lines=False)
+            parsing = csv.ParseOptions(
+                delimiter=_NO_JSON, quote_char=False, double_quote=False, ignore_empty_lines=False
+            )
             nulls: Any = {"null_values": []}
         else:
             names = None if self.header else list(self.names)
             reading = csv.ReadOptions(use_threads=False, block_size=_BLOCK, column_names=names)
             parsing = csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True)
-            nulls = {"null_values": [self.null_value], "strings_can_be_null": True, "quoted_strings_can_be_null": False}
+            nulls = {
+                "null_values": [self.null_value],
+                "strings_can_be_null": True,
+                "quoted_strings_can_be_null": False,
+            }
         kinds = {field.name: field.type for field in self.columns}
-        converting = csv.ConvertOptions(column_types=kinds, include_columns=list(kinds), check_utf8=True, **nulls)
+        converting = csv.ConvertOptions(
+            column_types=kinds, include_columns=list(kinds), check_utf8=True, **nulls
+        )
         with csv.open_csv(stream, reading, parsing, converting) as reader:
             yield from reader
 
-    def _placed(self, piece: FileRange, batches: Iterable[tuple[int, int, pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
+    def _placed(
+        self, piece: FileRange, batches: Iterable[tuple[int, int, pa.RecordBatch]]
+    ) -> Iterator[pa.RecordBatch]:
         values = piece.file.partitions
         for group, seen, batch in batches:
             count = batch.num_rows
@@ -171,7 +188,11 @@ def fitted(column: pa.Array, wanted: pa.DataType) -> pa.Array:
 
     if isinstance(column, pa.ExtensionArray):
         column = column.storage
-    return column if column.type == wanted else pc.cast(column, options=pc.CastOptions(wanted, allow_time_truncate=True))
+    return (
+        column
+        if column.type == wanted
+        else pc.cast(column, options=pc.CastOptions(wanted, allow_time_truncate=True))
+    )
 
 
 def read(spark: SparkSession, scan: FileScan, tasks: Sequence[Sequence[FileRange]]) -> DataFrame:
@@ -183,7 +204,9 @@ def read(spark: SparkSession, scan: FileScan, tasks: Sequence[Sequence[FileRange
     return spark.range(0, len(listed), 1, max(len(listed), 1)).mapInArrow(_task(scan, listed), wanted)
 
 
-def _task(scan: FileScan, tasks: Sequence[Sequence[FileRange]]) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _task(
+    scan: FileScan, tasks: Sequence[Sequence[FileRange]]
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def run(places: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in places:
             for place in batch.column(0).to_pylist():

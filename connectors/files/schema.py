@@ -1,4 +1,4 @@
-"""Which columns files have: by their own schema (parquet) or the node's (csv, json), and by the folders that they lie in."""
+"""The columns of files: from parquet, or from the node's schema (csv, json), and from partition folders."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _WIDER = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 
 @dataclass(frozen=True, slots=True)
 class FileSchema:
-    """`inner` are the columns that the files hold, in Spark's types; `folders` the declared types of their partition folders."""
+    """`inner` are the columns in the files, with Spark's types; `folders` the types of partition folders."""
 
     inner: pa.Schema
     folders: dict[str, str]
@@ -35,7 +35,9 @@ class FileSchema:
     @property
     def payload(self) -> pa.Schema:
         """All columns, with those of the folders last."""
-        return pa.schema([*self.inner, *[pa.field(name, plain(parse_type(kind))) for name, kind in self.folders.items()]])
+        return pa.schema(
+            [*self.inner, *[pa.field(name, plain(parse_type(kind))) for name, kind in self.folders.items()]]
+        )
 
     def pack(self) -> str:
         """Return `inner` as a string for a handle."""
@@ -47,7 +49,9 @@ def unpack(text: str) -> pa.Schema:
     return pa.ipc.read_schema(pa.py_buffer(zlib.decompress(base64.b64decode(text))))
 
 
-def shape_of(node: FileSourceConfig, files: Sequence[File], name: str, inner: pa.Schema | None = None) -> FileSchema:
+def shape_of(
+    node: FileSourceConfig, files: Sequence[File], name: str, inner: pa.Schema | None = None
+) -> FileSchema:
     """Return the columns of these files; `inner` is passed if it is known already.
 
     Raise SchemaError for columns that cannot be read, and DataError for a file that is not parquet.
@@ -61,9 +65,13 @@ def shape_of(node: FileSourceConfig, files: Sequence[File], name: str, inner: pa
     for column in shape.payload.names:
         if column.lower() in HIDDEN or column.lower() in seen:
             msg = (
-                f"`{column}` is a name that Headrace keeps for itself" if column.lower() in HIDDEN else f"column `{column}` is there twice"
+                f"`{column}` is a name that Headrace keeps for itself"
+                if column.lower() in HIDDEN
+                else f"column `{column}` is there twice"
             )
-            raise SchemaError(msg, hint="Rename the column in the files, or where `schema` declares it.", node=name)
+            raise SchemaError(
+                msg, hint="Rename the column in the files, or where `schema` declares it.", node=name
+            )
         seen.add(column.lower())
     if node.format == "parquet":
         _agrees(node, shape, files[0], name)
@@ -81,7 +89,11 @@ def _declared(node: FileSourceConfig, folders: dict[str, str], name: str) -> pa.
         found = parse_type(kind)
         if kinds.is_duration(found) or kinds.is_interval(found) or is_wide(found):
             msg = f"column `{column}`: {node.format} files cannot carry {kind}"
-            raise SchemaError(msg, hint="Declare it as string and convert it in a transform; numbers have up to 38 digits.", node=name)
+            raise SchemaError(
+                msg,
+                hint="Declare it as string and convert it in a transform; numbers have up to 38 digits.",
+                node=name,
+            )
         fields.append(pa.field(column, plain(found)))
     if not set(node.schema_) - set(folders):
         msg = "`schema` names no column that is in the files themselves"
@@ -92,11 +104,18 @@ def _declared(node: FileSourceConfig, folders: dict[str, str], name: str) -> pa.
 def _agrees(node: FileSourceConfig, shape: FileSchema, file: File, name: str) -> None:
     """Raise SchemaError if `schema`, which is optional for parquet, contradicts the files."""
     for column, kind in node.schema_.items():
-        wanted, found = plain(parse_type(kind)), shape.payload.field(column).type if column in shape.payload.names else None
+        wanted, found = (
+            plain(parse_type(kind)),
+            shape.payload.field(column).type if column in shape.payload.names else None,
+        )
         if found != wanted:
             said = f"has no column `{column}`" if found is None else f"holds `{column}` as {found}"
             msg = f"`schema` declares `{column}: {kind}`, but `{file.path}` {said}"
-            raise SchemaError(msg, hint=f"Correct `schema`, or leave it out. The file has: {', '.join(shape.payload.names)}.", node=name)
+            raise SchemaError(
+                msg,
+                hint=f"Correct `schema`, or leave it out. The file has: {', '.join(shape.payload.names)}.",
+                node=name,
+            )
 
 
 def check_file(file: File, schema: pa.Schema, wanted: pa.Schema, name: str) -> None:
@@ -105,9 +124,17 @@ def check_file(file: File, schema: pa.Schema, wanted: pa.Schema, name: str) -> N
         at = schema.get_field_index(field.name)
         found = plain(schema.field(at).type) if at >= 0 else None
         if found is None or not _fits(found, field.type):
-            said = f"lacks the column `{field.name}`" if found is None else f"holds `{field.name}` as {found}, not as {field.type}"
+            said = (
+                f"lacks the column `{field.name}`"
+                if found is None
+                else f"holds `{field.name}` as {found}, not as {field.type}"
+            )
             msg = f"`{file.path}` {said}, unlike the first file"
-            raise SchemaError(msg, hint="List the columns that all files have under `columns`, or read the files in parts.", node=name)
+            raise SchemaError(
+                msg,
+                hint="List the columns that all files have under `columns`, or read the files in parts.",
+                node=name,
+            )
 
 
 def _fits(found: pa.DataType, wanted: pa.DataType) -> bool:
@@ -116,7 +143,9 @@ def _fits(found: pa.DataType, wanted: pa.DataType) -> bool:
     if found in _WIDER and wanted in _WIDER:
         return _WIDER.index(found) < _WIDER.index(wanted)
     if kinds.is_decimal(found) and kinds.is_decimal(wanted):
-        return wanted.scale >= found.scale and wanted.precision - wanted.scale >= found.precision - found.scale
+        return (
+            wanted.scale >= found.scale and wanted.precision - wanted.scale >= found.precision - found.scale
+        )
     return found == pa.float32() and wanted == pa.float64()
 
 

@@ -15,7 +15,15 @@ from headrace.connectors.files.config import FileSourceConfig
 from headrace.connectors.files.listing import File
 from headrace.connectors.files.reader import FOLDER, GROUP, LINE, OFF, PART, FileRange, FileScan
 from headrace.connectors.files.schema import FileSchema, check_file, shape_of, unpack
-from headrace.connectors.filters import EVERYTHING, apply_filter, apply_scope, position_column, quote_identifier, scope_of, select_columns
+from headrace.connectors.filters import (
+    EVERYTHING,
+    apply_filter,
+    apply_scope,
+    position_column,
+    quote_identifier,
+    scope_of,
+    select_columns,
+)
 from headrace.connectors.kafka.json_decoder import checked, exact_text, parsed
 from headrace.connectors.source_base import BoundedSource, Snapshot
 from headrace.connectors.splitting import is_full
@@ -38,10 +46,11 @@ _COUNTING = 64  # tasks
 class Files(BoundedSource):
     """Reads the files of a path once, in the natural order of their names.
 
-    The pin is the list of files with size and time of change. A task reads each file through one open handle and compares it
-    with the pin before and after, so that a file which was changed or removed is an error and never other rows. Splits are
-    whole text files, or row groups of parquet files. Every row is an insert. `_gs_pos` is the row's topic partition and offset where
-    the history is cut by them, else its file's place in the order and its number in the file.
+    The pin is the list of files with size and time of change. A task reads each file through one open handle
+    and compares it with the pin before and after, so that a file which was changed or removed is an error and
+    never other rows. Splits are whole text files, or row groups of parquet files. Every row is an insert.
+    `_gs_pos` is the row's topic partition and offset where the history is cut by them, else its file's place
+    in the order and its number in the file.
     """
 
     capabilities: ClassVar[SourceCapabilities] = source_entries()["file"].capabilities
@@ -59,9 +68,13 @@ class Files(BoundedSource):
 
     def schema(self, spark: SparkSession) -> pa.Schema:
         """Return the payload's schema of the current files."""
-        return self._narrow(spark, shape_of(self.node, listing.list_files(self.node.path, self.name), self.name))
+        return self._narrow(
+            spark, shape_of(self.node, listing.list_files(self.node.path, self.name), self.name)
+        )
 
-    def _narrow(self, spark: SparkSession, shape: FileSchema, columns: Sequence[str] | None = None) -> pa.Schema:
+    def _narrow(
+        self, spark: SparkSession, shape: FileSchema, columns: Sequence[str] | None = None
+    ) -> pa.Schema:
         wanted = columns if columns is not None else self.node.columns
         names = select_columns(_empty(spark, shape.payload), wanted, self.node.path, self.name).columns
         return pa.schema([shape.payload.field(name) for name in names])
@@ -74,7 +87,13 @@ class Files(BoundedSource):
         del token
         files, shape = self._found(spark)
         self._scoped(_empty(spark, shape.payload), EVERYTHING)
-        handle = {"pinned": True, "path": self.node.path, "format": self.node.format, "schema": shape.pack(), **listing.pack(files)}
+        handle = {
+            "pinned": True,
+            "path": self.node.path,
+            "format": self.node.format,
+            "schema": shape.pack(),
+            **listing.pack(files),
+        }
         return Snapshot(handle, is_stable=True)
 
     def describe_snapshot(self, spark: SparkSession) -> Snapshot:
@@ -93,7 +112,9 @@ class Files(BoundedSource):
         if self.node.format == "parquet":
             wanted = {*self._narrow(spark, shape).names, *self._needed(shape, EVERYTHING, ())}
             inner = pa.schema([field for field in shape.inner if field.name in wanted])
-            files = reader.footers(files, self.name, lambda file, schema: check_file(file, schema, inner, self.name))
+            files = reader.footers(
+                files, self.name, lambda file, schema: check_file(file, schema, inner, self.name)
+            )
         listing.check(files, self.name)
         return files, shape
 
@@ -104,7 +125,13 @@ class Files(BoundedSource):
             self.listed[key] = files, shape_of(self.node, files, self.name, unpack(handle["schema"]))
         return self.listed[key]
 
-    def splits(self, spark: SparkSession, snapshot: Snapshot, window: HistoryPartition | None, cut: HandoffFilter | None) -> Sequence[Json]:
+    def splits(
+        self,
+        spark: SparkSession,
+        snapshot: Snapshot,
+        window: HistoryPartition | None,
+        cut: HandoffFilter | None,
+    ) -> Sequence[Json]:
         """Return whole text files, or row groups, with exact row counts.
 
         The counts are taken after filter, partition and handoff filter.
@@ -125,14 +152,24 @@ class Files(BoundedSource):
             found[-1]["bytes"] += size
         return found
 
-    def _counts(self, spark: SparkSession, files: Mapping[int, File], shape: FileSchema, scope: Json) -> dict[tuple[int, int], int]:
+    def _counts(
+        self, spark: SparkSession, files: Mapping[int, File], shape: FileSchema, scope: Json
+    ) -> dict[tuple[int, int], int]:
         """Return non-zero row counts by file and row group.
 
         They come from the footers if these are exact, else from reading the columns of the scope.
         """
         if self.node.format == "parquet" and not self.node.filter and scope == EVERYTHING:
-            return {(at, group): rows for at, file in files.items() for group, rows in enumerate(file.groups or ()) if rows}
-        pieces = [FileRange(at, file, 0, 1 if file.groups is None else len(file.groups)) for at, file in files.items()]
+            return {
+                (at, group): rows
+                for at, file in files.items()
+                for group, rows in enumerate(file.groups or ())
+                if rows
+            }
+        pieces = [
+            FileRange(at, file, 0, 1 if file.groups is None else len(file.groups))
+            for at, file in files.items()
+        ]
         tasks = [pieces[first::_COUNTING] for first in range(min(_COUNTING, len(pieces)))]
         frame = self._scoped(self._rows(spark, shape, tasks, self._needed(shape, scope, ())), scope)
         return {(row[0], row[1]): int(row[2]) for row in frame.groupBy(PART, GROUP).count().collect()}
@@ -141,7 +178,10 @@ class Files(BoundedSource):
         """Return the columns to read; a filter needs every column whose name appears in it."""
         names = shape.payload.names
         asked = {**(scope["window"] or {}), **(scope["cut"] or {})}
-        used = {*wanted, *(asked.get(key) for key in ("column", "partition_column", "offset_column", "topic_column"))}
+        used = {
+            *wanted,
+            *(asked.get(key) for key in ("column", "partition_column", "offset_column", "topic_column")),
+        }
         said = (self.node.filter or "").lower()
         return [name for name in names if name in used or (said and name.replace("`", "``").lower() in said)]
 
@@ -149,7 +189,13 @@ class Files(BoundedSource):
         """Return the rows inside filter, partition and handoff filter."""
         return apply_scope(apply_filter(frame, self.node.filter, self.name), scope, self.node.path, self.name)
 
-    def read(self, spark: SparkSession, snapshot: Snapshot, splits: Sequence[Json], columns: Sequence[str] | None = None) -> DataFrame:
+    def read(
+        self,
+        spark: SparkSession,
+        snapshot: Snapshot,
+        splits: Sequence[Json],
+        columns: Sequence[str] | None = None,
+    ) -> DataFrame:
         """Return the rows of these splits; `columns` selects and orders the columns that are read.
 
         Raise PipelineStateError at once for a file that changed since the snapshot. A file that changes later
@@ -170,11 +216,19 @@ class Files(BoundedSource):
         if ordinal >= len(files) or files[ordinal].path != path:
             msg = f"`{path}` is not among the files that were pinned"
             raise PipelineStateError(
-                msg, hint="The ledger's position and its splits do not belong together; start the history over.", node=self.name
+                msg,
+                hint="The ledger's position and its splits do not belong together; start the history over.",
+                node=self.name,
             )
         return FileRange(ordinal, files[ordinal], first, end)
 
-    def _rows(self, spark: SparkSession, shape: FileSchema, tasks: Sequence[Sequence[FileRange]], needed: Sequence[str]) -> DataFrame:
+    def _rows(
+        self,
+        spark: SparkSession,
+        shape: FileSchema,
+        tasks: Sequence[Sequence[FileRange]],
+        needed: Sequence[str],
+    ) -> DataFrame:
         """Return the needed columns in their types, with PART, GROUP and OFF."""
         from pyspark.sql import functions as F  # noqa: N812
 
@@ -187,7 +241,9 @@ class Files(BoundedSource):
         scan = FileScan(
             node=self.name,
             format=kind,
-            columns=pa.schema([pa.field(LINE, pa.binary())] if kind == "json" else as_text if kind == "csv" else inner),
+            columns=pa.schema(
+                [pa.field(LINE, pa.binary())] if kind == "json" else as_text if kind == "csv" else inner
+            ),
             folders=folders,
             names=tuple(shape.inner.names),
             header=self.node.header,
@@ -200,11 +256,17 @@ class Files(BoundedSource):
         if kind == "json":
             frame, columns = self._objects(frame, shape, hidden, where)
         elif kind == "csv":
-            columns = [text_values.value(self.name, field.name, field.name, self.node.schema_[field.name], where) for field in inner]
+            columns = [
+                text_values.value(self.name, field.name, field.name, self.node.schema_[field.name], where)
+                for field in inner
+            ]
         else:
             columns = [F.col(quote_identifier(field.name)) for field in inner]
         there = {"file": where["file"]}
-        columns += [text_values.value(self.name, f"{FOLDER}{at}", name, shape.folders[name], there) for at, name in enumerate(folders)]
+        columns += [
+            text_values.value(self.name, f"{FOLDER}{at}", name, shape.folders[name], there)
+            for at, name in enumerate(folders)
+        ]
         return frame.select(*columns, PART, GROUP, OFF)
 
     def _objects(
@@ -218,18 +280,33 @@ class Files(BoundedSource):
 
         declared = {name: self.node.schema_[name] for name in shape.inner.names}
         value = F.col(LINE)
-        lines = frame.where(F.trim(value.cast("string")) != "").select(*hidden, value.alias("value"), *parsed(value, declared))
+        lines = frame.where(F.trim(value.cast("string")) != "").select(
+            *hidden, value.alias("value"), *parsed(value, declared)
+        )
         row = checked(self.name, declared, where, "line", "Correct the file")
         found = lines.select(*hidden, F.col("text").alias("_headrace_text"), F.inline(F.array(row)))
         return found, [
-            exact_text(name) if pa.types.is_string(kind) else F.col(quote_identifier(name)) for name, kind in _typed(shape.inner)
+            exact_text(name) if pa.types.is_string(kind) else F.col(quote_identifier(name))
+            for name, kind in _typed(shape.inner)
         ]
 
     def measure_offsets(
-        self, spark: SparkSession, snapshot: Snapshot, table: OffsetTable, topic: str, since: Mapping[str, int]
+        self,
+        spark: SparkSession,
+        snapshot: Snapshot,
+        table: OffsetTable,
+        topic: str,
+        since: Mapping[str, int],
     ) -> TableOffsets:
         """See `BoundedSource.measure_offsets`."""
-        return offsets.measure(self._all(spark, snapshot, offsets.offset_columns(table)), table, topic, since, self.node.path, self.name)
+        return offsets.measure(
+            self._all(spark, snapshot, offsets.offset_columns(table)),
+            table,
+            topic,
+            since,
+            self.node.path,
+            self.name,
+        )
 
     def has_nulls(self, spark: SparkSession, snapshot: Snapshot, column: str) -> bool:
         """See `BoundedSource.has_nulls`."""
@@ -241,7 +318,10 @@ class Files(BoundedSource):
         """See `BoundedSource.count_unpartitioned_rows`."""
         files, shape = self._pinned(snapshot.handle)
         scope = scope_of(None, cut)
-        pieces = [[FileRange(at, file, 0, 1 if file.groups is None else len(file.groups))] for at, file in enumerate(files)]
+        pieces = [
+            [FileRange(at, file, 0, 1 if file.groups is None else len(file.groups))]
+            for at, file in enumerate(files)
+        ]
         rows = self._rows(spark, shape, pieces, self._needed(shape, scope, [window.column]))
         return offsets.count_unpartitioned_rows(self._scoped(rows, scope), window)
 
@@ -249,7 +329,10 @@ class Files(BoundedSource):
         """Return some columns of all rows of the snapshot's files."""
         files, shape = self._pinned(snapshot.handle)
         select_columns(_empty(spark, shape.payload), columns, self.node.path, self.name)
-        tasks = [[FileRange(at, file, 0, 1 if file.groups is None else len(file.groups))] for at, file in enumerate(files)]
+        tasks = [
+            [FileRange(at, file, 0, 1 if file.groups is None else len(file.groups))]
+            for at, file in enumerate(files)
+        ]
         return self._rows(spark, shape, tasks, columns)
 
     def describe(self) -> Json:
@@ -297,4 +380,6 @@ def _path_of(tasks: Sequence[Sequence[FileRange]]) -> Column:
     from pyspark.sql import functions as F  # noqa: N812
 
     paths = {str(piece.ordinal): piece.file.path for task in tasks for piece in task}
-    return F.element_at(F.from_json(F.lit(json.dumps(paths)), "map<string,string>"), F.col(PART).cast("string"))
+    return F.element_at(
+        F.from_json(F.lit(json.dumps(paths)), "map<string,string>"), F.col(PART).cast("string")
+    )

@@ -1,4 +1,4 @@
-"""From the text of a csv field, or of a partition folder, to a value of its declared type: exactly, or an error that names it."""
+"""Converts the text of a csv field or a partition folder to its declared type, exactly or with an error."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ def value(node: str, column: str, name: str, declared: str, where: Mapping[str, 
     if spark_type(kind) == "STRING":
         return raw.alias(name)
     final, good = _parsed(raw, kind)
-    what = F.concat(F.lit(f"column `{name}` is {declared}, which cannot hold `"), F.substring(raw, 1, 100), F.lit("`"))
+    what = F.concat(
+        F.lit(f"column `{name}` is {declared}, which cannot hold `"), F.substring(raw, 1, 100), F.lit("`")
+    )
     refused = row_error(node, what, f"Correct the file, or the type of `{name}` in `schema`.", **where)
     return F.when(raw.isNull() | (final.isNotNull() & good), final).otherwise(refused).alias(name)
 

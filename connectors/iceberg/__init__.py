@@ -1,1 +1,1 @@
-"""Iceberg tables of a hadoop catalog: as bounded sources, pinned by snapshot and split by data files, and as sinks."""
+"""Iceberg tables of a hadoop catalog: sinks, and bounded sources, pinned by snapshot and split by file."""

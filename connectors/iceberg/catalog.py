@@ -1,4 +1,4 @@
-"""A hadoop warehouse as Spark's and Iceberg's own interfaces show it: tables, snapshots, and chosen files of them."""
+"""A hadoop warehouse, through Spark's and Iceberg's interfaces: tables, snapshots, and some data files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.connectors.filters import quote_identifier
 from headrace.pipeline.config.settings import describe_setting_lookup
-from headrace.pipeline.errors import PipelineStateError, SchemaError, SettingsError, TargetError, TransientError
+from headrace.pipeline.errors import (
+    PipelineStateError,
+    SchemaError,
+    SettingsError,
+    TargetError,
+    TransientError,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -33,7 +39,10 @@ class WarehouseTable:
     def _place(self) -> str:
         if not self.warehouse:
             msg = "no warehouse is set for Iceberg tables"
-            hint = f"Set `warehouse` at the node, or in the settings. iceberg.warehouse: {describe_setting_lookup('iceberg.warehouse')}"
+            hint = (
+                "Set `warehouse` at the node, or in the settings. iceberg.warehouse:"
+                f" {describe_setting_lookup('iceberg.warehouse')}"
+            )
             raise SettingsError(msg, hint=hint, node=self.node)
         return self.warehouse if "://" in self.warehouse else str(Path(self.warehouse).resolve())
 
@@ -41,7 +50,12 @@ class WarehouseTable:
         """Return the table's name for Spark SQL, in a catalog that this call registers in the session."""
         place = self._place()
         catalog = f"headrace_iceberg_{hashlib.sha256(place.encode()).hexdigest()[:8]}"
-        conf = {"": "org.apache.iceberg.spark.SparkCatalog", ".type": "hadoop", ".warehouse": place, ".cache-enabled": "false"}
+        conf = {
+            "": "org.apache.iceberg.spark.SparkCatalog",
+            ".type": "hadoop",
+            ".warehouse": place,
+            ".cache-enabled": "false",
+        }
         for suffix, value in conf.items():
             spark.conf.set(f"spark.sql.catalog.{catalog}{suffix}", value)
         return ".".join([catalog, *(quote_identifier(part) for part in self.name.split("."))])
@@ -61,7 +75,11 @@ class WarehouseTable:
             if catalog.tableExists(wanted):
                 return catalog.loadTable(wanted)
             namespace = wanted.namespace()
-            known = [one.toString() for one in catalog.listTables(namespace)] if catalog.namespaceExists(namespace) else []
+            known = (
+                [one.toString() for one in catalog.listTables(namespace)]
+                if catalog.namespaceExists(namespace)
+                else []
+            )
         except (Py4JJavaError, PySparkException) as error:
             msg = f"the Iceberg warehouse {self.warehouse} cannot be read: {str(error).splitlines()[0]}"
             raise TransientError(msg, node=self.node) from error
@@ -84,8 +102,14 @@ class WarehouseTable:
         table = self.load(spark)
         snapshot = table.snapshot(snapshot_id)
         if snapshot is None:
-            msg = f"table `{self.name}` no longer has snapshot {snapshot_id}: it was expired, or the table was recreated"
-            hint = "Its rows cannot be had again exactly. Start the history over, and let maintenance keep snapshots for longer."
+            msg = (
+                f"table `{self.name}` no longer has snapshot {snapshot_id}: it was expired, or the table"
+                " was recreated"
+            )
+            hint = (
+                "Its rows cannot be had again exactly. Start the history over, and let maintenance keep"
+                " snapshots for longer."
+            )
             raise PipelineStateError(msg, hint=hint, node=self.node)
         return table, snapshot
 
@@ -102,9 +126,17 @@ class WarehouseTable:
                 return spark.table(self.path(spark))
             return spark.read.option("versionAsOf", str(snapshot_id)).table(self.path(spark))
         except UnsupportedOperationException as error:
-            columns = ", ".join(f"{column.name()} ({column.type().toString()})" for column in table.schema().columns())
-            msg = f"table `{self.name}` cannot be read: {(error.getMessage() or str(error)).splitlines()[0]}; its columns are {columns}"
-            hint = "Spark opens no table with such a column, whatever `columns` lists: keep it in the table as text or as a number."
+            columns = ", ".join(
+                f"{column.name()} ({column.type().toString()})" for column in table.schema().columns()
+            )
+            msg = (
+                f"table `{self.name}` cannot be read:"
+                f" {(error.getMessage() or str(error)).splitlines()[0]}; its columns are {columns}"
+            )
+            hint = (
+                "Spark opens no table with such a column, whatever `columns` lists: keep it in the table"
+                " as text or as a number."
+            )
             raise SchemaError(msg, hint=hint, node=self.node) from error
 
     def files(self, spark: SparkSession, snapshot_id: int) -> dict[str, Any]:
@@ -117,11 +149,17 @@ class WarehouseTable:
             table, _ = self.load_snapshot(spark, snapshot_id)
             planned = table.newScan().useSnapshot(snapshot_id).planFiles()
             try:
-                listed = _jvm(spark).org.apache.iceberg.relocated.com.google.common.collect.Lists.newArrayList(planned)
+                listed = _jvm(
+                    spark
+                ).org.apache.iceberg.relocated.com.google.common.collect.Lists.newArrayList(planned)
             finally:
                 planned.close()
-            tasks = [((task.file().dataSequenceNumber() or 0, task.file().location()), task) for task in listed]
-            self._tasks[snapshot_id] = {key[1]: task for key, task in sorted(tasks, key=lambda entry: entry[0])}
+            tasks = [
+                ((task.file().dataSequenceNumber() or 0, task.file().location()), task) for task in listed
+            ]
+            self._tasks[snapshot_id] = {
+                key[1]: task for key, task in sorted(tasks, key=lambda entry: entry[0])
+            }
         return self._tasks[snapshot_id]
 
     def read_files(self, spark: SparkSession, snapshot_id: int, locations: Iterable[str]) -> DataFrame:

@@ -20,11 +20,16 @@ class IcebergSourceConfig(SourceConfig):
     type: Literal["iceberg"] = "iceberg"
     table_name: str = Field(description="`namespace.table`.")
     warehouse: str | None = Field(
-        default=None, description="Folder or URI of the Hadoop catalog. Defaults to the setting `iceberg.warehouse`."
+        default=None,
+        description="Folder or URI of the Hadoop catalog. Defaults to the setting `iceberg.warehouse`.",
     )
     columns: Columns = Field(default=(), description="Columns to read. Defaults to all.")
-    filter: str | None = Field(default=None, description="Only rows for which this holds: a predicate in Spark SQL.")
-    snapshot_id: int | None = Field(default=None, description="Snapshot to read. Defaults to the newest at the first start.")
+    filter: str | None = Field(
+        default=None, description="Only rows for which this holds: a predicate in Spark SQL."
+    )
+    snapshot_id: int | None = Field(
+        default=None, description="Snapshot to read. Defaults to the newest at the first start."
+    )
 
 
 class IcebergSinkConfig(KeyedSinkConfig):
@@ -36,5 +41,6 @@ class IcebergSinkConfig(KeyedSinkConfig):
     type: Literal["iceberg"] = "iceberg"
     table_name: str = Field(description="`namespace.table`.")
     warehouse: str | None = Field(
-        default=None, description="Folder or URI of the Hadoop catalog. Defaults to the setting `iceberg.warehouse`."
+        default=None,
+        description="Folder or URI of the Hadoop catalog. Defaults to the setting `iceberg.warehouse`.",
     )

@@ -1,12 +1,13 @@
-"""What an Iceberg table keeps of a sink, and the one step that changes it: a compare-and-set of the table's metadata.
+"""The state of a sink in an Iceberg table, and the step that changes it: a compare-and-set of the metadata.
 
 A sink's record is a property of the table, `headrace.<uuid>/<lane>/<sink>`, as JSON::
 
-    {"headrace": 1, "generation": …, "snapshot": id of the snapshot that came with the record, "sequence": its number, "record": {…} or null}
+    {"headrace": 1, "generation": …, "snapshot": id of the snapshot that came with the record, "sequence": its
+    number, "record": {…} or null}
 
-Properties outlive the expiry of snapshots, and a rollback of the table: `snapshot` tells whether the rows are still in it. Every change
-is a compare-and-set against the metadata that was read: Iceberg commits it only if no other change was committed in between.
-It is not retried automatically.
+Properties outlive the expiry of snapshots, and a rollback of the table: `snapshot` tells whether the rows are
+still in it. Every change is a compare-and-set against the metadata that was read: Iceberg commits it only if
+no other change was committed in between. It is not retried automatically.
 """
 
 from __future__ import annotations
@@ -42,7 +43,13 @@ class IcebergSinkState:
     def text(self) -> str:
         """Return the property's value."""
         found = self.record.to_json() if self.record is not None else None
-        data = {"headrace": _FORMAT, "generation": self.generation, "snapshot": self.snapshot, "sequence": self.sequence, "record": found}
+        data = {
+            "headrace": _FORMAT,
+            "generation": self.generation,
+            "snapshot": self.snapshot,
+            "sequence": self.sequence,
+            "record": found,
+        }
         return json.dumps(data | ({"share": True} if self.share else {}))
 
     @classmethod
@@ -50,7 +57,10 @@ class IcebergSinkState:
         """Restore the state from `text`. Raise InternalError for a format that this version does not know."""
         data = json.loads(text)
         if data.get("headrace") != _FORMAT:
-            msg = f"an Iceberg table holds a record of format {data.get('headrace')}, this Headrace knows {_FORMAT}"
+            msg = (
+                f"an Iceberg table holds a record of format {data.get('headrace')}, this Headrace knows"
+                f" {_FORMAT}"
+            )
             raise InternalError(msg, hint="Run the Headrace version that wrote it, or a newer one.")
         record = CommitRecord.from_json(data["record"]) if data["record"] is not None else None
         return cls(data["generation"], data["snapshot"], data["sequence"], record, bool(data.get("share")))

@@ -1,9 +1,10 @@
 """An Iceberg table as a sink, exactly once.
 
-Spark writes rows to a branch of the table that starts at the newest snapshot and has no readers. One commit of the table's
-metadata makes them visible: it moves the main branch to the snapshot of the branch, sets the commit record, and drops the branch.
-The commit is a compare-and-set against the metadata from which generation, record and newest snapshot were read. If another
-writer commits first, it fails, and the sink checks the epoch again.
+Spark writes rows to a branch of the table that starts at the newest snapshot and has no readers. One commit
+of the table's metadata makes them visible: it moves the main branch to the snapshot of the branch, sets the
+commit record, and drops the branch. The commit is a compare-and-set against the metadata from which
+generation, record and newest snapshot were read. If another writer commits first, it fails, and the sink
+checks the epoch again.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ _ATTEMPTS = 5
 
 
 class IcebergTableSink(LakehouseSink):
-    """One Iceberg table of a hadoop catalog for one lane. `SinkState.version` is the metadata that was read."""
+    """One Iceberg table of a hadoop catalog for one lane.
+
+    `SinkState.version` is the metadata that was read.
+    """
 
     capabilities: ClassVar[SinkCapabilities] = sink_entries()["iceberg"].capabilities
 
@@ -69,7 +73,9 @@ class IcebergTableSink(LakehouseSink):
         metadata = self._read_metadata()
         if metadata.version < 2:
             msg = f"{self.target} has format version 1"
-            raise TargetError(msg, hint="ALTER TABLE … SET TBLPROPERTIES ('format-version' = '2').", node=self._name)
+            raise TargetError(
+                msg, hint="ALTER TABLE … SET TBLPROPERTIES ('format-version' = '2').", node=self._name
+            )
         if metadata.newest is None:
             metadata.start()
 
@@ -101,12 +107,20 @@ class IcebergTableSink(LakehouseSink):
         if stored is None:
             return SinkState(version=metadata)
         if stored.record is not None and not metadata.contains(stored):
-            log.warning("sink=%s table=%s rolled back: snapshot=%s is not part of it", self._name, self._table.name, stored.snapshot)
+            log.warning(
+                "sink=%s table=%s rolled back: snapshot=%s is not part of it",
+                self._name,
+                self._table.name,
+                stored.snapshot,
+            )
             return SinkState(stored.generation, None, metadata)
         return SinkState(stored.generation, stored.record, metadata)
 
     def commit(self, expected: SinkState, change: SinkCommit) -> SinkState | None:
-        """Commit a new version of the table's metadata. Rows are first written to a branch without readers."""
+        """Commit a new version of the table's metadata.
+
+        Rows are first written to a branch without readers.
+        """
         metadata: IcebergMetadata = expected.version
         if change.frame is not None:
             return self._commit_epoch(expected, change, change.frame)
@@ -121,7 +135,12 @@ class IcebergTableSink(LakehouseSink):
         """Return the record of the same pipeline name, `lane` and sink under another UUID."""
         mine = self._context.key
         for app, stored in self._read_metadata().properties():
-            if app.endswith(f"/{mine.lane}/{mine.sink}") and app != mine.text and stored.record and stored.record.key.name == mine.name:
+            if (
+                app.endswith(f"/{mine.lane}/{mine.sink}")
+                and app != mine.text
+                and stored.record
+                and stored.record.key.name == mine.name
+            ):
                 return stored.record
         return None
 
@@ -135,7 +154,10 @@ class IcebergTableSink(LakehouseSink):
             metadata = self._read_metadata()
             stored = dict(metadata.properties())
             ended = {key: stored[key] for key in (claim.key.text for claim in claims) if key in stored}
-            fences = {app: replace(state, generation=state.generation + 1, record=None) for app, state in ended.items()}
+            fences = {
+                app: replace(state, generation=state.generation + 1, record=None)
+                for app, state in ended.items()
+            }
             if metadata.commit_if_unchanged(others=fences):
                 return
         raise self._busy_error()
@@ -149,7 +171,12 @@ class IcebergTableSink(LakehouseSink):
     def describe(self) -> Json:
         """Return the type, asset key, table name and warehouse."""
         name = self._table.name
-        return {"kind": "iceberg", "asset_key": ["iceberg", *name.split(".")], "table_name": name, "location": self._warehouse}
+        return {
+            "kind": "iceberg",
+            "asset_key": ["iceberg", *name.split(".")],
+            "table_name": name,
+            "location": self._warehouse,
+        }
 
     def close(self) -> None:
         """Release planned scans. The Spark context belongs to the pipeline run."""
@@ -163,7 +190,10 @@ class IcebergTableSink(LakehouseSink):
         return IcebergMetadata(self._spark, self._table, self._context.key.text)
 
     def _commit_registration(self, metadata: IcebergMetadata, change: SinkCommit) -> SinkState | None:
-        """Set the first record, and remove the states that it replaces. The same step detects a rival's claim."""
+        """Set the first record, and remove the states that it replaces.
+
+        The same step detects a rival's claim.
+        """
         assert change.record is not None  # noqa: S101
         owner, claims = self._context.owner, _claims(metadata)
         owner.refuse(claims, self.target)
@@ -173,7 +203,10 @@ class IcebergTableSink(LakehouseSink):
         return SinkState(change.generation, record) if done else None
 
     def _commit_epoch(self, expected: SinkState, change: SinkCommit, frame: EpochFrame) -> SinkState | None:
-        """Write rows to a new branch, then publish it. Return None if another writer changed rows or record."""
+        """Write rows to a new branch, then publish it.
+
+        Return None if another writer changed rows or record.
+        """
         branch, begun = f"{self._branches}{uuid.uuid4().hex[:8]}", expected.version.newest_id
         if not expected.version.commit_if_unchanged(begin=branch):
             return None
@@ -214,7 +247,12 @@ class IcebergTableSink(LakehouseSink):
         """
         assert published.record is not None  # noqa: S101
         epoch, state = published.record.epoch, self.read_state()
-        if state is None or state.generation != published.generation or state.record is None or state.record.epoch != epoch:
+        if (
+            state is None
+            or state.generation != published.generation
+            or state.record is None
+            or state.record.epoch != epoch
+        ):
             msg = f"the commit of epoch {epoch} to {self.target} was lost to another one of the same moment"
             raise TransientError(msg, node=self._name)
 
@@ -230,7 +268,9 @@ class IcebergTableSink(LakehouseSink):
 
     def _stored(self, snapshot: Any, change: SinkCommit, record: CommitRecord) -> IcebergSinkState:
         share = self._context.owner.share
-        return IcebergSinkState(change.generation, int(snapshot.snapshotId()), int(snapshot.sequenceNumber()), record, share)
+        return IcebergSinkState(
+            change.generation, int(snapshot.snapshotId()), int(snapshot.sequenceNumber()), record, share
+        )
 
     def _explain(self, error: Exception) -> Exception:
         """Return the Headrace error of a failed write, or the error itself if there is none."""
@@ -239,9 +279,15 @@ class IcebergTableSink(LakehouseSink):
         text = str(error)
         if "ValidationException" in text or "CommitFailedException" in text:
             reason = text.split("\n", maxsplit=1)[0]
-            return TransientError(f"another writer changed {self.target} at the same moment: {reason}", node=self._name)
+            return TransientError(
+                f"another writer changed {self.target} at the same moment: {reason}", node=self._name
+            )
         return error
 
 
 def _claims(metadata: IcebergMetadata) -> list[Claim]:
-    return [Claim(stored.record.key, stored.share, stored.record.epoch) for _, stored in metadata.properties() if stored.record is not None]
+    return [
+        Claim(stored.record.key, stored.share, stored.record.epoch)
+        for _, stored in metadata.properties()
+        if stored.record is not None
+    ]

@@ -40,14 +40,17 @@ _FILE, _PART = "_headrace_file", "_headrace_part"
 class IcebergTable(BoundedSource):
     """Reads one snapshot of a table once, in groups of data files, deletes applied.
 
-    A snapshot never changes, so a split reads the same rows as long as the table keeps the snapshot: let the table's
-    maintenance keep it until the history is complete. Every row is an insert. `_gs_pos` is the row's topic partition and
-    offset where the history is cut by them, else its file (files ordered by when rows were added) and its place there.
+    A snapshot never changes, so a split reads the same rows as long as the table keeps the snapshot: let the
+    table's maintenance keep it until the history is complete. Every row is an insert. `_gs_pos` is the row's
+    topic partition and offset where the history is cut by them, else its file (files ordered by when rows
+    were added) and its place there.
     """
 
     capabilities: ClassVar[SourceCapabilities] = source_entries()["iceberg"].capabilities
 
-    def __init__(self, node: IcebergSourceConfig, settings: Settings, ordinal: int = 0, name: str = "") -> None:
+    def __init__(
+        self, node: IcebergSourceConfig, settings: Settings, ordinal: int = 0, name: str = ""
+    ) -> None:
         """Create the source without reading the table.
 
         `name` is the node's name in errors. It defaults to the table's name.
@@ -71,7 +74,9 @@ class IcebergTable(BoundedSource):
             return to_arrow_schema(frame.schema)
         except PySparkException as error:
             msg = f"a column of `{self.node.table_name}` has a type that is not available yet: {error}"
-            raise SchemaError(msg, hint="List the columns to read under `columns`.", node=self.name) from error
+            raise SchemaError(
+                msg, hint="List the columns to read under `columns`.", node=self.name
+            ) from error
 
     def _narrow(self, frame: DataFrame, wanted: Sequence[str]) -> DataFrame:
         return select_columns(frame, wanted, self.node.table_name, self.name)
@@ -99,7 +104,13 @@ class IcebergTable(BoundedSource):
         """Return the same snapshot as `create_snapshot`, which creates nothing."""
         return self.create_snapshot(spark, "")
 
-    def splits(self, spark: SparkSession, snapshot: Snapshot, window: HistoryPartition | None, cut: HandoffFilter | None) -> Sequence[Json]:
+    def splits(
+        self,
+        spark: SparkSession,
+        snapshot: Snapshot,
+        window: HistoryPartition | None,
+        cut: HandoffFilter | None,
+    ) -> Sequence[Json]:
         """Return groups of data files with exact row counts.
 
         The counts are taken after deletes, filter, partition and handoff filter.
@@ -123,18 +134,33 @@ class IcebergTable(BoundedSource):
             found[-1]["bytes"] += size
         return found
 
-    def _counts(self, spark: SparkSession, snapshot_id: int, tasks: Mapping[str, Any], scope: Json) -> dict[str, int]:
+    def _counts(
+        self, spark: SparkSession, snapshot_id: int, tasks: Mapping[str, Any], scope: Json
+    ) -> dict[str, int]:
         """Return the rows by file, from the metadata if it is exact, else from the columns of the scope."""
-        if not self.node.filter and not scope["window"] and not scope["cut"] and not any(task.deletes().size() for task in tasks.values()):
+        if (
+            not self.node.filter
+            and not scope["window"]
+            and not scope["cut"]
+            and not any(task.deletes().size() for task in tasks.values())
+        ):
             return {location: int(task.file().recordCount()) for location, task in tasks.items()}
         frame = self._scoped(self._table.frame(spark, snapshot_id), scope)
         return {row[0]: int(row[1]) for row in frame.groupBy("_file").count().collect()}
 
     def _scoped(self, frame: DataFrame, scope: Json) -> DataFrame:
         """Return the rows inside filter, partition and handoff filter."""
-        return apply_scope(apply_filter(frame, self.node.filter, self.name), scope, self.node.table_name, self.name)
+        return apply_scope(
+            apply_filter(frame, self.node.filter, self.name), scope, self.node.table_name, self.name
+        )
 
-    def read(self, spark: SparkSession, snapshot: Snapshot, splits: Sequence[Json], columns: Sequence[str] | None = None) -> DataFrame:
+    def read(
+        self,
+        spark: SparkSession,
+        snapshot: Snapshot,
+        splits: Sequence[Json],
+        columns: Sequence[str] | None = None,
+    ) -> DataFrame:
         """Return the rows of these splits; `columns` selects and orders the columns that are read.
 
         Iceberg applies filters and columns when it reads the files.
@@ -152,8 +178,13 @@ class IcebergTable(BoundedSource):
         frame = self._scoped(whole, scope)
         listed = F.broadcast(spark.createDataFrame(files, f"{_FILE} string, {_PART} int"))
         place = position_column(self.ordinal, scope, F.col(_PART), F.col("_pos"))
-        payload = [quote_identifier(name) for name in self._narrow(frame, columns if columns is not None else self.node.columns).columns]
-        return frame.join(listed, F.col("_file") == F.col(_FILE)).select(*payload, F.lit("i").alias(OP), place.alias(POS))
+        payload = [
+            quote_identifier(name)
+            for name in self._narrow(frame, columns if columns is not None else self.node.columns).columns
+        ]
+        return frame.join(listed, F.col("_file") == F.col(_FILE)).select(
+            *payload, F.lit("i").alias(OP), place.alias(POS)
+        )
 
     def read_end_offsets(self, table: OffsetTable, topic: str) -> Mapping[str, int]:
         """Return the largest offset plus one per topic partition. Call it before `create_snapshot`."""
@@ -163,14 +194,23 @@ class IcebergTable(BoundedSource):
         if spark is None:
             msg = "the fence of an Iceberg table was asked for without a Spark session"
             raise InternalError(msg, node=self.name)
-        frame = WarehouseTable(self._warehouse, table.table_name or self.node.table_name, self.name).frame(spark, None)
+        frame = WarehouseTable(self._warehouse, table.table_name or self.node.table_name, self.name).frame(
+            spark, None
+        )
         return read_end_offsets(frame, table, topic, table.table_name or self.node.table_name, self.name)
 
     def measure_offsets(
-        self, spark: SparkSession, snapshot: Snapshot, table: OffsetTable, topic: str, since: Mapping[str, int]
+        self,
+        spark: SparkSession,
+        snapshot: Snapshot,
+        table: OffsetTable,
+        topic: str,
+        since: Mapping[str, int],
     ) -> TableOffsets:
         """See `BoundedSource.measure_offsets`."""
-        if snapshot.handle["snapshot_id"] is None:  # an empty table; without an id Spark would read what it has by now
+        if (
+            snapshot.handle["snapshot_id"] is None
+        ):  # an empty table; without an id Spark would read what it has by now
             return TableOffsets({})
         frame = self._table.frame(spark, snapshot.handle["snapshot_id"])
         return offsets.measure(frame, table, topic, since, self.node.table_name, self.name)
@@ -187,12 +227,19 @@ class IcebergTable(BoundedSource):
         found = snapshot.handle["snapshot_id"]
         if found is None:
             return UnpartitionedRows()
-        return offsets.count_unpartitioned_rows(self._scoped(self._table.frame(spark, found), scope_of(None, cut)), window)
+        return offsets.count_unpartitioned_rows(
+            self._scoped(self._table.frame(spark, found), scope_of(None, cut)), window
+        )
 
     def describe(self) -> Json:
         """Return the type, asset key, table name and warehouse from the file and the settings alone."""
         name = self.node.table_name
-        return {"kind": "iceberg", "asset_key": ["iceberg", *name.split(".")], "table_name": name, "location": self._warehouse}
+        return {
+            "kind": "iceberg",
+            "asset_key": ["iceberg", *name.split(".")],
+            "table_name": name,
+            "location": self._warehouse,
+        }
 
     def close(self) -> None:
         """Release planned scans."""

@@ -34,8 +34,13 @@ def check_warehouse(sink: str, place: str) -> None:
     This is the case in stores whose rename replaces an existing file.
     """
     if _UNSAFE.match(place):
-        msg = f"an Iceberg table of a hadoop catalog at `{place}` cannot be written exactly once: the store has no atomic rename"
-        raise GuaranteeError(msg, hint="Use a local folder or HDFS as `warehouse`, or a `delta` sink.", node=sink)
+        msg = (
+            f"an Iceberg table of a hadoop catalog at `{place}` cannot be written exactly once: the store"
+            " has no atomic rename"
+        )
+        raise GuaranteeError(
+            msg, hint="Use a local folder or HDFS as `warehouse`, or a `delta` sink.", node=sink
+        )
 
 
 def iceberg_type(kind: pa.DataType) -> str:
@@ -60,7 +65,9 @@ def create(sink: str, spark: SparkSession, path: str, schema: pa.Schema) -> None
             msg = f"Iceberg has no type for the columns {names}"
             raise SchemaError(msg, hint="Cast them in a transform.", node=sink) from error
         msg = f"cannot make the Iceberg table {path}: {str(error).splitlines()[0]}"
-        raise TargetError(msg, hint="Check `table_name`, and the rights in the warehouse.", node=sink) from error
+        raise TargetError(
+            msg, hint="Check `table_name`, and the rights in the warehouse.", node=sink
+        ) from error
 
 
 def check_columns(sink: str, spark: SparkSession, path: str, schema: pa.Schema, key: tuple[str, ...]) -> None:
@@ -68,4 +75,6 @@ def check_columns(sink: str, spark: SparkSession, path: str, schema: pa.Schema, 
     wanted = {column.name: iceberg_type(column.type) for column in schema}
     if wrong := find_schema_mismatches(spark, spark.table(path).schema, wanted, key):
         msg = f"the Iceberg table {path} cannot take the rows: {'; '.join(wrong)}"
-        raise SchemaError(msg, hint="Change the table (ALTER TABLE), the transform's columns, or `table_name`.", node=sink)
+        raise SchemaError(
+            msg, hint="Change the table (ALTER TABLE), the transform's columns, or `table_name`.", node=sink
+        )

@@ -29,7 +29,11 @@ def append(rows: DataFrame, columns: StructType, target: str) -> None:
     from pyspark.sql import functions as F  # noqa: N812
 
     brought = {name.lower() for name in rows.columns}
-    others = [F.lit(None).cast(field.dataType).alias(field.name) for field in columns if field.name.lower() not in brought]
+    others = [
+        F.lit(None).cast(field.dataType).alias(field.name)
+        for field in columns
+        if field.name.lower() not in brought
+    ]
     rows.select("*", *others).writeTo(target).append()
 
 
@@ -50,15 +54,21 @@ def merge(source: MergeSource, target: str, frame: EpochFrame, version: str | No
     ]
     matched = " AND ".join([*same, *near])
     newest = f"t.{quote_identifier(version)}" if version else ""
-    wins = f" AND (s.{ENDED} OR {newest} IS NULL OR {newest} <= s.{quote_identifier(version)})" if version else ""
+    wins = (
+        f" AND (s.{ENDED} OR {newest} IS NULL OR {newest} <= s.{quote_identifier(version)})"
+        if version
+        else ""
+    )
     changed = f" AND s.{OP} <> 'd'{wins}" if version else ""
     rows.createOrReplaceTempView(view)
     spark = rows.sparkSession
     try:
         spark.sql(
-            f"MERGE INTO {target} t USING {view} s ON {matched} WHEN MATCHED AND s.{OP} = 'd'{wins} THEN DELETE"
+            f"MERGE INTO {target} t USING {view} s ON {matched} WHEN MATCHED AND s.{OP} = 'd'{wins} THEN"
+            " DELETE"
             f" WHEN MATCHED{changed} THEN UPDATE SET {', '.join(f't.{name} = s.{name}' for name in columns)}"
-            f" WHEN NOT MATCHED AND s.{OP} <> 'd' THEN INSERT ({', '.join(columns)}) VALUES ({', '.join(f's.{name}' for name in columns)})"
+            f" WHEN NOT MATCHED AND s.{OP} <> 'd' THEN INSERT ({', '.join(columns)}) VALUES"
+            f" ({', '.join(f's.{name}' for name in columns)})"
         )
     finally:
         spark.catalog.dropTempView(view)
@@ -68,7 +78,13 @@ def _literal(value: Any) -> str:
     """Return an integer or a date as SQL; "" for anything else."""
     if isinstance(value, datetime | bool):
         return ""
-    return str(value) if isinstance(value, int) else f"DATE'{value.isoformat()}'" if isinstance(value, date) else ""
+    return (
+        str(value)
+        if isinstance(value, int)
+        else f"DATE'{value.isoformat()}'"
+        if isinstance(value, date)
+        else ""
+    )
 
 
 def counted(staged: Any, begun: int | None, *, keyed: bool) -> WriteCounts:
@@ -86,10 +102,16 @@ def counted(staged: Any, begun: int | None, *, keyed: bool) -> WriteCounts:
     added = number("added-records")
     if not keyed:
         return WriteCounts(added, added, 0, 0)
-    inserted, updated, deleted, copied = (number(_MERGED + what) for what in ("inserted", "updated", "deleted", "copied"))
+    inserted, updated, deleted, copied = (
+        number(_MERGED + what) for what in ("inserted", "updated", "deleted", "copied")
+    )
     # A rewritten delete file with more positions counts its old positions as added and as removed.
     gone = number("added-position-deletes") - number("removed-position-deletes") + number("deleted-records")
-    if _MERGED + "inserted" not in found or inserted + updated + max(copied, 0) != added or updated + deleted + max(copied, 0) != gone:
+    if (
+        _MERGED + "inserted" not in found
+        or inserted + updated + max(copied, 0) != added
+        or updated + deleted + max(copied, 0) != gone
+    ):
         log.warning("iceberg summary=%s disagrees with itself", found)
         return WriteCounts(added, None, None, None)
     return WriteCounts(inserted + updated + deleted, inserted, updated, deleted)

@@ -78,7 +78,9 @@ class TopicCluster:
             found = asked.result()
         except KafkaException as error:
             raise self.explain(error) from error
-        return Topic(str(found.topic_id), self._cluster_id, tuple(sorted(part.id for part in found.partitions)))
+        return Topic(
+            str(found.topic_id), self._cluster_id, tuple(sorted(part.id for part in found.partitions))
+        )
 
     def knock(self, timeout: float) -> None:
         """Raise TransientError immediately if no broker accepts a connection.
@@ -95,7 +97,9 @@ class TopicCluster:
             else:
                 return
         msg = f"Kafka at {self._connection.brokers} cannot be reached: {said}"
-        raise TransientError(msg, hint="Are the brokers up, and is kafka_source.brokers right?", node=self.node)
+        raise TransientError(
+            msg, hint="Are the brokers up, and is kafka_source.brokers right?", node=self.node
+        )
 
     def earliest(self, partitions: Iterable[int]) -> dict[int, int]:
         """Return the first offset that each partition still has."""
@@ -117,7 +121,9 @@ class TopicCluster:
         """Return the first offset at or after a separate time for each partition."""
         from confluent_kafka.admin import OffsetSpec  # pyright: ignore[reportPrivateImportUsage]
 
-        found = self._listed({part: OffsetSpec.for_timestamp(moment) for part, moment in moments.items()}, committed=True)
+        found = self._listed(
+            {part: OffsetSpec.for_timestamp(moment) for part, moment in moments.items()}, committed=True
+        )
         return {part: offset for part, (offset, _) in found.items()}
 
     def newest_ms(self, partitions: Iterable[int]) -> dict[int, int]:
@@ -133,7 +139,12 @@ class TopicCluster:
 
         named = {"earliest": OffsetSpec.earliest, "latest": OffsetSpec.latest}
         spec = OffsetSpec.for_timestamp(what) if isinstance(what, int) else named[what]()
-        return {part: offset for part, (offset, _) in self._listed(dict.fromkeys(partitions, spec), committed=committed).items()}
+        return {
+            part: offset
+            for part, (offset, _) in self._listed(
+                dict.fromkeys(partitions, spec), committed=committed
+            ).items()
+        }
 
     def _listed(self, specs: Mapping[int, Any], *, committed: bool) -> dict[int, tuple[int, int]]:
         """Return the offset and the time that the brokers report for each partition."""
@@ -145,7 +156,9 @@ class TopicCluster:
         level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
         found: dict[int, tuple[int, int]] = {}
         try:
-            for attempt in stamina.retry_context(on=_is_moving, wait_initial=0.05, wait_max=1.0, attempts=None, timeout=_TIMEOUT):
+            for attempt in stamina.retry_context(
+                on=_is_moving, wait_initial=0.05, wait_max=1.0, attempts=None, timeout=_TIMEOUT
+            ):
                 with attempt:
                     asked = self.admin.list_offsets(wanted, isolation_level=level, request_timeout=_TIMEOUT)
                     answers = {part.partition: answer.result() for part, answer in asked.items()}
@@ -173,7 +186,9 @@ class TopicCluster:
         try:
             found = self.admin.describe_configs([resource], request_timeout=_TIMEOUT)[resource].result()
         except KafkaException as error:
-            log.warning("node=%s topic=%s configuration=unknown reason=%s", self.node, self.topic, error.args[0])
+            log.warning(
+                "node=%s topic=%s configuration=unknown reason=%s", self.node, self.topic, error.args[0]
+            )
             return {}
         return {name: str(entry.value) for name, entry in found.items()}
 
@@ -200,7 +215,9 @@ class TopicCluster:
         """
         from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicPartition
 
-        wanted = ConsumerGroupTopicPartitions(group, [TopicPartition(self.topic, part, offset) for part, offset in offsets.items()])
+        wanted = ConsumerGroupTopicPartitions(
+            group, [TopicPartition(self.topic, part, offset) for part, offset in offsets.items()]
+        )
         try:
             done = self.admin.alter_consumer_group_offsets([wanted], request_timeout=_TIMEOUT)[group].result()
             failed = [part for part in done.topic_partitions if part.error is not None]
@@ -229,16 +246,23 @@ class TopicCluster:
         if cause.code() in refused:
             msg = f"the brokers at {brokers} refuse access to topic `{self.topic}`: {cause.str()}"
             return TargetError(
-                msg, hint="Set user and rights in kafka_source.options (sasl.*, ssl.*); DESCRIBE and READ are needed.", node=self.node
+                msg,
+                hint="Set user and rights in kafka_source.options (sasl.*, ssl.*); DESCRIBE and READ are"
+                " needed.",
+                node=self.node,
             )
         msg = f"Kafka at {brokers} did not answer about topic `{self.topic}`: {cause.str()}"
-        return TransientError(msg, hint="Are the brokers up, and is kafka_source.brokers right?", node=self.node)
+        return TransientError(
+            msg, hint="Are the brokers up, and is kafka_source.brokers right?", node=self.node
+        )
 
     def _missing(self) -> HeadraceError:
         from confluent_kafka import KafkaException
 
         try:
-            names = [name for name in self.admin.list_topics(timeout=_TIMEOUT).topics if not name.startswith("__")]
+            names = [
+                name for name in self.admin.list_topics(timeout=_TIMEOUT).topics if not name.startswith("__")
+            ]
         except KafkaException as error:
             return self.explain(error)
         near = difflib.get_close_matches(self.topic, names, n=3)
@@ -249,7 +273,9 @@ class TopicCluster:
         )
         msg = f"topic `{self.topic}` does not exist at {self._connection.brokers}.{meant}"
         return TargetError(
-            msg, hint="Correct `topic` in the pipeline file, or create the topic; Headrace never creates it.", node=self.node
+            msg,
+            hint="Correct `topic` in the pipeline file, or create the topic; Headrace never creates it.",
+            node=self.node,
         )
 
     def close(self) -> None:

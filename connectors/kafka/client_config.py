@@ -11,7 +11,13 @@ from headrace.pipeline.config.settings import KafkaConnection
 from headrace.pipeline.errors import SettingsError
 
 _JVM_ONLY = "kafka."
-_SAME = ("ssl.endpoint.identification.algorithm", "client.id", "client.rack", "ssl.key.password", "metadata.max.age.ms")
+_SAME = (
+    "ssl.endpoint.identification.algorithm",
+    "client.id",
+    "client.rack",
+    "ssl.key.password",
+    "metadata.max.age.ms",
+)
 _LOGIN = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
     "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
@@ -26,7 +32,10 @@ def _plain(connection: KafkaConnection) -> dict[str, str]:
 def client_options(connection: KafkaConnection) -> dict[str, str]:
     """Return the librdkafka configuration. Options that start with `kafka.` are only for the JVM."""
     own = {key: value for key, value in _plain(connection).items() if not key.startswith(_JVM_ONLY)}
-    return {"bootstrap.servers": connection.brokers, "security.protocol": connection.security_protocol.lower()} | own
+    return {
+        "bootstrap.servers": connection.brokers,
+        "security.protocol": connection.security_protocol.lower(),
+    } | own
 
 
 def spark_options(connection: KafkaConnection) -> dict[str, str]:
@@ -35,11 +44,16 @@ def spark_options(connection: KafkaConnection) -> dict[str, str]:
     The user's options with the prefix `kafka.` are passed through and take precedence.
     """
     given = _plain(connection)
-    found = {"bootstrap.servers": connection.brokers, "security.protocol": connection.security_protocol.upper()}
+    found = {
+        "bootstrap.servers": connection.brokers,
+        "security.protocol": connection.security_protocol.upper(),
+    }
     found |= {key: given[key] for key in _SAME if key in given} | _login(given) | _tls(given)
     if found.get("ssl.endpoint.identification.algorithm") == "none":
         found["ssl.endpoint.identification.algorithm"] = ""
-    return {f"kafka.{key}": value for key, value in found.items()} | {k: v for k, v in given.items() if k.startswith(_JVM_ONLY)}
+    return {f"kafka.{key}": value for key, value in found.items()} | {
+        k: v for k, v in given.items() if k.startswith(_JVM_ONLY)
+    }
 
 
 def _login(given: dict[str, str]) -> dict[str, str]:
@@ -47,10 +61,18 @@ def _login(given: dict[str, str]) -> dict[str, str]:
     if mechanism is None or "kafka.sasl.jaas.config" in given:
         return {"sasl.mechanism": mechanism} if mechanism else {}
     if mechanism not in _LOGIN:
-        msg = f"kafka_source.options: sasl.mechanism `{mechanism}` cannot be carried over to Spark by itself; known: {', '.join(_LOGIN)}"
-        raise SettingsError(msg, hint="Give the JVM's own settings too: kafka.sasl.mechanism and kafka.sasl.jaas.config.")
+        msg = (
+            f"kafka_source.options: sasl.mechanism `{mechanism}` cannot be carried over to Spark by"
+            f" itself; known: {', '.join(_LOGIN)}"
+        )
+        raise SettingsError(
+            msg, hint="Give the JVM's own settings too: kafka.sasl.mechanism and kafka.sasl.jaas.config."
+        )
     user, password = (_quoted(given.get(key, "")) for key in ("sasl.username", "sasl.password"))
-    return {"sasl.mechanism": mechanism, "sasl.jaas.config": f"{_LOGIN[mechanism]} required username={user} password={password};"}
+    return {
+        "sasl.mechanism": mechanism,
+        "sasl.jaas.config": f"{_LOGIN[mechanism]} required username={user} password={password};",
+    }
 
 
 def _quoted(text: str) -> str:
@@ -70,7 +92,11 @@ def _tls(given: dict[str, str]) -> dict[str, str]:
         found |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": pem}
     chain, key = _pem(given, "ssl.certificate"), _pem(given, "ssl.key")
     if chain and key:
-        found |= {"ssl.keystore.type": "PEM", "ssl.keystore.certificate.chain": chain, "ssl.keystore.key": key}
+        found |= {
+            "ssl.keystore.type": "PEM",
+            "ssl.keystore.certificate.chain": chain,
+            "ssl.keystore.key": key,
+        }
     return found
 
 

@@ -1,4 +1,4 @@
-"""Whether offsets that a table lacks are messages of the topic: transaction markers and compacted offsets are not."""
+"""Whether offsets that a table lacks are messages. Transaction markers and compacted offsets are not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ PATIENCE_S = 30.0
 """How long all partitions together are looked at."""
 
 
-def find_filled_gaps(connection: KafkaConnection, group: str, topic: str, gaps: Mapping[str, Sequence[Range]]) -> dict[str, int]:
+def find_filled_gaps(
+    connection: KafkaConnection, group: str, topic: str, gaps: Mapping[str, Sequence[Range]]
+) -> dict[str, int]:
     """Return per partition the index of the first gap that has committed messages.
 
     Partitions without such a gap are left out. A gap that cannot be read in time, or that is above the last
@@ -49,7 +51,9 @@ def find_filled_gaps(connection: KafkaConnection, group: str, topic: str, gaps: 
     return {part: at for part, at in found.items() if at is not None}
 
 
-def _first(consumer: Consumer, topic: str, partition: int, gaps: Sequence[Range], deadline: float) -> int | None:
+def _first(
+    consumer: Consumer, topic: str, partition: int, gaps: Sequence[Range], deadline: float
+) -> int | None:
     """Return the index of the first gap with messages, or None."""
     empty_to = 0
     for place, (first, end) in enumerate(gaps):
@@ -78,6 +82,12 @@ def _next(consumer: Consumer, topic: str, partition: int, offset: int, deadline:
             return message.offset()
         if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  the client's own name for it
             return message.offset()
-        log.warning("offsets of the topic cannot be read: topic=%s partition=%d offset=%d error=%s", topic, partition, offset, error)
+        log.warning(
+            "offsets of the topic cannot be read: topic=%s partition=%d offset=%d error=%s",
+            topic,
+            partition,
+            offset,
+            error,
+        )
         return None
     return None

@@ -1,15 +1,17 @@
 """The order of rows across the partitions of a topic that grows.
 
-A topic that gets more partitions sends keys to other partitions, old ones too. Kafka orders rows within a partition only, so
-an epoch that holds two rows of a moved key from two partitions cannot tell which is newer. Borders of epochs can: a position
-carries *barriers*, offsets of every known partition that all of them reach before any of them is read further::
+A topic that gets more partitions sends keys to other partitions, old ones too. Kafka orders rows within a
+partition only, so an epoch that holds two rows of a moved key from two partitions cannot tell which is newer.
+Borders of epochs can: a position carries *barriers*, offsets of every known partition that all of them reach
+before any of them is read further::
 
     "growing": {"partitions": ["2"], "ends": [{"0": 40, "1": 38}, {"0": 57, "1": 61}]}
 
-`partitions` are those that are added once all barriers are reached. The barriers are part of the position, so a crash changes
-none of them. There are two: where the known partitions were at the time of the first row of a new one, and where they ended
-after that row was seen. The second one is what holds for sure: a producer that wrote to a new partition wrote its earlier rows
-below it. A stream that starts on a topic which has grown before has one barrier and, as `moments`, the times of those that follow.
+`partitions` are those that are added once all barriers are reached. The barriers are part of the position, so
+a crash changes none of them. There are two: where the known partitions were at the time of the first row of a
+new one, and where they ended after that row was seen. The second one is what holds for sure: a producer that
+wrote to a new partition wrote its earlier rows below it. A stream that starts on a topic which has grown
+before has one barrier and, as `moments`, the times of those that follow.
 """
 
 from __future__ import annotations
@@ -27,7 +29,10 @@ log = logging.getLogger(__name__)
 APART_MS = 1_000
 """First rows of partitions that lie closer together are taken for those of one topic that starts."""
 MOST_MOMENTS = 16
-"""Growths before the stream starts that get a barrier of their own. Many partitions with few rows look like many growths."""
+"""Growths before the stream starts that get a barrier of their own.
+
+Many partitions with few rows look like many growths.
+"""
 SETTLED_MS = 600_000
 """After this time all producers know a new partition: twice Kafka's metadata.max.age.ms."""
 
@@ -62,7 +67,9 @@ def founding_moments(first_ms: Mapping[int, int]) -> list[int]:
     moments: list[tuple[int, int]] = []
     for place in range(1, len(parts)):
         since = min(first_ms[part] for part in parts[place:])
-        apart = since - max([min(first_ms[part] for part in parts[:place]), *(moment for _, moment in moments)])
+        apart = since - max(
+            [min(first_ms[part] for part in parts[:place]), *(moment for _, moment in moments)]
+        )
         if apart >= APART_MS:
             moments.append((apart, since))
     return sorted(moment for _, moment in nlargest(MOST_MOMENTS, moments))
@@ -97,12 +104,16 @@ class TopicGrowth:
             return position
         parts = [int(part) for part in offsets]
         high = self._cluster.high_watermark(parts)
-        first = self._peeker.first({part: offsets[str(part)] for part in parts if high[part] > offsets[str(part)]})
+        first = self._peeker.first(
+            {part: offsets[str(part)] for part in parts if high[part] > offsets[str(part)]}
+        )
         times = {part: seen.written_ms for part, seen in first.items() if seen.written_ms is not None}
         left, moments = self._next_barrier(offsets, founding_moments(times), high)
         return position | {"growing": _growing([], left, moments)} if left else position
 
-    def follow(self, after: Json, partitions: Sequence[int], ends: Mapping[int, int]) -> tuple[Json, dict[int, int]]:
+    def follow(
+        self, after: Json, partitions: Sequence[int], ends: Mapping[int, int]
+    ) -> tuple[Json, dict[int, int]]:
         """Return the position to read from, with barriers or new partitions, and the ends to read up to.
 
         A new partition counts when it has a row. Its end is read before the ends of the known ones: rows of a
@@ -116,7 +127,12 @@ class TopicGrowth:
                 return after, {part: end for part, end in ends.items() if str(part) in known}
             high = self._cluster.high_watermark(map(int, known))
             growing = self._grown(known, filled, high)
-            log.warning("node=%s topic=%s new_partitions=%s", self._node, self._cluster.topic, ",".join(growing["partitions"]))
+            log.warning(
+                "node=%s topic=%s new_partitions=%s",
+                self._node,
+                self._cluster.topic,
+                ",".join(growing["partitions"]),
+            )
         else:
             high = self._cluster.high_watermark(map(int, known))
         left, moments = barriers_left(after, growing, high), growing.get("moments", [])
@@ -128,7 +144,9 @@ class TopicGrowth:
         offsets = known | dict.fromkeys(growing["partitions"], 0)
         return self.follow({**after, "offsets": offsets, "growing": None}, partitions, ends)
 
-    def _next_barrier(self, offsets: Mapping[str, int], moments: Sequence[int], high: Mapping[int, int]) -> tuple[list[Json], list[int]]:
+    def _next_barrier(
+        self, offsets: Mapping[str, int], moments: Sequence[int], high: Mapping[int, int]
+    ) -> tuple[list[Json], list[int]]:
         """Return the barrier of the first time that is not reached yet, and the times after it."""
         parts = [int(part) for part in offsets]
         for place, moment in enumerate(moments):

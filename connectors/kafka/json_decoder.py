@@ -1,12 +1,14 @@
-"""From Kafka's messages to rows: JSON payloads by the node's `schema`, the operation from a header, the order from the offset.
+"""Converts Kafka messages to rows: JSON by the node's `schema`, operation by a header, order by the offset.
 
-Every message is checked as a whole, also where only some of its columns are used: a broken one fails the task that meets it
-and is named by topic, partition and offset. Keys that `schema` does not name are ignored; a missing key is null.
+Every message is checked as a whole, also where only some of its columns are used: a broken one fails the task
+that meets it and is named by topic, partition and offset. Keys that `schema` does not name are ignored; a
+missing key is null.
 
-Numbers: decimals may come as numbers or as text and are taken exactly; more digits after the point than the scale has are refused
-up to 37 digits and rounded half up at 38, where Spark has no room to see them. Integers out of range are refused. Times and dates are ISO 8601 text
-(without a zone: UTC); binary is hexadecimal text. An object or an array in a `string` column stays as JSON text,
-its numbers with up to 38 digits. Half a surrogate pair is no text and is refused.
+Numbers: decimals may come as numbers or as text and are taken exactly; more digits after the point than the
+scale has are refused up to 37 digits and rounded half up at 38, where Spark has no room to see them. Integers
+out of range are refused. Times and dates are ISO 8601 text (without a zone: UTC); binary is hexadecimal text.
+An object or an array in a `string` column stays as JSON text, its numbers with up to 38 digits. Half a
+surrogate pair is no text and is refused.
 """
 
 from __future__ import annotations
@@ -76,7 +78,9 @@ def _as_spark(node: str, name: str, text: str) -> pa.DataType:
     except SchemaError as error:
         msg = f"column `{name}`: {error.message}"
         raise SchemaError(
-            msg, hint="Declare lists and objects as string: they stay JSON text, which a transform parses.", node=node
+            msg,
+            hint="Declare lists and objects as string: they stay JSON text, which a transform parses.",
+            node=node,
         ) from None
     if (found := arrives_as(kind)) is None:
         msg = f"column `{name}`: JSON messages cannot carry {text}"
@@ -98,9 +102,10 @@ def arrives_as(kind: pa.DataType) -> pa.DataType | None:
 
 
 class JsonMessageDecoder:
-    """From `messages` (as Spark's Kafka reader gives them, with headers) to payload, metadata if wanted, `_gs_op` and `_gs_pos`.
+    """Convert `messages` of Spark's Kafka reader to payload, optional metadata, `_gs_op` and `_gs_pos`.
 
-    Building the expressions costs more than a small epoch, so they are built once; they belong to the Spark context of that moment.
+    Building the expressions costs more than a small epoch, so they are built once; they belong to the Spark
+    context of that moment.
     """
 
     def __init__(self, node: str, declared: Mapping[str, str], ordinal: int, *, metadata: bool) -> None:
@@ -111,7 +116,10 @@ class JsonMessageDecoder:
         message = [F.col(name) for name in ("topic", "partition", "offset", "timestamp", "headers", "value")]
         self._parsed = [*message, *parsed(F.col("value"), declared)]
         # Renamed, because the payload may have columns of these names.
-        kept = [F.col(name).alias(_OF_MESSAGE + name) for name in ("topic", "partition", "offset", "timestamp", "headers", "text")]
+        kept = [
+            F.col(name).alias(_OF_MESSAGE + name)
+            for name in ("topic", "partition", "offset", "timestamp", "headers", "text")
+        ]
         # `inline` stops the optimizer: a filter on a column would otherwise move below it and parse every
         # message twice.
         self._checked = [*kept, F.inline(F.array(checked(node, declared, where)))]
@@ -127,8 +135,15 @@ class JsonMessageDecoder:
             if metadata
         ]
         place = {name: F.col(_OF_MESSAGE + name) for name in where}
-        payload = [_final(node, name, kind, declared[name], place) for name, kind in columns.items() if name != OP]
-        self._final = [*payload, *extra, _operation(node, place, own=OP in declared).alias(OP), pos.alias(POS)]
+        payload = [
+            _final(node, name, kind, declared[name], place) for name, kind in columns.items() if name != OP
+        ]
+        self._final = [
+            *payload,
+            *extra,
+            _operation(node, place, own=OP in declared).alias(OP),
+            pos.alias(POS),
+        ]
 
     def decode(self, messages: DataFrame) -> DataFrame:
         """Return the decoded rows, lazily."""
@@ -148,11 +163,18 @@ def parsed(value: Column, declared: Mapping[str, str]) -> list[Column]:
     # and ignores the rest.
     wrapped = F.concat(F.lit('{"v":'), text, F.lit(',"e":1}'))
     options = {"columnNameOfCorruptRecord": "bad", "allowSingleQuotes": "false"}
-    return [text.alias("text"), F.from_json(wrapped, f"v struct<{fields}>, e int, bad string", options).alias("json")]
+    return [
+        text.alias("text"),
+        F.from_json(wrapped, f"v struct<{fields}>, e int, bad string", options).alias("json"),
+    ]
 
 
 def checked(
-    node: str, declared: Mapping[str, str], where: Mapping[str, Column], what: str = "message", mend: str = "Correct the message's producer"
+    node: str,
+    declared: Mapping[str, str],
+    where: Mapping[str, Column],
+    what: str = "message",
+    mend: str = "Correct the message's producer",
 ) -> Column:
     """Return the row of `value`, `text` and `json` (from `parsed`) as a struct, or an error with `where`.
 
@@ -161,8 +183,13 @@ def checked(
     from pyspark.sql import functions as F  # noqa: N812
 
     values = {name: parse_type(kind) for name, kind in declared.items()}
-    row = F.struct(*[_value(node, name, kind, declared[name], where, mend).alias(name) for name, kind in values.items()])
-    shown = {"payload": F.substring("text", 1, 2000), "columns": F.lit(json.dumps({name: kind.lower() for name, kind in declared.items()}))}
+    row = F.struct(
+        *[_value(node, name, kind, declared[name], where, mend).alias(name) for name, kind in values.items()]
+    )
+    shown = {
+        "payload": F.substring("text", 1, 2000),
+        "columns": F.lit(json.dumps({name: kind.lower() for name, kind in declared.items()})),
+    }
     tombstone = row_error(
         node,
         "the message has no payload (a tombstone)",
@@ -171,7 +198,9 @@ def checked(
     )
     broken = row_error(node, f"the {what} does not fit `schema`", f"{mend}, or `schema`.", **where, **shown)
     encoding = row_error(node, "the payload is not UTF-8", "It must be JSON in UTF-8.", **where)
-    halved = row_error(node, "the payload holds half a character: a \\u escape of one surrogate", f"{mend}.", **where)
+    halved = row_error(
+        node, "the payload holds half a character: a \\u escape of one surrogate", f"{mend}.", **where
+    )
     bad = F.col("json.bad").isNotNull() | F.col("json.v").isNull() | F.col("json.e").isNull()
     return (
         F.when(F.col("value").isNull(), tombstone)
@@ -216,11 +245,20 @@ def _wide(node: str, name: str, kind: pa.DataType, declared: str, where: Mapping
     if isinstance(kind, WideInteger):
         negative, value = text.startswith("-"), F.regexp_extract(text, r"^-?0*(\d*)", 1)
         room = len(str(kind.highest))
-        limit = F.when(negative, F.lit(str(-kind.lowest).rjust(room, "0"))).otherwise(F.lit(str(kind.highest)))
+        limit = F.when(negative, F.lit(str(-kind.lowest).rjust(room, "0"))).otherwise(
+            F.lit(str(kind.highest))
+        )
         good = good & (F.length(value) <= room) & (F.lpad(value, room, "0") <= limit)
-    what = F.concat(F.lit(f"column `{name}` is {declared}, which cannot hold `"), F.substring(text, 1, 100), F.lit("`"))
-    hint = f"Send its digits, as text if there are more than {SPARK_DIGITS}; or correct the type of `{name}` in `schema`."
-    said = F.regexp_replace(text, SPELLED, "$1$2$3")  # one string per number, because keys are compared as strings
+    what = F.concat(
+        F.lit(f"column `{name}` is {declared}, which cannot hold `"), F.substring(text, 1, 100), F.lit("`")
+    )
+    hint = (
+        f"Send its digits, as text if there are more than {SPARK_DIGITS}; or correct the type of"
+        f" `{name}` in `schema`."
+    )
+    said = F.regexp_replace(
+        text, SPELLED, "$1$2$3"
+    )  # one string per number, because keys are compared as strings
     plain = F.when(said == MINUS_NOTHING, "0").otherwise(said)
     return F.when(text.isNull() | good, plain).otherwise(row_error(node, what, hint, **where)).alias(name)
 
@@ -236,7 +274,9 @@ def _read_as(kind: pa.DataType) -> str:
     return _READ_AS.get(kind, spark_type(kind))
 
 
-def _value(node: str, name: str, kind: pa.DataType, declared: str, where: Mapping[str, Column], mend: str) -> Column:
+def _value(
+    node: str, name: str, kind: pa.DataType, declared: str, where: Mapping[str, Column], mend: str
+) -> Column:
     """Return one column of the row, checked and in its final type."""
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -261,7 +301,11 @@ def _value(node: str, name: str, kind: pa.DataType, declared: str, where: Mappin
         good = final.isNotNull()
     else:
         return raw
-    what = F.concat(F.lit(f"column `{name}` is {declared}, which cannot hold `"), F.substring(raw.cast("string"), 1, 100), F.lit("`"))
+    what = F.concat(
+        F.lit(f"column `{name}` is {declared}, which cannot hold `"),
+        F.substring(raw.cast("string"), 1, 100),
+        F.lit("`"),
+    )
     refused = row_error(node, what, f"{mend}, or the type of `{name}` in `schema`.", **where)
     return F.when(raw.isNull() | good, final).otherwise(refused)
 
@@ -292,7 +336,9 @@ def _operation(node: str, where: Mapping[str, Column], *, own: bool) -> Column:
     has_header = headers.isNotNull() & F.exists(headers, lambda h: h["key"] == OP_HEADER)
     said = F.col(OP) if own else F.when(has_header, F.coalesce(header, F.lit("")))
     known = F.lower(said)
-    what = F.concat(F.lit(f"{'column `' + OP + '`' if own else 'header ' + OP_HEADER} says `"), said, F.lit("`"))
+    what = F.concat(
+        F.lit(f"{'column `' + OP + '`' if own else 'header ' + OP_HEADER} says `"), said, F.lit("`")
+    )
     found = F.when(said.isNull(), F.lit("i"))
     for name, operation in _OPERATIONS.items():
         found = found.when(known == name, F.lit(operation))

@@ -1,4 +1,7 @@
-"""Single messages of a topic, read without Spark: when they were written and how large they are. Nothing here commits an offset."""
+"""Single messages of a topic, read without Spark: when they were written and how large they are.
+
+Nothing here commits an offset.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,10 @@ class MessageInfo:
 
 
 class MessagePeeker:
-    """Looks at single messages, those of open and aborted transactions included. Connects at the first look."""
+    """Looks at single messages, those of open and aborted transactions included.
+
+    Connects at the first look.
+    """
 
     def __init__(self, node: str, topic: str, connection: KafkaConnection, group: str) -> None:
         self._node = node
@@ -75,17 +81,30 @@ class MessagePeeker:
         part, offset = message.partition(), message.offset()
         if (error := message.error()) is not None:
             if error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001  librdkafka's local codes have no other name
-                log.info("node=%s topic=%s partition=%s peek=failed reason=%s", self._node, self._topic, part, error)
-                if error.retriable() or error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION):  # noqa: SLF001
-                    return  # a partition that was just added also reports this
+                log.info(
+                    "node=%s topic=%s partition=%s peek=failed reason=%s",
+                    self._node,
+                    self._topic,
+                    part,
+                    error,
+                )
+                just_added = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION)  # noqa: SLF001
+                if error.retriable() or error.code() in just_added:
+                    return
             open_ones.discard(part)  # pyright: ignore[reportArgumentType]  an error without a partition discards nothing
             return
         if part is None or offset is None:
             return
         kind, written = message.timestamp()
-        size = len(message.value() or b"") + len(message.key() or b"") + sum(len(k) + len(v or b"") for k, v in message.headers() or ())
+        size = (
+            len(message.value() or b"")
+            + len(message.key() or b"")
+            + sum(len(k) + len(v or b"") for k, v in message.headers() or ())
+        )
         none = kind == TIMESTAMP_NOT_AVAILABLE
-        found.setdefault(part, []).append(MessageInfo(offset, size, None if none else written, kind == TIMESTAMP_LOG_APPEND_TIME))
+        found.setdefault(part, []).append(
+            MessageInfo(offset, size, None if none else written, kind == TIMESTAMP_LOG_APPEND_TIME)
+        )
         open_ones.discard(part)
 
     def _connected(self) -> Consumer:

@@ -1,4 +1,7 @@
-"""How many bytes ranges of offsets hold, as far as samples of their messages tell. Kafka itself does not know."""
+"""How many bytes ranges of offsets hold, as far as samples of their messages tell.
+
+Kafka itself does not know.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,10 @@ class _Stretch(NamedTuple):
 
 
 class SizeEstimator:
-    """Samples of one topic. Keeps the mean of each partition for stretches in which no message could be looked at."""
+    """Samples of one topic.
+
+    Keeps the mean of each partition for stretches in which no message could be looked at.
+    """
 
     def __init__(self, peeker: MessagePeeker) -> None:
         self._peeker = peeker
@@ -43,11 +49,16 @@ class SizeEstimator:
         ranges = {part: span for part, span in ranges.items() if span[1] > span[0]}
         count = sum(end - start for start, end in ranges.values())
         if count * _LARGEST <= min(most, DRIVER_BYTES):
-            return {part: end for part, (_, end) in ranges.items()}, round(sum(self._guess(part, *span) for part, span in ranges.items()))
+            return {part: end for part, (_, end) in ranges.items()}, round(
+                sum(self._guess(part, *span) for part, span in ranges.items())
+            )
         stretches = self._sampled(ranges, most)
         sizes = {part: round(_bytes(found)) for part, found in stretches.items()}
         shares = fair_shares(sizes, most)
-        ends = {part: _end(found, shares[part]) if shares[part] < sizes[part] else ranges[part][1] for part, found in stretches.items()}
+        ends = {
+            part: _end(found, shares[part]) if shares[part] < sizes[part] else ranges[part][1]
+            for part, found in stretches.items()
+        }
         return ends, round(sum(_bytes(_until(found, ends[part])) for part, found in stretches.items()))
 
     def total(self, ranges: Mapping[int, Range], most: int) -> int:

@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _MESSAGES = (
-    "value binary, topic string, partition int, offset bigint, timestamp timestamp, headers array<struct<key: string, value: binary>>"
+    "value binary, topic string, partition int, offset bigint, timestamp timestamp, headers"
+    " array<struct<key: string, value: binary>>"
 )
 _FETCHING = {
     # Ranges only contain existing rows, so waiting gains nothing. Spark seeks to both ends of the log after
@@ -55,7 +56,10 @@ _FETCHING = {
 _CHECK_SECONDS = 3.0
 _RESET = "`headrace reset FILE` starts over with a new snapshot."
 _SMALL = 20_000
-"""Ranges below this many offsets are read by one task per topic partition, at most one per core: starting a task costs more than they do."""
+"""Ranges of fewer offsets are read by one task per topic partition, at most one per core.
+
+Starting a task costs more than reading such a range.
+"""
 
 
 class KafkaStream(UnboundedSource):
@@ -96,7 +100,10 @@ class KafkaStream(UnboundedSource):
         if asked == "latest":
             return self.end_offsets()
         if not re.fullmatch(r"\d+", asked):
-            msg = f"starting_offsets `{self._node.starting_offsets}` is none of: earliest, latest, epoch milliseconds"
+            msg = (
+                f"starting_offsets `{self._node.starting_offsets}` is none of: earliest, latest, epoch"
+                " milliseconds"
+            )
             raise UserError(msg, hint="Write for example starting_offsets: '1735689600000'.", node=self._name)
         return self._at_time(self._cluster.describe(), int(asked))
 
@@ -132,16 +139,26 @@ class KafkaStream(UnboundedSource):
             found = self._at_time(topic, moment_ms)
         else:
             found = self.earliest_offsets()
-            log.warning("node=%s topic=%s fence=earliest reason=message.timestamp.type is CreateTime", self._name, self._node.topic)
+            log.warning(
+                "node=%s topic=%s fence=earliest reason=message.timestamp.type is CreateTime",
+                self._name,
+                self._node.topic,
+            )
         kept = self._cluster.retention_ms()
         if kept is not None and back > kept:
             earliest = self._cluster.earliest(topic.partitions)
-            if lost := [str(part) for part in topic.partitions if 0 < earliest[part] == found["offsets"][str(part)]]:
+            if lost := [
+                str(part) for part in topic.partitions if 0 < earliest[part] == found["offsets"][str(part)]
+            ]:
                 msg = (
-                    f"the fence lies {back // 1000} s back, topic `{self._node.topic}` keeps rows for {kept // 1000} s and has lost some"
+                    f"the fence lies {back // 1000} s back, topic `{self._node.topic}` keeps rows for"
+                    f" {kept // 1000} s and has lost some"
                     f" of partitions {', '.join(lost)}"
                 )
-                hint = "Lengthen retention.ms; or lower handoff_lag if history lags its topic by less; or use an offset_table."
+                hint = (
+                    "Lengthen retention.ms; or lower handoff_lag if history lags its topic by less; or"
+                    " use an offset_table."
+                )
                 raise RetentionError(msg, hint=hint, node=self._name)
         return self._no_later(found, back) if by_broker else found
 
@@ -152,7 +169,10 @@ class KafkaStream(UnboundedSource):
         """
         newest = self._cluster.newest_ms(map(int, fence["offsets"]))
         recent = self._cluster.at_times({part: moment - back for part, moment in newest.items()})
-        found = {part: min(offset, at) if (at := recent.get(int(part), -1)) >= 0 else offset for part, offset in fence["offsets"].items()}
+        found = {
+            part: min(offset, at) if (at := recent.get(int(part), -1)) >= 0 else offset
+            for part, offset in fence["offsets"].items()
+        }
         return fence | {"offsets": found}
 
     def _at_time(self, topic: Topic, moment_ms: int) -> Json:
@@ -163,7 +183,9 @@ class KafkaStream(UnboundedSource):
         """
         end = self._cluster.stable_end(topic.partitions)
         found = self._cluster.at_time(topic.partitions, moment_ms)
-        return self._position(topic, {part: found[part] if found[part] >= 0 else end[part] for part in topic.partitions})
+        return self._position(
+            topic, {part: found[part] if found[part] >= 0 else end[part] for part in topic.partitions}
+        )
 
     def high_watermarks(self) -> Json:
         """Return the high watermarks, which include open transactions and rows that wait for them."""
@@ -176,16 +198,29 @@ class KafkaStream(UnboundedSource):
         They include transaction markers and compacted gaps.
         """
         offsets = at["offsets"]
-        return {part: max(0, end - offsets.get(part, 0)) for part, end in self.high_watermarks()["offsets"].items()}
+        return {
+            part: max(0, end - offsets.get(part, 0))
+            for part, end in self.high_watermarks()["offsets"].items()
+        }
 
     def stalls(self, at: Json) -> list[Stall]:
         """Return the partitions that are read up to an open transaction and have more rows after it."""
         parts = [int(part) for part in at["offsets"]]
         ends, high = self._cluster.stable_end(parts), self._cluster.high_watermark(parts)
-        stuck = {part: ends[part] for part in parts if at["offsets"][str(part)] >= ends[part] and high[part] > ends[part]}
+        stuck = {
+            part: ends[part]
+            for part in parts
+            if at["offsets"][str(part)] >= ends[part] and high[part] > ends[part]
+        }
         first = self._peeker.first(stuck)
         return [
-            Stall(self._node.topic, str(part), end, high[part], first[part].written_ms if part in first else None)
+            Stall(
+                self._node.topic,
+                str(part),
+                end,
+                high[part],
+                first[part].written_ms if part in first else None,
+            )
             for part, end in stuck.items()
         ]
 
@@ -214,7 +249,9 @@ class KafkaStream(UnboundedSource):
             return after
         offsets = {part: start + taken[part] for part, start in starts.items()}
         if limits.bytes is not None:
-            bounded, size = self._sizes.limit({part: (start, offsets[part]) for part, start in starts.items()}, limits.bytes)
+            bounded, size = self._sizes.limit(
+                {part: (start, offsets[part]) for part, start in starts.items()}, limits.bytes
+            )
             offsets |= bounded
             self._sized = {part: (start, offsets[part]) for part, start in starts.items()}, size
         found = self._position(topic, offsets, at.get("growing"))
@@ -252,7 +289,9 @@ class KafkaStream(UnboundedSource):
         ends = self._cluster.stable_end(wanted)
         self._starts(start, topic, ends)
         # Spark would wait for rows that never arrive, and then report that retention removed them.
-        self._refuse_beyond({int(part): offset for part, offset in end["offsets"].items()}, ends, "to be read up to")
+        self._refuse_beyond(
+            {int(part): offset for part, offset in end["offsets"].items()}, ends, "to be read up to"
+        )
 
     def check_filter(self, spark: SparkSession) -> None:
         """Check the filter with Spark's analyzer, over no rows."""
@@ -270,7 +309,12 @@ class KafkaStream(UnboundedSource):
 
     def describe(self) -> Json:
         """Return the type, asset key and topic."""
-        return {"kind": "kafka", "asset_key": ["kafka", self._node.topic], "topic": self._node.topic, "table_name": self._node.topic}
+        return {
+            "kind": "kafka",
+            "asset_key": ["kafka", self._node.topic],
+            "topic": self._node.topic,
+            "table_name": self._node.topic,
+        }
 
     def close(self) -> None:
         """Close the clients."""
@@ -279,7 +323,12 @@ class KafkaStream(UnboundedSource):
 
     def _position(self, topic: Topic, offsets: Mapping[int, int], growing: Json | None = None) -> Json:
         ordered = {str(part): offsets[part] for part in sorted(offsets)}
-        found: Json = {"topic": self._node.topic, "topic_id": topic.topic_id, "cluster_id": topic.cluster_id, "offsets": ordered}
+        found: Json = {
+            "topic": self._node.topic,
+            "topic_id": topic.topic_id,
+            "cluster_id": topic.cluster_id,
+            "offsets": ordered,
+        }
         return found | ({"growing": growing} if growing else {})
 
     def _same_topic(self, at: Json) -> Topic:
@@ -289,7 +338,10 @@ class KafkaStream(UnboundedSource):
         if at["topic"] != self._node.topic:
             msg = f"the position is of topic `{at['topic']}`, the file says `{self._node.topic}`"
             raise TargetError(msg, hint=hint, node=self._name)
-        for what, mine, its in (("cluster", at["cluster_id"], topic.cluster_id), ("topic", at["topic_id"], topic.topic_id)):
+        for what, mine, its in (
+            ("cluster", at["cluster_id"], topic.cluster_id),
+            ("topic", at["topic_id"], topic.topic_id),
+        ):
             if mine != its:
                 made = "was deleted and recreated" if what == "topic" else "is of another cluster"
                 msg = f"topic `{self._node.topic}` {made}: its {what} id is {its}, the position has {mine}"
@@ -304,9 +356,15 @@ class KafkaStream(UnboundedSource):
         starts = {part: after["offsets"].get(str(part), 0) for part in topic.partitions if part in ends}
         earliest = self._cluster.earliest(starts)
         if lost := {part: start for part, start in starts.items() if start < earliest[part]}:
-            said = "; ".join(f"partition {part}: next to read {at}, earliest held {earliest[part]}" for part, at in lost.items())
+            said = "; ".join(
+                f"partition {part}: next to read {at}, earliest held {earliest[part]}"
+                for part, at in lost.items()
+            )
             count = sum(earliest[part] - at for part, at in lost.items())
-            msg = f"topic `{self._node.topic}` no longer holds {count} offsets that the stream must read ({said})"
+            msg = (
+                f"topic `{self._node.topic}` no longer holds {count} offsets that the stream must read"
+                f" ({said})"
+            )
             hint = f"Lengthen retention.ms (and delete.retention.ms of a compacted topic). {_RESET}"
             hint += " If an epoch is open, `headrace replay FILE --skip-open` goes on without its rows."
             raise RetentionError(msg, hint=hint, node=self._name)
@@ -322,13 +380,19 @@ class KafkaStream(UnboundedSource):
         high = self._cluster.high_watermark(ahead)
         if cut := {part: offsets[part] for part in ahead if offsets[part] > high[part]}:
             said = "; ".join(f"partition {part}: {what} {at}, end {high[part]}" for part, at in cut.items())
-            msg = f"topic `{self._node.topic}` ends before the stream's position ({said}): its log was cut off"
+            msg = (
+                f"topic `{self._node.topic}` ends before the stream's position ({said}): its log was cut off"
+            )
             raise TargetError(msg, hint=f"Was the cluster restored from a backup? {_RESET}", node=self._name)
 
     def _messages(self, spark: SparkSession, ranges: Mapping[str, tuple[int, int]]) -> DataFrame:
         if not ranges:
             return spark.createDataFrame([], _MESSAGES)
-        topic, total, cores = self._node.topic, sum(end - start for start, end in ranges.values()), spark.sparkContext.defaultParallelism
+        topic, total, cores = (
+            self._node.topic,
+            sum(end - start for start, end in ranges.values()),
+            spark.sparkContext.defaultParallelism,
+        )
         options = (
             _FETCHING
             | spark_options(self._connection)
@@ -353,7 +417,9 @@ class KafkaStream(UnboundedSource):
     def _decoder_for(self, spark: SparkSession) -> JsonMessageDecoder:
         context = spark.sparkContext
         if self._decoder is None or self._decoder[0] is not context:
-            found = JsonMessageDecoder(self._name, self._node.schema_, self._ordinal, metadata=self._node.include_metadata)
+            found = JsonMessageDecoder(
+                self._name, self._node.schema_, self._ordinal, metadata=self._node.include_metadata
+            )
             self._decoder = context, found
         return self._decoder[1]
 
@@ -363,7 +429,11 @@ class KafkaStream(UnboundedSource):
 
         columns = [name for name in rows.columns if name != POS]
         try:
-            found = mark_filtered_rows(rows, self._node.filter or "") if self.marks else rows.where(F.expr(self._node.filter or ""))
+            found = (
+                mark_filtered_rows(rows, self._node.filter or "")
+                if self.marks
+                else rows.where(F.expr(self._node.filter or ""))
+            )
         except ParseException as error:
             msg = f"filter `{self._node.filter}` is not a predicate in Spark SQL: {_first_line(error)}"
             raise SchemaError(msg, node=self._name) from error
@@ -372,7 +442,11 @@ class KafkaStream(UnboundedSource):
             near = difflib.get_close_matches(unknown, columns, n=1)
             meant = f" Did you mean `{near[0]}`?" if near else ""
             msg = f"filter `{self._node.filter}` cannot be used: {_first_line(error)}"
-            raise SchemaError(msg, hint=f"Columns: {', '.join(name for name in columns if name != OP)}.{meant}", node=self._name) from error
+            raise SchemaError(
+                msg,
+                hint=f"Columns: {', '.join(name for name in columns if name != OP)}.{meant}",
+                node=self._name,
+            ) from error
         refuse_relative_timestamps(found, self._node.filter or "", self._name)
         return found
 

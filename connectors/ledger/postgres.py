@@ -1,4 +1,7 @@
-"""A ledger in Postgres, for lanes that may run on any host. A holder is followed when its lease has expired."""
+"""A ledger in Postgres, for lanes that may run on any host.
+
+A holder is followed when its lease has expired.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
     import psycopg
 
 _STALLED = "10s"
-"""How long a process that stopped inside a transaction may keep others waiting; the server then ends its session."""
+"""How long a process that stopped in a transaction can block others. The server then ends its session."""
 _SCHEMA_LOCK = 0x6865_6164  # Headrace's own advisory lock: only one process creates the tables
 
 
@@ -80,11 +83,16 @@ class PostgresStore:
                         connection.execute("select set_config('search_path', %s, true)", (self._path,))
                     if not snapshot:
                         connection.execute(
-                            "select set_config('idle_in_transaction_session_timeout', %(t)s, true), set_config('lock_timeout', %(t)s, true)",
+                            "select set_config('idle_in_transaction_session_timeout', %(t)s, true),"
+                            " set_config('lock_timeout', %(t)s, true)",
                             {"t": _STALLED},
                         )
                     yield _PostgresTx(connection)
-            except (psycopg.OperationalError, psycopg.InterfaceError, psycopg.errors.IdleInTransactionSessionTimeout) as error:
+            except (
+                psycopg.OperationalError,
+                psycopg.InterfaceError,
+                psycopg.errors.IdleInTransactionSessionTimeout,
+            ) as error:
                 # libpq's own message names the host and the database, never the password.
                 msg = f"the Postgres ledger cannot be used just now: {str(error).strip()}"
                 raise TransientError(msg) from error
@@ -124,14 +132,16 @@ def _schema_of(tx: _PostgresTx) -> str:
     for a user of this name.
     """
     found = tx.all(
-        "select n.nspname, quote_ident(n.nspname) from pg_class c join pg_namespace n on n.oid = c.relnamespace"
+        "select n.nspname, quote_ident(n.nspname) from pg_class c join pg_namespace n on n.oid ="
+        " c.relnamespace"
         " where c.relname = 'headrace_ledger_version' and n.nspname = any(current_schemas(false)) order by 1"
     )
     if len(found) > 1:
         names = " and ".join(name for name, _ in found)
         msg = f"the database has two ledgers, in the schemas {names}"
         hint = (
-            "Drop the tables headrace_ledger_* in the schema of the one that is not wanted. Sinks that are refused then name the command."
+            "Drop the tables headrace_ledger_* in the schema of the one that is not wanted. Sinks that"
+            " are refused then name the command."
         )
         raise SettingsError(msg, hint=hint)
     if found:
@@ -139,7 +149,9 @@ def _schema_of(tx: _PostgresTx) -> str:
     schema = tx.one("select quote_ident(current_schema())")
     if schema is None or schema[0] is None:
         msg = "the search path of the ledger's user names no schema that exists"
-        raise SettingsError(msg, hint="Create one, or name one in the search path: ALTER ROLE … SET search_path.")
+        raise SettingsError(
+            msg, hint="Create one, or name one in the search path: ALTER ROLE … SET search_path."
+        )
     return schema[0]
 
 

@@ -1,4 +1,4 @@
-"""The host's watch over a plugin's object: its failures name it, and what it returns is what its contract says."""
+"""Checks of a plugin object: its errors name the plugin, and its results match the contract."""
 
 from __future__ import annotations
 
@@ -33,9 +33,13 @@ def _is(*kinds: type) -> Check:
 def _position(found: Any) -> str:
     """Check an unbounded position: JSON with offsets by partition. Return the problem, or ""."""
     offsets = found.get("offsets") if isinstance(found, Mapping) else None
-    good = isinstance(offsets, Mapping) and all(isinstance(key, str) and isinstance(at, int) for key, at in offsets.items())
+    good = isinstance(offsets, Mapping) and all(
+        isinstance(key, str) and isinstance(at, int) for key, at in offsets.items()
+    )
     return (
-        (_json(found) if good else 'what is no position such as {"offsets": {"0": 12}}') if isinstance(found, Mapping) else _is(dict)(found)
+        (_json(found) if good else 'what is no position such as {"offsets": {"0": 12}}')
+        if isinstance(found, Mapping)
+        else _is(dict)(found)
     )
 
 
@@ -113,7 +117,11 @@ _CHECKS: Mapping[type, Mapping[str, Check]] = {
 
 
 def create_checked(
-    make: Callable[[], Made], contract: type[Made], found: InstalledPlugin, node: str, checks: Mapping[str, Check] | None = None
+    make: Callable[[], Made],
+    contract: type[Made],
+    found: InstalledPlugin,
+    node: str,
+    checks: Mapping[str, Check] | None = None,
 ) -> Made:
     """Create a plugin's object and check its calls.
 
@@ -123,10 +131,18 @@ def create_checked(
     made = with_blame()
     if not isinstance(made, contract):
         what = f"it made {type(made).__name__}, which is no headrace.{contract.__name__}"
-        raise contract_error(found, what, node, f"Its class must be a subclass of headrace.{contract.__name__}.")
+        raise contract_error(
+            found, what, node, f"Its class must be a subclass of headrace.{contract.__name__}."
+        )
     names = _CHECKS[contract] if checks is None else checks
     for name, check in names.items():
-        setattr(made, name, _checked(attribute_errors(getattr(made, name), found, node, f"`{name}`"), check, found, node, name))
+        setattr(
+            made,
+            name,
+            _checked(
+                attribute_errors(getattr(made, name), found, node, f"`{name}`"), check, found, node, name
+            ),
+        )
     if "describe" in names:
         made.describe = _described(made.describe, found, node)  # pyright: ignore[reportAttributeAccessIssue]
     setattr(made, GUARDED, tuple(names))
@@ -138,7 +154,9 @@ def _described(describe: Callable[[], Json], found: InstalledPlugin, node: str) 
     return lambda: {"kind": found.id, "asset_key": [*found.id.split("."), node]} | describe()
 
 
-def attribute_errors(work: Callable[..., Any], found: InstalledPlugin, node: str, doing: str) -> Callable[..., Any]:
+def attribute_errors(
+    work: Callable[..., Any], found: InstalledPlugin, node: str, doing: str
+) -> Callable[..., Any]:
     """Wrap a function so that its errors name the plugin.
 
     Errors that the plugin raised as Headrace's own, and errors of rows that failed in Spark, stay as they
@@ -168,10 +186,16 @@ def attribute_errors(work: Callable[..., Any], found: InstalledPlugin, node: str
 def _of_spark(error: Exception) -> bool:
     """Return whether Spark failed while executing, which may pass, not while analyzing a query."""
     module, name = type(error).__module__, type(error).__name__
-    return module.startswith(("py4j", "pyspark")) and name not in ("AnalysisException", "ParseException") and not name.startswith("PySpark")
+    return (
+        module.startswith(("py4j", "pyspark"))
+        and name not in ("AnalysisException", "ParseException")
+        and not name.startswith("PySpark")
+    )
 
 
-def _checked(work: Callable[..., Any], check: Check, found: InstalledPlugin, node: str, name: str) -> Callable[..., Any]:
+def _checked(
+    work: Callable[..., Any], check: Check, found: InstalledPlugin, node: str, name: str
+) -> Callable[..., Any]:
     @wraps(work)
     def run(*args: Any, **more: Any) -> Any:
         result = work(*args, **more)

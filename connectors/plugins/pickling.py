@@ -19,7 +19,10 @@ GUARDED = "_headrace_guarded"
 
 
 class PickledPlugin:
-    """A plugin's object as bytes, and the folders that its modules come from. Raises PluginError for one that cannot be pickled."""
+    """A plugin's object as bytes, and the folders that its modules come from.
+
+    Raises PluginError for one that cannot be pickled.
+    """
 
     def __init__(self, what: Any, found: InstalledPlugin, node: str) -> None:
         from pyspark import cloudpickle
@@ -32,7 +35,10 @@ class PickledPlugin:
         try:
             self._body = cloudpickle.dumps(bare)
         except Exception as error:
-            msg = f"the plugin `{found.id}` ({found.origin}) cannot be sent to Spark's workers: {type(error).__name__}: {error}"
+            msg = (
+                f"the plugin `{found.id}` ({found.origin}) cannot be sent to Spark's workers:"
+                f" {type(error).__name__}: {error}"
+            )
             hint = "Open connections, files and locks in the method that uses them, and not in `__init__`."
             raise PluginError(msg, hint=hint, node=node) from error
         self._paths = [path for path in sys.path if path]
@@ -47,7 +53,9 @@ class PickledPlugin:
         try:
             self._opened = pickle.loads(self._body)  # noqa: S301  bytes of this run's own
         except Exception as error:
-            raise task_error(plugin_error(error, self.found, doing="being opened in a worker", node=self.node)) from error
+            raise task_error(
+                plugin_error(error, self.found, doing="being opened in a worker", node=self.node)
+            ) from error
         return self._opened
 
     def __getstate__(self) -> dict[str, Any]:
@@ -62,7 +70,10 @@ class PickledPlugin:
         try:
             made = batches()
             if made is None or isinstance(made, pa.Table):
-                self.refuse(f"{doing} returned {type(made).__name__}, and not batches", "Return or yield pyarrow.RecordBatch objects.")
+                self.refuse(
+                    f"{doing} returned {type(made).__name__}, and not batches",
+                    "Return or yield pyarrow.RecordBatch objects.",
+                )
             for batch in made:
                 if not isinstance(batch, pa.RecordBatch):
                     self.refuse(f"{doing} gave {type(batch).__name__}, and not pyarrow.RecordBatch")
@@ -82,14 +93,22 @@ class PickledPlugin:
         """
         if batch.schema.names != schema.names:
             if missing := [name for name in schema.names if name not in batch.schema.names]:
-                self.refuse(f"{doing} gave rows without {', '.join(f'`{name}`' for name in missing)}", _columns(schema))
+                self.refuse(
+                    f"{doing} gave rows without {', '.join(f'`{name}`' for name in missing)}",
+                    _columns(schema),
+                )
             if more := [name for name in batch.schema.names if name not in schema.names]:
-                self.refuse(f"{doing} gave columns that it did not announce: {', '.join(more)}", _columns(schema))
+                self.refuse(
+                    f"{doing} gave columns that it did not announce: {', '.join(more)}", _columns(schema)
+                )
             batch = batch.select(schema.names)
         for field in schema:
             found = batch.schema.field(field.name).type
             if found != field.type:
-                self.refuse(f"{doing} gave column `{field.name}` as {found}, and announced {field.type}", "Cast it, or announce it so.")
+                self.refuse(
+                    f"{doing} gave column `{field.name}` as {found}, and announced {field.type}",
+                    "Cast it, or announce it so.",
+                )
         return batch
 
 

@@ -27,10 +27,17 @@ BATCH_ROWS = 10_000
 
 
 class ArrowSink(Sink):
-    """A sink that takes batches: at least once. After a crash the rows of the epoch that was open come again, with the same number."""
+    """A sink that takes batches: at least once.
+
+    After a crash the rows of the epoch that was open come again, with the same number.
+    """
 
     capabilities: ClassVar[SinkCapabilities] = SinkCapabilities(
-        delivery=Delivery.AT_LEAST_ONCE, upsert=True, delete=True, visibility=Visibility.ROW, without_spark=True
+        delivery=Delivery.AT_LEAST_ONCE,
+        upsert=True,
+        delete=True,
+        visibility=Visibility.ROW,
+        without_spark=True,
     )
 
     def __init__(self, context: SinkContext) -> None:
@@ -131,7 +138,9 @@ class ArrowTransactionalSink(TransactionalSink):
         note = self.load_note()
         if note is None:
             return SinkState()
-        return SinkState(note["generation"], CommitRecord.from_json(note["record"]) if note["record"] else None, note)
+        return SinkState(
+            note["generation"], CommitRecord.from_json(note["record"]) if note["record"] else None, note
+        )
 
     def commit(self, expected: SinkState, change: SinkCommit) -> SinkState:
         """Swap the note. A note that changed in the meantime means that another process has the target."""
@@ -141,7 +150,11 @@ class ArrowTransactionalSink(TransactionalSink):
             record = change.complete(WriteCounts(rows.num_rows, None, None, None))
         elif change.kind is CommitKind.REGISTER and record is not None:
             record = replace(record, baseline=self.count_rows())
-        self._swap(expected.version, {"generation": change.generation, "record": record.to_json() if record else None}, rows)
+        self._swap(
+            expected.version,
+            {"generation": change.generation, "record": record.to_json() if record else None},
+            rows,
+        )
         return SinkState(change.generation, record)
 
     def claims(self) -> Sequence[Claim]:
@@ -174,11 +187,16 @@ class ArrowTransactionalSink(TransactionalSink):
             return None, []
         with self._noting(self._claim_key):
             note = self.load_note()
-        return note, [Claim(SinkKey(**claim["key"]), claim["share"]) for claim in (note or {}).get("claims", [])]
+        return note, [
+            Claim(SinkKey(**claim["key"]), claim["share"]) for claim in (note or {}).get("claims", [])
+        ]
 
     def _put_claims(self, expected: Json | None, claims: Sequence[Claim]) -> None:
         """Replace the note of the claims if it is still `expected`."""
-        note = {"generation": 0, "claims": [{"key": asdict(claim.key), "share": claim.share} for claim in claims]}
+        note = {
+            "generation": 0,
+            "claims": [{"key": asdict(claim.key), "share": claim.share} for claim in claims],
+        }
         with self._noting(self._claim_key):
             swapped = self.compare_and_swap(expected, note, None)
         if not swapped:
@@ -205,7 +223,9 @@ class ArrowTransactionalSink(TransactionalSink):
             raise contract_error(self.context.found, what, self.context.name)
         if not swapped:
             now = self.load_note()
-            raise fenced(now["generation"] if now else None, note["generation"], target=self.target, sink=self._name)
+            raise fenced(
+                now["generation"] if now else None, note["generation"], target=self.target, sink=self._name
+            )
 
 
 def in_order(frame: EpochFrame) -> pa.Table:
@@ -214,7 +234,9 @@ def in_order(frame: EpochFrame) -> pa.Table:
     place = table.column(POS).combine_chunks()
     names = [field.name for field in place.type]
     numbers = [*(place.field(name) for name in names), pa.array(range(table.num_rows), pa.int64())]
-    order = pa.table(numbers, names=[*names, "at"]).sort_by([(name, "ascending") for name in names]).column("at")
+    order = (
+        pa.table(numbers, names=[*names, "at"]).sort_by([(name, "ascending") for name in names]).column("at")
+    )
     return table.drop_columns([POS]).take(order)
 
 
@@ -227,7 +249,9 @@ def changes(frame: EpochFrame) -> pa.Table:
     if not frame.key:
         if "d" in table.column(OP).unique().to_pylist():
             msg = "a delete arrived, and a target without a key cannot apply it"
-            raise GuaranteeError(msg, hint="Set `primary_key` on the sink, or filter `_gs_op <> 'd'` in a transform.")
+            raise GuaranteeError(
+                msg, hint="Set `primary_key` on the sink, or filter `_gs_op <> 'd'` in a transform."
+            )
         return table
     for column in frame.key:
         if table.column(column).null_count:

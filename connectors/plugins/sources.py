@@ -31,8 +31,9 @@ _PART, _OFF = "_headrace_part", "_headrace_off"
 class ArrowSource(BoundedSource):
     """A source that ends, in pieces: JSON maps, each read by one task as Arrow batches.
 
-    `batches` runs in Spark's workers: the object must be picklable. A piece must give the same rows in the same order whenever it is
-    read; where the system cannot promise that, say `SourceCapabilities(bounded=True, pinned=False)`, which is the default.
+    `batches` runs in Spark's workers: the object must be picklable. A piece must give the same rows in the
+    same order whenever it is read; where the system cannot promise that, say
+    `SourceCapabilities(bounded=True, pinned=False)`, which is the default.
     """
 
     capabilities: ClassVar[SourceCapabilities] = SourceCapabilities(bounded=True, without_spark=True)
@@ -70,23 +71,44 @@ class ArrowSource(BoundedSource):
         del spark, token
         pieces = list(self.list_splits())
         if not all(isinstance(piece, dict) for piece in pieces):
-            raise contract_error(self.context.found, "`list_splits` returned an item that is not a dict", self.context.name)
-        return Snapshot({"pinned": self.capabilities.stable_snapshot, "pieces": pieces}, is_stable=self.capabilities.stable_snapshot)
+            raise contract_error(
+                self.context.found, "`list_splits` returned an item that is not a dict", self.context.name
+            )
+        return Snapshot(
+            {"pinned": self.capabilities.stable_snapshot, "pieces": pieces},
+            is_stable=self.capabilities.stable_snapshot,
+        )
 
     def describe_snapshot(self, spark: SparkSession) -> Snapshot:
         """Return the same snapshot as `create_snapshot`, which creates nothing."""
         return self.create_snapshot(spark, "")
 
-    def splits(self, spark: SparkSession, snapshot: Snapshot, window: HistoryPartition | None, cut: HandoffFilter | None) -> Sequence[Json]:
+    def splits(
+        self,
+        spark: SparkSession,
+        snapshot: Snapshot,
+        window: HistoryPartition | None,
+        cut: HandoffFilter | None,
+    ) -> Sequence[Json]:
         """Return one split per item of `list_splits`."""
         del spark
         return [
-            {"id": f"{'' if window is None else window.key + '/'}{at:05d}", "at": at, "rows": piece.get("rows", GUESSED_ROWS)}
+            {
+                "id": f"{'' if window is None else window.key + '/'}{at:05d}",
+                "at": at,
+                "rows": piece.get("rows", GUESSED_ROWS),
+            }
             | {"scope": scope_of(window, cut)}
             for at, piece in enumerate(snapshot.handle["pieces"])
         ]
 
-    def read(self, spark: SparkSession, snapshot: Snapshot, splits: Sequence[Json], columns: Sequence[str] | None = None) -> DataFrame:
+    def read(
+        self,
+        spark: SparkSession,
+        snapshot: Snapshot,
+        splits: Sequence[Json],
+        columns: Sequence[str] | None = None,
+    ) -> DataFrame:
         """Return the rows. The position of a row is the index of its split and its number there."""
         from pyspark.sql import functions as F  # noqa: N812
 
@@ -103,8 +125,8 @@ class ArrowSource(BoundedSource):
 class ArrowStream(UnboundedSource):
     """A source that never ends: partitions named by whole numbers, each a log with an offset per row.
 
-    The offsets [start, end) of a partition must give the same rows, at most one per offset, whenever they are read. `batches` runs in
-    Spark's workers: the object must be picklable.
+    The offsets [start, end) of a partition must give the same rows, at most one per offset, whenever they are
+    read. `batches` runs in Spark's workers: the object must be picklable.
     """
 
     capabilities: ClassVar[SourceCapabilities] = SourceCapabilities(bounded=False, job_mode=False)
@@ -155,17 +177,26 @@ class ArrowStream(UnboundedSource):
 
     def _ends(self) -> dict[str, int]:
         found = dict(self.partition_ends())
-        if wrong := [part for part in found if not (isinstance(part, str) and part.isascii() and part.isdigit())]:
+        if wrong := [
+            part for part in found if not (isinstance(part, str) and part.isascii() and part.isdigit())
+        ]:
             what = f"`partition_ends` named the partition {wrong[0]!r}"
-            raise contract_error(self.context.found, what, self.context.name, 'Partitions are whole numbers as text: "0", "1".')
+            raise contract_error(
+                self.context.found, what, self.context.name, 'Partitions are whole numbers as text: "0", "1".'
+            )
         return found
 
     def next_end_offsets(self, after: Json, limits: ReadLimits) -> Json:
         """Return the furthest end that `limits` allow; partitions share them."""
         offsets, ends = positions.offsets(after), self._ends()
-        waiting = {part: end - offsets.get(part, 0) for part, end in ends.items() if end > offsets.get(part, 0)}
+        waiting = {
+            part: end - offsets.get(part, 0) for part, end in ends.items() if end > offsets.get(part, 0)
+        }
         share = max(1, limits.rows // max(1, len(waiting)))
-        found = {part: offsets.get(part, 0) + min(rows, share, limits.per_partition or rows) for part, rows in waiting.items()}
+        found = {
+            part: offsets.get(part, 0) + min(rows, share, limits.per_partition or rows)
+            for part, rows in waiting.items()
+        }
         return {"offsets": {**offsets, **found}}
 
     def backlog(self, at: Json) -> int | None:
@@ -180,9 +211,16 @@ class ArrowStream(UnboundedSource):
         from pyspark.sql import functions as F  # noqa: N812
 
         first, last = positions.offsets(start), positions.offsets(end)
-        ranges = [(part, first.get(part, 0), to) for part, to in sorted(last.items()) if to > first.get(part, 0)]
-        tasks = [(int(part), begin, _OF_RANGE, {"partition": part, "start": begin, "end": to}) for part, begin, to in ranges]
-        frame = _read(spark, PickledPlugin(self, self.context.found, self.context.name), self.columns(), tasks)
+        ranges = [
+            (part, first.get(part, 0), to) for part, to in sorted(last.items()) if to > first.get(part, 0)
+        ]
+        tasks = [
+            (int(part), begin, _OF_RANGE, {"partition": part, "start": begin, "end": to})
+            for part, begin, to in ranges
+        ]
+        frame = _read(
+            spark, PickledPlugin(self, self.context.found, self.context.name), self.columns(), tasks
+        )
         place = position_column(self.context.ordinal, EVERYTHING, F.col(_PART), F.col(_OFF))
         return frame.select(*map(quote_identifier, self.columns().names), OP, place.alias(POS))
 
@@ -192,11 +230,15 @@ _Task = tuple[int, int, str, Json]
 """`_gs_pos.part`, the first `off`, what `batches` returns, and with which arguments."""
 
 
-def _read(spark: SparkSession, shipped: PickledPlugin, schema: pa.Schema, tasks: Sequence[_Task]) -> DataFrame:
+def _read(
+    spark: SparkSession, shipped: PickledPlugin, schema: pa.Schema, tasks: Sequence[_Task]
+) -> DataFrame:
     """Return the payload with `_gs_op`, part and offset of every row."""
     hidden = pa.schema([pa.field(OP, pa.string()), pa.field(_PART, pa.int32()), pa.field(_OFF, pa.int64())])
     wanted = spark_schema(pa.schema([*schema, *hidden]))
-    return spark.range(0, len(tasks), 1, max(len(tasks), 1)).mapInArrow(_work(shipped, schema, tuple(tasks)), wanted)
+    return spark.range(0, len(tasks), 1, max(len(tasks), 1)).mapInArrow(
+        _work(shipped, schema, tuple(tasks)), wanted
+    )
 
 
 def _work(
@@ -212,13 +254,20 @@ def _work(
                     yield _placed(shipped, made, schema, part, first + seen)
                     seen += made.num_rows
                     if kind == _OF_RANGE and seen > asked["end"] - asked["start"]:
-                        what = f"`batches` gave more than {asked['end'] - asked['start']} rows for the offsets"
-                        shipped.refuse(f"{what} {asked['start']} to {asked['end']} of partition {part}", "At most one row has an offset.")
+                        what = (
+                            f"`batches` gave more than {asked['end'] - asked['start']} rows for the offsets"
+                        )
+                        shipped.refuse(
+                            f"{what} {asked['start']} to {asked['end']} of partition {part}",
+                            "At most one row has an offset.",
+                        )
 
     return run
 
 
-def _placed(shipped: PickledPlugin, batch: pa.RecordBatch, schema: pa.Schema, part: int, first: int) -> pa.RecordBatch:
+def _placed(
+    shipped: PickledPlugin, batch: pa.RecordBatch, schema: pa.Schema, part: int, first: int
+) -> pa.RecordBatch:
     """Return a batch in the announced columns, with operation and position."""
     rows = batch.num_rows
     if OP in batch.schema.names:
@@ -232,5 +281,7 @@ def _placed(shipped: PickledPlugin, batch: pa.RecordBatch, schema: pa.Schema, pa
     places = [pa.array([part] * rows, pa.int32()), pa.array(range(first, first + rows), pa.int64())]
     return pa.RecordBatch.from_arrays(
         [*payload.columns, operations, *places],
-        schema=pa.schema([*schema, pa.field(OP, pa.string()), pa.field(_PART, pa.int32()), pa.field(_OFF, pa.int64())]),
+        schema=pa.schema(
+            [*schema, pa.field(OP, pa.string()), pa.field(_PART, pa.int32()), pa.field(_OFF, pa.int64())]
+        ),
     )

@@ -1,4 +1,4 @@
-"""The schema `headrace` in the target's database: one row per sink key, its history, and the markers of direct loads.
+"""The schema `headrace` of the target's database: a row per sink key, its history, markers of direct loads.
 
 Every change of a row is a compare-and-set under the generation that `announce` wrote.
 """
@@ -38,13 +38,20 @@ _TABLES = (
         generation bigint NOT NULL, body jsonb NOT NULL,
         PRIMARY KEY (pipeline, lane, sink, epoch))""",
     """CREATE TABLE IF NOT EXISTS headrace.splits (
-        pipeline text NOT NULL, lane text NOT NULL, sink text NOT NULL, epoch bigint NOT NULL, split text NOT NULL,
+        pipeline text NOT NULL, lane text NOT NULL, sink text NOT NULL, epoch bigint NOT NULL,
+        split text NOT NULL,
         generation bigint NOT NULL, rows bigint, inserted bigint, updated bigint,
         PRIMARY KEY (pipeline, lane, sink, epoch, split))""",
 )
 _UPGRADES = ("ALTER TABLE headrace.records ADD COLUMN IF NOT EXISTS shared boolean",)
-_CURRENT = "SELECT EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass('headrace.records') AND attname = 'shared')"
-_THERE = "SELECT count(*) FROM (VALUES ('records'), ('history'), ('splits')) t(name) WHERE to_regclass('headrace.' || name) IS NOT NULL"
+_CURRENT = (
+    "SELECT EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass('headrace.records') AND"
+    " attname = 'shared')"
+)
+_THERE = (
+    "SELECT count(*) FROM (VALUES ('records'), ('history'), ('splits')) t(name) WHERE"
+    " to_regclass('headrace.' || name) IS NOT NULL"
+)
 
 
 def _sql(text: str) -> sql.Composed:
@@ -95,7 +102,8 @@ class RecordStore:
         raised = session.run(
             "INSERT INTO headrace.records AS r (pipeline, lane, sink, name, target, generation, shared)"
             " VALUES ($1::text, $2::text, $3::text, $4::text, $5::text, $6::bigint, $7::boolean)"
-            " ON CONFLICT (pipeline, lane, sink) DO UPDATE SET generation = EXCLUDED.generation, name = EXCLUDED.name,"
+            " ON CONFLICT (pipeline, lane, sink) DO UPDATE SET generation = EXCLUDED.generation, name ="
+            " EXCLUDED.name,"
             " shared = EXCLUDED.shared, changed_at = now()"
             " WHERE r.generation <= EXCLUDED.generation RETURNING generation",
             *self._id,
@@ -114,14 +122,21 @@ class RecordStore:
         """
         if not self._there(session):
             return None
-        rows = session.run(_sql("SELECT generation, body::text, target, target_oid, {oid} FROM headrace.records WHERE {mine}"), *self._id)
+        rows = session.run(
+            _sql(
+                "SELECT generation, body::text, target, target_oid, {oid} FROM headrace.records WHERE {mine}"
+            ),
+            *self._id,
+        )
         if not rows:
             return None
         generation, body, target, recorded, current = rows[0]
         if body is None:
             return SinkState(generation)
         if target != self.target or recorded != current:
-            log.warning("event=record_without_its_table node=%s recorded=%s target=%s", self.node, target, self.target)
+            log.warning(
+                "event=record_without_its_table node=%s recorded=%s target=%s", self.node, target, self.target
+            )
             return SinkState(generation)
         return SinkState(generation, CommitRecord.from_json(json.loads(body)))
 
@@ -130,8 +145,10 @@ class RecordStore:
         if not self._there(session):
             return None
         query = (
-            "SELECT body::text FROM headrace.records WHERE pipeline <> $1::text AND lane = $2::text AND sink = $3::text"
-            " AND name = $4::text AND target = $5::text AND target_oid = {oid} AND body IS NOT NULL ORDER BY changed_at DESC LIMIT 1"
+            "SELECT body::text FROM headrace.records WHERE pipeline <> $1::text AND lane = $2::text AND"
+            " sink = $3::text"
+            " AND name = $4::text AND target = $5::text AND target_oid = {oid} AND body IS NOT NULL ORDER"
+            " BY changed_at DESC LIMIT 1"
         )
         rows = session.run(_sql(query), *self._id, self.key.name, self.target)
         return CommitRecord.from_json(json.loads(rows[0][0])) if rows else None
@@ -144,7 +161,8 @@ class RecordStore:
         if not self._there(session):
             return False
         query = (
-            "SELECT 1 FROM headrace.records WHERE NOT ({mine}) AND NOT (name = $5::text AND lane = $2::text AND sink = $3::text)"
+            "SELECT 1 FROM headrace.records WHERE NOT ({mine}) AND NOT (name = $5::text AND lane = $2::text"
+            " AND sink = $3::text)"
             " AND target = $4::text AND target_oid = {oid} AND body IS NOT NULL LIMIT 1"
         )
         return bool(session.run(_sql(query), *self._id, self.target, self.key.name))
@@ -154,15 +172,20 @@ class RecordStore:
         if not self._there(session):
             return []
         query = (
-            "SELECT pipeline, name, lane, sink, coalesce((to_jsonb(r) ->> 'shared')::boolean, false), epoch FROM headrace.records r"
-            " WHERE target_oid = to_regclass($1::text)::oid::bigint AND body IS NOT NULL ORDER BY changed_at DESC"
+            "SELECT pipeline, name, lane, sink, coalesce((to_jsonb(r) ->> 'shared')::boolean, false), epoch"
+            " FROM headrace.records r"
+            " WHERE target_oid = to_regclass($1::text)::oid::bigint AND body IS NOT NULL ORDER BY"
+            " changed_at DESC"
         )
         return [Claim(SinkKey(*key), share, epoch) for *key, share, epoch in session.run(query, self.target)]
 
     def release(self, session: Session, claims: Sequence[Claim]) -> None:
         """Delete the rows of other sinks, which fences their writers."""
         for claim in claims:
-            query = "DELETE FROM headrace.records WHERE {mine} AND target_oid = to_regclass($4::text)::oid::bigint"
+            query = (
+                "DELETE FROM headrace.records WHERE {mine} AND target_oid ="
+                " to_regclass($4::text)::oid::bigint"
+            )
             session.run(_sql(query), claim.key.pipeline, claim.key.lane, claim.key.sink, self.target)
 
     def lock(self, session: Session, generation: int, *, share: bool = False) -> LockedRow | None:
@@ -171,7 +194,8 @@ class RecordStore:
         Raise FencedError for another generation.
         """
         query = (
-            "SELECT generation, body::text, EXISTS (SELECT FROM headrace.splits s WHERE s.pipeline = r.pipeline AND s.lane = r.lane"
+            "SELECT generation, body::text, EXISTS (SELECT FROM headrace.splits s WHERE s.pipeline ="
+            " r.pipeline AND s.lane = r.lane"
             " AND s.sink = r.sink AND s.epoch = r.epoch + 1) FROM headrace.records r WHERE {mine} FOR "
         )
         rows = session.run(_sql(query + ("SHARE OF r" if share else "UPDATE OF r")), *self._id)
@@ -180,7 +204,9 @@ class RecordStore:
         _, body, marked = rows[0]
         return LockedRow(CommitRecord.from_json(json.loads(body)), marked) if body else None
 
-    def lock_for_epoch(self, session: Session, plan: EpochPlan, generation: int, *, share: bool = False) -> LockedRow | WriteCounts:
+    def lock_for_epoch(
+        self, session: Session, plan: EpochPlan, generation: int, *, share: bool = False
+    ) -> LockedRow | WriteCounts:
         """Return the locked row if it is at the epoch before `plan`, or the counts if it has `plan` already.
 
         The latter happens if the connection died at the commit, so the client did not see the result. Raise
@@ -193,15 +219,30 @@ class RecordStore:
         if record and record.epoch == plan.number and record.is_of(plan):
             log.info("event=epoch_already_held node=%s epoch=%d", self.node, plan.number)
             return record.counts
-        msg = f"epoch {plan.number} cannot follow {f'epoch {record.epoch}' if record else 'no record'}, which {self.target} holds"
-        raise SinkStateError(msg, node=self.node, hint="Start with `headrace replay --from`, or `accept-target` the sink's record.")
+        msg = (
+            f"epoch {plan.number} cannot follow {f'epoch {record.epoch}' if record else 'no record'},"
+            f" which {self.target} holds"
+        )
+        raise SinkStateError(
+            msg,
+            node=self.node,
+            hint="Start with `headrace replay --from`, or `accept-target` the sink's record.",
+        )
 
-    def advance(self, session: Session, held: LockedRow, plan: EpochPlan, generation: int, counts: WriteCounts) -> None:
+    def advance(
+        self, session: Session, held: LockedRow, plan: EpochPlan, generation: int, counts: WriteCounts
+    ) -> None:
         """Set the row from N-1 to N, write history, and delete old history and markers of older epochs."""
         record = held.record.after_epoch(plan, generation, counts)
         self._set(session, record, after=held.record.epoch)
-        session.run(_sql("DELETE FROM headrace.history WHERE {mine} AND epoch <= $4::bigint"), *self._id, plan.number - KEPT)
-        session.run(_sql("DELETE FROM headrace.splits WHERE {mine} AND epoch < $4::bigint"), *self._id, plan.number)
+        session.run(
+            _sql("DELETE FROM headrace.history WHERE {mine} AND epoch <= $4::bigint"),
+            *self._id,
+            plan.number - KEPT,
+        )
+        session.run(
+            _sql("DELETE FROM headrace.splits WHERE {mine} AND epoch < $4::bigint"), *self._id, plan.number
+        )
 
     def register(self, session: Session, record: CommitRecord, baseline: int) -> CommitRecord:
         """Write the first record, or overwrite the row to set the sink back.
@@ -211,7 +252,9 @@ class RecordStore:
         another UUID and of a renamed sink are also deleted, which fences their writers.
         """
         session.run(
-            "SELECT pg_advisory_xact_lock(hashtext('headrace claim'), to_regclass($1::text)::oid::bigint::bit(32)::int)", self.target
+            "SELECT pg_advisory_xact_lock(hashtext('headrace claim'),"
+            " to_regclass($1::text)::oid::bigint::bit(32)::int)",
+            self.target,
         )
         claims = self.claims(session)
         self.owner.refuse(claims, self.target)
@@ -220,15 +263,20 @@ class RecordStore:
         self._set(session, written, after=held.record.epoch if held else None)
         session.run(_sql("DELETE FROM headrace.splits WHERE {mine}"), *self._id)
         self.release(session, self.owner.former(claims))
-        others = "DELETE FROM headrace.records WHERE pipeline <> $1::text AND lane = $2::text AND sink = $3::text"
-        session.run(others + " AND name = $4::text AND target = $5::text", *self._id, self.key.name, self.target)
+        others = (
+            "DELETE FROM headrace.records WHERE pipeline <> $1::text AND lane = $2::text AND sink = $3::text"
+        )
+        session.run(
+            others + " AND name = $4::text AND target = $5::text", *self._id, self.key.name, self.target
+        )
         return written
 
     def _set(self, session: Session, record: CommitRecord, *, after: int | None) -> None:
         """Compare and set the row, and write its line of history."""
         body = json.dumps(record.to_json())
         update = (
-            "UPDATE headrace.records SET epoch = $4::bigint, body = $5::text::jsonb, changed_at = now(), target = $6::text,"
+            "UPDATE headrace.records SET epoch = $4::bigint, body = $5::text::jsonb, changed_at = now(),"
+            " target = $6::text,"
             " target_oid = to_regclass($6::text)::oid::bigint"
             " WHERE {mine} AND generation = $7::bigint AND coalesce(epoch, -1) = $8::bigint RETURNING epoch"
         )
@@ -238,7 +286,8 @@ class RecordStore:
         history = (
             "INSERT INTO headrace.history (pipeline, lane, sink, epoch, generation, body)"
             " VALUES ($1::text, $2::text, $3::text, $4::bigint, $5::bigint, $6::text::jsonb)"
-            " ON CONFLICT (pipeline, lane, sink, epoch) DO UPDATE SET generation = EXCLUDED.generation, body = EXCLUDED.body"
+            " ON CONFLICT (pipeline, lane, sink, epoch) DO UPDATE SET generation = EXCLUDED.generation,"
+            " body = EXCLUDED.body"
         )
         session.run(history, *self._id, record.epoch, record.generation, body)
 

@@ -18,15 +18,23 @@ class PostgresSinkConfig(KeyedSinkConfig):
     metric_labels: ClassVar[tuple[str, ...]] = ("table",)
 
     type: Literal["postgres"] = "postgres"
-    schema_: str = Field(default="public", alias="schema", description="The table's schema; made if it is missing.")
-    table: str = Field(description="The table's name; made from the rows' columns if it is missing, never altered.")
+    schema_: str = Field(
+        default="public", alias="schema", description="The table's schema; made if it is missing."
+    )
+    table: str = Field(
+        description="The table's name; made from the rows' columns if it is missing, never altered."
+    )
     on_conflict: Literal["update", "nothing"] = Field(
-        default="update", description="With a key: `update` lets the last row of a key win, `nothing` the first one."
+        default="update",
+        description="With a key: `update` lets the last row of a key win, `nothing` the first one.",
     )
     update_where: dict[str, UpdateOp] = Field(
         default_factory=dict,
-        description="`{column: op}`: update only if EXCLUDED.column op t.column holds for all of them. By default always updates.",
+        description="`{column: op}`: update only if EXCLUDED.column op t.column holds for all of them. By"
+        " default always updates.",
     )
     max_driver_rows: PositiveInt = Field(
-        default=20_000, description="Epochs of up to this many rows go out by one connection of the driver, larger ones by Spark's tasks."
+        default=20_000,
+        description="Epochs of up to this many rows go out by one connection of the driver, larger ones by"
+        " Spark's tasks.",
     )

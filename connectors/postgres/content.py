@@ -34,7 +34,10 @@ _READ_AS: Mapping[str, str] = {
     "TIMESTAMP WITH TIME ZONE": "timestamptz",
     "TIMESTAMP WITHOUT TIME ZONE": "timestamp",
 }
-"""How a column is read back, by the type that its rows have in Postgres. Others (nested values, times of day) are not compared."""
+"""How a column is read back, by the type that its rows have in Postgres.
+
+Others (nested values, times of day) are not compared.
+"""
 _PLAIN: tuple[Callable[[pa.DataType], bool], ...] = (
     pa.types.is_integer,
     pa.types.is_decimal,
@@ -64,7 +67,14 @@ def _is_wide(field: pa.Field) -> bool:
 class TargetReader:
     """Record and rows of one snapshot, over one read-only transaction. `close` ends it."""
 
-    def __init__(self, address: Address, store: RecordStore, table: sql.Identifier, schema: pa.Schema, key: Sequence[str]) -> None:
+    def __init__(
+        self,
+        address: Address,
+        store: RecordStore,
+        table: sql.Identifier,
+        schema: pa.Schema,
+        key: Sequence[str],
+    ) -> None:
         from adbc_driver_postgresql import dbapi
 
         self._node, self._table, self._schema, self._key = address.node, table, schema, tuple(key)
@@ -81,7 +91,9 @@ class TargetReader:
 
     def has_more_than(self, limit: int) -> bool:
         """Return whether the table has more than `limit` rows. Counting stops after `limit` + 1 rows."""
-        query = sql.SQL("SELECT count(*) FROM (SELECT 1 FROM {} LIMIT {}) t").format(self._table, sql.Literal(limit + 1))
+        query = sql.SQL("SELECT count(*) FROM (SELECT 1 FROM {} LIMIT {}) t").format(
+            self._table, sql.Literal(limit + 1)
+        )
         with translate_errors(self._node):
             return int(self._session.run(query)[0][0]) > limit
 
@@ -129,7 +141,9 @@ class TargetReader:
 
     def _select(self, joined: sql.Composable) -> pa.RecordBatchReader:
         columns = [
-            sql.SQL("t.{0}::{1} AS {0}").format(sql.Identifier(name), trusted(_READ_AS[_kind(self._schema.field(name))]))
+            sql.SQL("t.{0}::{1} AS {0}").format(
+                sql.Identifier(name), trusted(_READ_AS[_kind(self._schema.field(name))])
+            )
             for name in readable(self._schema)
         ]
         query = sql.SQL("SELECT {} FROM {} AS t{}").format(sql.SQL(", ").join(columns), self._table, joined)
@@ -148,6 +162,10 @@ def array_text(values: pa.ChunkedArray) -> str | None:
         return None
     mark, nothing = (pa.scalar(text, pa.large_string()) for text in ('"', ""))
     quoted = pc.binary_join_element_wise(mark, pc.cast(escaped, pa.large_string()), mark, nothing)
-    items = pa.chunked_array([quoted]).combine_chunks() if isinstance(quoted, pa.Array) else quoted.combine_chunks()
+    items = (
+        pa.chunked_array([quoted]).combine_chunks()
+        if isinstance(quoted, pa.Array)
+        else quoted.combine_chunks()
+    )
     listed = pa.LargeListArray.from_arrays(pa.array([0, len(items)], pa.int64()), items)
     return "{" + pc.binary_join(listed, pa.scalar(",", pa.large_string()))[0].as_py() + "}"

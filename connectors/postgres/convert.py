@@ -1,4 +1,4 @@
-"""Rows on their way into staging: columns laid flat by Spark, values checked as Arrow before the server sees them."""
+"""Converts rows for staging: Spark flattens columns, and values are checked as Arrow before they are sent."""
 
 from __future__ import annotations
 
@@ -91,7 +91,10 @@ def cast_to_schema(batch: pa.RecordBatch, schema: pa.Schema, node: str) -> pa.Re
         try:
             columns.append(batch.column(field.name).cast(field.type))
         except pa.ArrowNotImplementedError as error:
-            msg = f"column '{field.name}' came as {batch.schema.field(field.name).type} and was planned as {field.type}"
+            msg = (
+                f"column '{field.name}' came as {batch.schema.field(field.name).type} and was planned as"
+                f" {field.type}"
+            )
             raise SchemaError(msg, node=node) from error
         except pa.ArrowInvalid as error:
             msg = f"column '{field.name}' holds a value that {field.type} cannot hold: {error}"
@@ -119,20 +122,30 @@ class RowChecks:
     jsons: tuple[str, ...]
     """Nested columns, as JSON text: nor can the strings inside of them."""
     wides: tuple[tuple[str, str, str], ...] = ()
-    """Wide numbers, as their digits: (column, type, pattern). The server's cast would round values with more digits after the point."""
+    """Wide numbers, as their digits: (column, type, pattern).
+
+    The server's cast would round values with more digits after the point.
+    """
     lengths: tuple[tuple[str, int], ...] = ()
-    """Key columns of limited length: the server silently cuts trailing spaces, and a delete would not match any more."""
+    """Key columns of limited length. The server cuts trailing spaces, so a delete would not match."""
 
     version: str | None = None
     """The column that decides which row of a key stays: only a delete may go without."""
 
     @classmethod
     def of(
-        cls, node: str, schema: pa.Schema, key: Sequence[str], lengths: Mapping[str, int] | None = None, version: str | None = None
+        cls,
+        node: str,
+        schema: pa.Schema,
+        key: Sequence[str],
+        lengths: Mapping[str, int] | None = None,
+        version: str | None = None,
     ) -> RowChecks:
         """Return the checks for rows of `schema`. `lengths` are the target's limits of string keys."""
         texts = tuple(field.name for field in schema if postgres_type(field.type) == "TEXT")
-        wides = tuple((field.name, str(field.type), pattern(field.type)) for field in schema if is_wide(field.type))
+        wides = tuple(
+            (field.name, str(field.type), pattern(field.type)) for field in schema if is_wide(field.type)
+        )
         nested = tuple(field.name for field in schema if is_nested(field.type))
         return cls(node, tuple(key), texts, nested, wides, tuple((lengths or {}).items()), version)
 
@@ -145,24 +158,39 @@ class RowChecks:
             column = rows.column(name)
             if (value := _first(column, pc.match_substring(column, "\x00"))) is not None:
                 msg = f"column '{name}' holds {value!r}: Postgres text cannot hold the character NUL"
-                raise DataError(msg, node=self.node, hint=f"Take it out in a transform: replace({name}, chr(0), '').")
+                raise DataError(
+                    msg, node=self.node, hint=f"Take it out in a transform: replace({name}, chr(0), '')."
+                )
         for name in self.jsons:
             column = rows.column(name)
             if (value := _first(column, pc.match_substring_regex(column, _ESCAPED_NUL))) is not None:
-                msg = f"column '{name}' holds {value}: strings inside of Postgres JSON cannot hold the character NUL"
-                raise DataError(msg, node=self.node, hint="Take it out in a transform: transform(…, x -> replace(x, chr(0), '')).")
+                msg = (
+                    f"column '{name}' holds {value}: strings inside of Postgres JSON cannot hold the"
+                    " character NUL"
+                )
+                raise DataError(
+                    msg,
+                    node=self.node,
+                    hint="Take it out in a transform: transform(…, x -> replace(x, chr(0), '')).",
+                )
         for name, kind, good in self.wides:
             column = rows.column(name)
             if (value := _first(column, pc.invert(pc.match_substring_regex(column, good)))) is not None:
                 msg = f"column '{name}' is {kind}, which cannot hold '{value[:100]}'"
                 raise DataError(
-                    msg, node=self.node, hint="Write its digits, without an exponent, or give the column another name and type."
+                    msg,
+                    node=self.node,
+                    hint="Write its digits, without an exponent, or give the column another name and type.",
                 )
         self._check_keys(rows)
         deletes = pc.sum(pc.equal(rows.column(OP), "d")).as_py() if OP in rows.schema.names else 0
         if deletes and not self.key:
             msg = "a delete arrived, and a table without a key cannot apply it"
-            raise GuaranteeError(msg, node=self.node, hint="Set `primary_key` on the sink, or filter `_gs_op <> 'd'` in a transform.")
+            raise GuaranteeError(
+                msg,
+                node=self.node,
+                hint="Set `primary_key` on the sink, or filter `_gs_op <> 'd'` in a transform.",
+            )
         return deletes or 0
 
     def _check_keys(self, rows: pa.RecordBatch | pa.Table) -> None:
@@ -170,13 +198,24 @@ class RowChecks:
         for name, most in self.lengths:
             column = rows.column(name)
             if (value := _first(column, pc.greater(pc.utf8_length(column), most))) is not None:
-                msg = f"key column '{name}' holds {value[:100]!r}, which is longer than the {most} characters of the target's column"
-                raise DataError(msg, node=self.node, hint=f"Make the target's column longer: ALTER TABLE … ALTER COLUMN {name} TYPE text.")
+                msg = (
+                    f"key column '{name}' holds {value[:100]!r}, which is longer than the {most}"
+                    " characters of the target's column"
+                )
+                raise DataError(
+                    msg,
+                    node=self.node,
+                    hint=f"Make the target's column longer: ALTER TABLE … ALTER COLUMN {name} TYPE text.",
+                )
         for name in self.key:
             if (column := rows.column(name)).null_count:
                 row = rows.slice(pc.index(pc.is_null(column), True).as_py(), 1).to_pylist()[0]
                 shown = ", ".join(f"{other}={value!r}" for other, value in list(row.items())[:8])
                 msg = f"key column '{name}' is null in a row ({shown})"
-                raise DataError(msg, node=self.node, hint="Filter such rows out in a transform, or choose another `primary_key`.")
+                raise DataError(
+                    msg,
+                    node=self.node,
+                    hint="Filter such rows out in a transform, or choose another `primary_key`.",
+                )
         if self.version is not None:
             refuse_unversioned(rows, self.version, self.node)

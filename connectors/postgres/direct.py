@@ -1,7 +1,7 @@
 """Direct loads: during a backfill, tasks bring Arrow from the source into the target, split by split.
 
-Each split is one transaction: the generation is checked on the record's row, the marker is set, the rows go in. Readers see
-an epoch grow by splits; the record follows once every planned split has its marker.
+Each split is one transaction: the generation is checked on the record's row, the marker is set, the rows go
+in. Readers see an epoch grow by splits; the record follows once every planned split has its marker.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ TASK_TRIES = 3
 class SplitTask:
     """What a Spark task runs for one split. Picklable; `plan` comes without its splits.
 
-    `straight`: COPY into the target itself, which is the fastest and fails at the first key that is there; then the split
-    is fetched again and merged.
+    `straight`: COPY into the target itself, which is the fastest and fails at the first key that is there;
+    then the split is fetched again and merged.
     """
 
     address: Address
@@ -75,7 +75,9 @@ class SplitTask:
         try:
             with loader.transaction() as session:
                 held = self.store.lock_for_epoch(session, self.plan, self.load.generation, share=True)
-                if isinstance(held, WriteCounts) or not set_marker(session, key, self.plan.number, name, self.load.generation):
+                if isinstance(held, WriteCounts) or not set_marker(
+                    session, key, self.plan.number, name, self.load.generation
+                ):
                     return
                 counts = self._straight(session, split) if straight else self._merged(session, split)
                 fill_marker(session, key, self.plan.number, name, counts)
@@ -84,14 +86,18 @@ class SplitTask:
 
     def _straight(self, session: LoadSession, split: Json) -> WriteCounts:
         target = self.load.target
-        rows = session.stream(target.table, wire_schema(self.load.schema), self._batches(split), schema=target.schema)
+        rows = session.stream(
+            target.table, wire_schema(self.load.schema), self._batches(split), schema=target.schema
+        )
         return WriteCounts(rows, rows, 0, 0)
 
     def _merged(self, session: LoadSession, split: Json) -> WriteCounts:
         """Load the split through a temporary table. Later rows of a split win, in reading order."""
         table = sql.Identifier("pg_temp", TEMPORARY)
         session.run(create_stage(self.load.target, table, kind="TEMPORARY", tail="ON COMMIT DROP"))
-        columns = pa.schema([*wire_schema(self.load.schema), (OP, pa.string()), *zip(POSITION, _POSITION_TYPES, strict=True)])
+        columns = pa.schema(
+            [*wire_schema(self.load.schema), (OP, pa.string()), *zip(POSITION, _POSITION_TYPES, strict=True)]
+        )
         session.stream(TEMPORARY, columns, _placed(self._batches(split), columns), schema=None)
         return merge(session, self.load.target, StagingTable(table), self.load.policy, deletes=False)
 
@@ -114,7 +120,9 @@ def _placed(batches: Iterator[pa.RecordBatch], columns: pa.Schema) -> Iterator[p
         size = batch.num_rows
         source, part, _, sub = (pa.repeat(pa.scalar(0, kind), size) for kind in _POSITION_TYPES)
         order = pa.array(np.arange(start, start + size, dtype=np.int64))
-        yield pa.RecordBatch.from_arrays([*batch.columns, pa.repeat("i", size), source, part, order, sub], schema=columns)
+        yield pa.RecordBatch.from_arrays(
+            [*batch.columns, pa.repeat("i", size), source, part, order, sub], schema=columns
+        )
         start += size
 
 
@@ -148,8 +156,13 @@ class DirectLoad:
     def write(self, plan: EpochPlan, fetch: SplitReader, spark: SparkSession) -> WriteCounts:
         """Load every split without a marker, then set the record when all planned splits have markers."""
         if nested := [field.name for field in self.load.schema if is_nested(field.type)]:
-            msg = f"column '{nested[0]}' is {self.load.schema.field(nested[0]).type}, which a direct load cannot turn into JSON"
-            raise SchemaError(msg, node=self.load.node, hint="Leave it out, or turn it into text in the source's own SQL.")
+            msg = (
+                f"column '{nested[0]}' is {self.load.schema.field(nested[0]).type}, which a direct load"
+                " cannot turn into JSON"
+            )
+            raise SchemaError(
+                msg, node=self.load.node, hint="Leave it out, or turn it into text in the source's own SQL."
+            )
         planned = {split_id(split): split for split in fetch.splits}
         with self.control.transaction() as session:
             held = self.store.lock_for_epoch(session, plan, self.load.generation)
@@ -182,7 +195,10 @@ class DirectLoad:
             done = markers(session, self.store.key, plan.number)
             self._check(plan, planned, done)
             if missing := len(planned.keys() - done.keys()):
-                msg = f"{missing} of {len(planned)} splits of epoch {plan.number} have no marker although their tasks ended well"
+                msg = (
+                    f"{missing} of {len(planned)} splits of epoch {plan.number} have no marker although"
+                    " their tasks ended well"
+                )
                 raise TransientError(msg, node=self.load.node)
             counts = sum(done.values(), WriteCounts())
             self.store.advance(session, held, plan, self.load.generation, counts)
@@ -191,4 +207,8 @@ class DirectLoad:
     def _check(self, plan: EpochPlan, planned: Mapping[str, Json], done: Mapping[str, WriteCounts]) -> None:
         if strange := done.keys() - planned.keys():
             msg = f"{len(strange)} splits that are not planned were loaded for epoch {plan.number}"
-            raise SinkStateError(msg, node=self.load.node, hint="Run it with the plan that it was begun with, or `headrace replay --from`.")
+            raise SinkStateError(
+                msg,
+                node=self.load.node,
+                hint="Run it with the plan that it was begun with, or `headrace replay --from`.",
+            )

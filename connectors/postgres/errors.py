@@ -12,7 +12,7 @@ from headrace.pipeline import errors
 from headrace.pipeline.errors import DataError, HeadraceError, TargetError, TransientError
 
 TRANSIENT_CLASSES = ("08", "40", "53", "55", "57", "58")
-"""SQLSTATE classes that pass by themselves: connection, rollback, resources, locks, operator, system error."""
+"""SQLSTATE classes of temporary errors: connection, rollback, resources, locks, operator, system error."""
 DROPPED = "57P04"
 """The exception to them: the database does not exist."""
 INTEGRITY_AT_COMMIT = "40002"
@@ -31,7 +31,10 @@ class ConnectionLostError(TransientError):
     """The connection to Postgres was lost. A commit that was in progress may have succeeded."""
 
     code = "HR302"
-    action = "Nothing, if the run recovers: it reads the commit record before it writes again. Otherwise check the server."
+    action = (
+        "Nothing, if the run recovers: it reads the commit record before it writes again. Otherwise"
+        " check the server."
+    )
 
 
 class UniqueError(DataError):
@@ -106,11 +109,17 @@ def translate(error: Exception, node: str) -> HeadraceError:
         return TransientError(msg, node=node, hint="The server is read-only: a standby, or failing over.")
     if state[:2] in DATA_CLASSES or state == INTEGRITY_AT_COMMIT:
         kind = UniqueError if state == UNIQUE else DataError
-        return kind(msg, node=node, hint="A value does not fit its column. Convert it in a transform, or widen the column.")
+        return kind(
+            msg,
+            node=node,
+            hint="A value does not fit its column. Convert it in a transform, or widen the column.",
+        )
     if state[:2] in TRANSIENT_CLASSES and state != DROPPED:
         lost = state.startswith("08") or state in {"57P01", "57P02", "57P03"}
         return (ConnectionLostError if lost else TransientError)(msg, node=node)
-    return TargetError(msg, node=node, hint="Correct the table or the rights of the role in Postgres, then run again.")
+    return TargetError(
+        msg, node=node, hint="Correct the table or the rights of the role in Postgres, then run again."
+    )
 
 
 def _without_state(text: str, node: str) -> HeadraceError:
@@ -120,13 +129,21 @@ def _without_state(text: str, node: str) -> HeadraceError:
     """
     msg = f"Postgres says: {text}"
     if _REFUSED.search(text):
-        return TargetError(msg, node=node, hint="Check host, port, user, password and database in `postgres_sink` of the settings.")
+        return TargetError(
+            msg,
+            node=node,
+            hint="Check host, port, user, password and database in `postgres_sink` of the settings.",
+        )
     return ConnectionLostError(msg, node=node)
 
 
 def _message(error: Exception) -> str:
     """Return the server's message on one line, without ADBC's prefixes and the repeated statement."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.startswith(("LINE ", " "))]
+    lines = [
+        line.strip()
+        for line in str(error).splitlines()
+        if line.strip() and not line.startswith(("LINE ", " "))
+    ]
     text = "; ".join(lines)
     cut = re.search(r"(ERROR|FATAL|PANIC):\s.*", text)
     text = cut[0] if cut else text

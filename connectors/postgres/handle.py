@@ -18,7 +18,14 @@ from headrace.connectors.postgres.direct import DirectLoad
 from headrace.connectors.postgres.load import LoadContext
 from headrace.connectors.postgres.markers import markers
 from headrace.connectors.postgres.merge import ConflictPolicy
-from headrace.connectors.postgres.session import Address, ControlConnection, Loader, Session, application_name, terminate_older_backends
+from headrace.connectors.postgres.session import (
+    Address,
+    ControlConnection,
+    Loader,
+    Session,
+    application_name,
+    terminate_older_backends,
+)
 from headrace.connectors.postgres.small_batches import write_table
 from headrace.connectors.postgres.staging import drop_staging_tables, find_stale_staging_tables, write_staged
 from headrace.connectors.postgres.target import check_target, prepare_target
@@ -34,7 +41,10 @@ log = logging.getLogger(__name__)
 
 
 class PostgresSinkHandle:
-    """The drivers' side of `PostgresSink`. Connections are created on first use, and again after they were lost."""
+    """The drivers' side of `PostgresSink`.
+
+    Connections are created on first use, and again after they were lost.
+    """
 
     def __init__(self, context: SinkContext, generation: int | None) -> None:
         self._node: Node = context.node
@@ -44,11 +54,15 @@ class PostgresSinkHandle:
         self._generation = generation
         self._table = sql.Identifier(self._node.schema_, self._node.table)
         self.store = RecordStore(context.key, self._table.as_string(None), self._name, context.owner)
-        self.address = Address(context.settings.postgres_for(self._name), application_name(context.key, generation), self._name)
+        self.address = Address(
+            context.settings.postgres_for(self._name), application_name(context.key, generation), self._name
+        )
         self.control = ControlConnection(self.address)
         self.loader = Loader(self.address)
         self._version = self._node.version_column
-        self._policy = ConflictPolicy(self._node.on_conflict == "nothing", tuple(self._node.update_where.items()), self._version)
+        self._policy = ConflictPolicy(
+            self._node.on_conflict == "nothing", tuple(self._node.update_where.items()), self._version
+        )
         self._load: LoadContext | None = None
         self._direct: DirectLoad | None = None
 
@@ -60,7 +74,9 @@ class PostgresSinkHandle:
             self.store.create(session)
         with self.control.transaction() as session:
             place = (self._node.schema_, self._node.table)
-            target = prepare_target(session, node=self._name, table=place, schema=schema, key=self._columns, version=self._version)
+            target = prepare_target(
+                session, node=self._name, table=place, schema=schema, key=self._columns, version=self._version
+            )
         self.end_older_backends(generation)
         self._load = LoadContext(
             node=self._name,
@@ -78,13 +94,20 @@ class PostgresSinkHandle:
         drop_staging_tables(self.control, stale)
 
     def validate_target(self, schema: pa.Schema) -> None:
-        """Check an existing table over a connection of its own, which does not wait for a server that is down."""
+        """Check an existing table over its own connection, which does not wait for a server that is down."""
         self._check_policy(schema)
         control = ControlConnection(self.address, patient=False)
         try:
             with control.transaction() as session:
                 place = (self._node.schema_, self._node.table)
-                check_target(session, node=self._name, table=place, schema=schema, key=self._columns, version=self._version)
+                check_target(
+                    session,
+                    node=self._name,
+                    table=place,
+                    schema=schema,
+                    key=self._columns,
+                    version=self._version,
+                )
         finally:
             control.close()
 

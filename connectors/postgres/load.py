@@ -32,5 +32,7 @@ class LoadContext:
         if marked:
             msg = f"epoch {plan.number} was begun by direct load and cannot be finished by another path"
             raise SinkStateError(
-                msg, node=self.node, hint="Run it with the plan that it was begun with, or `headrace replay --from` this epoch."
+                msg,
+                node=self.node,
+                hint="Run it with the plan that it was begun with, or `headrace replay --from` this epoch.",
             )

@@ -1,7 +1,7 @@
 """Markers of direct loads: which splits of the open epoch are in the target already.
 
-A marker is written first in the transaction that loads its split. So a split is loaded once, whichever task, try or process
-gets to it.
+A marker is written first in the transaction that loads its split. So a split is loaded once, whichever task,
+try or process gets to it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ def set_marker(session: Session, key: SinkKey, epoch: int, split: str, generatio
     """
     rows = session.run(
         "INSERT INTO headrace.splits (pipeline, lane, sink, epoch, split, generation)"
-        " VALUES ($1::text, $2::text, $3::text, $4::bigint, $5::text, $6::bigint) ON CONFLICT DO NOTHING RETURNING 1",
+        " VALUES ($1::text, $2::text, $3::text, $4::bigint, $5::text, $6::bigint) ON CONFLICT DO NOTHING"
+        " RETURNING 1",
         key.pipeline,
         key.lane,
         key.sink,
@@ -40,7 +41,8 @@ def fill_marker(session: Session, key: SinkKey, epoch: int, split: str, counts: 
     """Store the split's row counts in the transaction that marked it."""
     session.run(
         "UPDATE headrace.splits SET rows = $6::bigint, inserted = $7::bigint, updated = $8::bigint"
-        " WHERE pipeline = $1::text AND lane = $2::text AND sink = $3::text AND epoch = $4::bigint AND split = $5::text",
+        " WHERE pipeline = $1::text AND lane = $2::text AND sink = $3::text AND epoch = $4::bigint AND"
+        " split = $5::text",
         key.pipeline,
         key.lane,
         key.sink,

@@ -1,9 +1,9 @@
 """The SQL that writes staged rows to a target: builders only, values stay bound.
 
-Per key the last row by position wins. With `on_conflict: nothing` the first one wins, with `update_where` over an order
-(>, >=, <, <=) the best one, both counted from the last delete on: so the result does not depend on where epochs are cut.
-With a version the highest one wins, and of equal ones the last: deletes compete by their version, and one without a version ends
-what came before it.
+Per key the last row by position wins. With `on_conflict: nothing` the first one wins, with `update_where`
+over an order (>, >=, <, <=) the best one, both counted from the last delete on: so the result does not depend
+on where epochs are cut. With a version the highest one wins, and of equal ones the last: deletes compete by
+their version, and one without a version ends what came before it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,18 @@ OP = "_gs_op"
 POSITION = ("_gs_source", "_gs_part", "_gs_off", "_gs_sub")
 """The four fields of `_gs_pos`, flat."""
 ATTEMPT = "_gs_attempt"
-STAGE_TYPES = {OP: "TEXT", "_gs_source": "INTEGER", "_gs_part": "INTEGER", "_gs_off": "BIGINT", "_gs_sub": "BIGINT"}
+STAGE_TYPES = {
+    OP: "TEXT",
+    "_gs_source": "INTEGER",
+    "_gs_part": "INTEGER",
+    "_gs_off": "BIGINT",
+    "_gs_sub": "BIGINT",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class ConflictPolicy:
-    """What a conflict does: `nothing`, or an update where `EXCLUDED.column op t.column` holds for all of `where`."""
+    """The action of a conflict: `nothing`, or an update if `EXCLUDED.column op t.column` holds for all."""
 
     nothing: bool
     where: tuple[tuple[str, str], ...] = ()
@@ -45,7 +51,9 @@ class ConflictPolicy:
             return sql.SQL("s.{} DESC NULLS LAST, {}").format(sql.Identifier(self.version), _order("DESC"))
         if len(self.where) == 1 and self.where[0][1] in {">", ">=", "<", "<="}:
             column, op = self.where[0]
-            best = sql.SQL("s.{} {} NULLS LAST, ").format(sql.Identifier(column), sql.SQL("DESC" if op[0] == ">" else "ASC"))
+            best = sql.SQL("s.{} {} NULLS LAST, ").format(
+                sql.Identifier(column), sql.SQL("DESC" if op[0] == ">" else "ASC")
+            )
             return sql.SQL("").join([best, _order("DESC" if op.endswith("=") else "ASC")])
         return _order("DESC")
 
@@ -62,14 +70,26 @@ class StagingTable:
         return () if self.attempts is None else (list(self.attempts),)
 
 
-def create_stage(target: PostgresTarget, name: sql.Identifier, *, kind: str, tail: str = "", attempts: bool = False) -> sql.Composed:
+def create_stage(
+    target: PostgresTarget, name: sql.Identifier, *, kind: str, tail: str = "", attempts: bool = False
+) -> sql.Composed:
     """Return CREATE TABLE for staged rows; `kind` is TEMPORARY or UNLOGGED."""
-    types = {column.name: column.staged for column in target.columns} | STAGE_TYPES | ({ATTEMPT: "BIGINT"} if attempts else {})
-    columns = [sql.SQL("{} {}").format(sql.Identifier(column), trusted(type_)) for column, type_ in types.items()]
-    return sql.SQL("CREATE {} TABLE {} ({}) {}").format(trusted(kind), name, sql.SQL(", ").join(columns), trusted(tail))
+    types = (
+        {column.name: column.staged for column in target.columns}
+        | STAGE_TYPES
+        | ({ATTEMPT: "BIGINT"} if attempts else {})
+    )
+    columns = [
+        sql.SQL("{} {}").format(sql.Identifier(column), trusted(type_)) for column, type_ in types.items()
+    ]
+    return sql.SQL("CREATE {} TABLE {} ({}) {}").format(
+        trusted(kind), name, sql.SQL(", ").join(columns), trusted(tail)
+    )
 
 
-def merge(session: Session, target: PostgresTarget, stage: StagingTable, policy: ConflictPolicy, *, deletes: bool) -> WriteCounts:
+def merge(
+    session: Session, target: PostgresTarget, stage: StagingTable, policy: ConflictPolicy, *, deletes: bool
+) -> WriteCounts:
     """Merge the staged rows into the target and return the counts of changes.
 
     `deletes` is whether any staged row is a delete.
@@ -78,20 +98,28 @@ def merge(session: Session, target: PostgresTarget, stage: StagingTable, policy:
         ((rows,),) = session.run(append(target, stage), *stage.values())
         return WriteCounts(rows, rows, 0, 0)
     only, gone = session.run(delete(target, stage, policy), *stage.values())[0] if deletes else (0, 0)
-    ((rows, inserted, updated),) = session.run(upsert(target, stage, policy, deletes=deletes), *stage.values())
+    ((rows, inserted, updated),) = session.run(
+        upsert(target, stage, policy, deletes=deletes), *stage.values()
+    )
     return WriteCounts(rows + only, inserted, updated, gone)
 
 
 def append(target: PostgresTarget, stage: StagingTable) -> sql.Composed:
     """Return an INSERT of all rows that returns (rows)."""
-    query = sql.SQL("WITH put AS (INSERT INTO {target} ({columns}) SELECT {columns} FROM {rows} s RETURNING 1) SELECT count(*) FROM put")
+    query = sql.SQL(
+        "WITH put AS (INSERT INTO {target} ({columns}) SELECT {columns} FROM {rows} s RETURNING 1) SELECT"
+        " count(*) FROM put"
+    )
     return query.format(target=target.identifier, columns=_names(_all(target)), rows=_rows(target, stage))
 
 
-def upsert(target: PostgresTarget, stage: StagingTable, policy: ConflictPolicy, *, deletes: bool) -> sql.Composed:
+def upsert(
+    target: PostgresTarget, stage: StagingTable, policy: ConflictPolicy, *, deletes: bool
+) -> sql.Composed:
     """Return INSERT … ON CONFLICT of the preferred row per key, which returns (rows, inserted, updated)."""
     query = sql.SQL(
-        "WITH src AS ({winners}), put AS (INSERT INTO {target} AS t ({columns}) SELECT {columns} FROM src WHERE {op} <> 'd'"
+        "WITH src AS ({winners}), put AS (INSERT INTO {target} AS t ({columns}) SELECT {columns} FROM src"
+        " WHERE {op} <> 'd'"
         " ON CONFLICT ({key}) {action} RETURNING {told})"
         " SELECT {rows}, count(*) FILTER (WHERE {fresh}), count(*) FILTER (WHERE NOT {fresh}) FROM put"
     )
@@ -105,7 +133,11 @@ def upsert(target: PostgresTarget, stage: StagingTable, policy: ConflictPolicy, 
         action=_action(target, policy),
         told=told,
         fresh=fresh,
-        rows=sql.SQL("count(*)" if policy.plain and _others(target) else "(SELECT count(*) FROM src WHERE _gs_op <> 'd')"),
+        rows=sql.SQL(
+            "count(*)"
+            if policy.plain and _others(target)
+            else "(SELECT count(*) FROM src WHERE _gs_op <> 'd')"
+        ),
     )
 
 
@@ -119,7 +151,9 @@ def _freshness(target: PostgresTarget) -> tuple[sql.Composable, sql.Composable]:
     if not target.partitioned:
         return sql.SQL("(xmax = 0) AS fresh"), sql.SQL("fresh")
     same = [sql.SQL("b.{0} = put.{0}").format(sql.Identifier(name)) for name in target.key]
-    fresh = sql.SQL("NOT EXISTS (SELECT FROM {} b WHERE {})").format(target.identifier, sql.SQL(" AND ").join(same))
+    fresh = sql.SQL("NOT EXISTS (SELECT FROM {} b WHERE {})").format(
+        target.identifier, sql.SQL(" AND ").join(same)
+    )
     return _names(target.key, "t"), fresh
 
 
@@ -132,7 +166,8 @@ def delete(target: PostgresTarget, stage: StagingTable, policy: ConflictPolicy) 
     if policy.version is not None:
         return _versioned_delete(target, stage, policy, policy.version)
     query = sql.SQL(
-        "WITH ends AS (SELECT DISTINCT ON ({key}) {key}, {op} = 'd' AS last, bool_or({op} = 'd') OVER (PARTITION BY {key}) AS any"
+        "WITH ends AS (SELECT DISTINCT ON ({key}) {key}, {op} = 'd' AS last, bool_or({op} = 'd') OVER"
+        " (PARTITION BY {key}) AS any"
         " FROM {rows} s ORDER BY {key}, {order}),"
         " gone AS (DELETE FROM {target} t USING ends e WHERE {same} AND e.{which} RETURNING 1)"
         " SELECT (SELECT count(*) FROM ends WHERE last), (SELECT count(*) FROM gone)"
@@ -153,16 +188,20 @@ def _same_key(target: PostgresTarget) -> sql.Composed:
     return sql.SQL(" AND ").join(sql.SQL("t.{0} = e.{0}").format(sql.Identifier(name)) for name in target.key)
 
 
-def _versioned_delete(target: PostgresTarget, stage: StagingTable, policy: ConflictPolicy, version: str) -> sql.Composed:
+def _versioned_delete(
+    target: PostgresTarget, stage: StagingTable, policy: ConflictPolicy, version: str
+) -> sql.Composed:
     """Return a DELETE of keys that an unversioned delete ends, or whose winning row is a delete.
 
     The winning delete must not be older than the row in the target.
     """
     query = sql.SQL(
-        "WITH ends AS (SELECT DISTINCT ON ({key}) {key}, s._gs_op = 'd' AS last, s._gs_end IS NOT NULL AS ended, s.{version} AS version"
+        "WITH ends AS (SELECT DISTINCT ON ({key}) {key}, s._gs_op = 'd' AS last, s._gs_end IS NOT NULL AS"
+        " ended, s.{version} AS version"
         " FROM {rows} s WHERE {alive} ORDER BY {key}, {order}),"
         " gone AS (DELETE FROM {target} t USING ends e"
-        " WHERE {same} AND (e.ended OR (e.last AND (t.{version} IS NULL OR t.{version} <= e.version))) RETURNING 1)"
+        " WHERE {same} AND (e.ended OR (e.last AND (t.{version} IS NULL OR t.{version} <= e.version)))"
+        " RETURNING 1)"
         " SELECT (SELECT count(*) FROM ends WHERE last), (SELECT count(*) FROM gone)"
     )
     return query.format(
@@ -188,18 +227,33 @@ def _ended(target: PostgresTarget, stage: StagingTable, policy: ConflictPolicy) 
     if policy.version is not None:
         ends = sql.SQL("s._gs_op = 'd' AND s.{} IS NULL").format(sql.Identifier(policy.version))
     place = sql.SQL("ARRAY[{}]::bigint[]").format(_names(POSITION, "s"))
-    query = "(SELECT s.*, {place} AS _gs_place, max({place}) FILTER (WHERE {ends}) OVER (PARTITION BY {key}) AS _gs_end FROM {rows} s)"
-    return sql.SQL(query).format(place=place, ends=ends, key=_names(target.key, "s"), rows=_rows(target, stage))
+    query = (
+        "(SELECT s.*, {place} AS _gs_place, max({place}) FILTER (WHERE {ends}) OVER (PARTITION BY"
+        " {key}) AS _gs_end FROM {rows} s)"
+    )
+    return sql.SQL(query).format(
+        place=place, ends=ends, key=_names(target.key, "s"), rows=_rows(target, stage)
+    )
 
 
-def _winners(target: PostgresTarget, stage: StagingTable, policy: ConflictPolicy, *, deletes: bool) -> sql.Composed:
+def _winners(
+    target: PostgresTarget, stage: StagingTable, policy: ConflictPolicy, *, deletes: bool
+) -> sql.Composed:
     rows, alive = _rows(target, stage), sql.SQL("")
     if deletes and not policy.plain:
         rows = _ended(target, stage, policy)
-        alive = sql.SQL("WHERE {}").format(_ALIVE) if policy.version else sql.SQL("WHERE s._gs_op <> 'd' AND {}").format(_ALIVE)
+        alive = (
+            sql.SQL("WHERE {}").format(_ALIVE)
+            if policy.version
+            else sql.SQL("WHERE s._gs_op <> 'd' AND {}").format(_ALIVE)
+        )
     query = sql.SQL("SELECT DISTINCT ON ({key}) {columns} FROM {rows} s {alive} ORDER BY {key}, {order}")
     return query.format(
-        key=_names(target.key, "s"), columns=_names((*_all(target), OP), "s"), rows=rows, alive=alive, order=policy.preference()
+        key=_names(target.key, "s"),
+        columns=_names((*_all(target), OP), "s"),
+        rows=rows,
+        alive=alive,
+        order=policy.preference(),
     )
 
 
@@ -221,9 +275,14 @@ def _action(target: PostgresTarget, policy: ConflictPolicy) -> sql.Composable:
     if policy.nothing or not others:
         return sql.SQL("DO NOTHING")
     sets = sql.SQL(", ").join(sql.SQL("{0} = EXCLUDED.{0}").format(sql.Identifier(name)) for name in others)
-    tests: list[sql.Composable] = [sql.SQL("EXCLUDED.{0} {1} t.{0}").format(sql.Identifier(name), trusted(op)) for name, op in policy.where]
+    tests: list[sql.Composable] = [
+        sql.SQL("EXCLUDED.{0} {1} t.{0}").format(sql.Identifier(name), trusted(op))
+        for name, op in policy.where
+    ]
     if policy.version is not None:
-        tests.append(sql.SQL("(t.{0} IS NULL OR EXCLUDED.{0} >= t.{0})").format(sql.Identifier(policy.version)))
+        tests.append(
+            sql.SQL("(t.{0} IS NULL OR EXCLUDED.{0} >= t.{0})").format(sql.Identifier(policy.version))
+        )
     where = sql.SQL(" WHERE {}").format(sql.SQL(" AND ").join(tests)) if tests else sql.SQL("")
     return sql.SQL("DO UPDATE SET {}{}").format(sets, where)
 
@@ -237,8 +296,12 @@ def _all(target: PostgresTarget) -> list[str]:
 
 
 def _names(names: Sequence[str], alias: str = "") -> sql.Composed:
-    return sql.SQL(", ").join(sql.Identifier(alias, name) if alias else sql.Identifier(name) for name in names)
+    return sql.SQL(", ").join(
+        sql.Identifier(alias, name) if alias else sql.Identifier(name) for name in names
+    )
 
 
 def _order(direction: str) -> sql.Composed:
-    return sql.SQL(", ").join(sql.SQL("s.{} {}").format(sql.Identifier(name), trusted(direction)) for name in POSITION)
+    return sql.SQL(", ").join(
+        sql.SQL("s.{} {}").format(sql.Identifier(name), trusted(direction)) for name in POSITION
+    )

@@ -1,7 +1,8 @@
 """Lists, structs and maps on their way into `jsonb`: as JSON text that loses nothing and can be cast back.
 
-Numbers keep all their digits, NaN and the infinities are the texts that Postgres casts to a float, dates and times are ISO 8601
-to the microsecond (with a zone: in UTC), binary is base64. Objects have text as keys, so a map's keys become text by the same rules.
+Numbers keep all their digits, NaN and the infinities are the texts that Postgres casts to a float, dates and
+times are ISO 8601 to the microsecond (with a zone: in UTC), binary is base64. Objects have text as keys, so a
+map's keys become text by the same rules.
 """
 
 from __future__ import annotations
@@ -27,8 +28,15 @@ def check_keys(node: str, field: pa.Field) -> None:
     """Raise SchemaError for a map inside `field` whose keys have no string form."""
     for found in _maps(field.type):
         if is_nested(found.key_type) or is_binary(found.key_type):
-            msg = f"column '{field.name}' is {field.type}: keys of type {found.key_type} cannot be keys of a JSON object"
-            raise SchemaError(msg, node=node, hint="Turn them into text in a transform, or the map into a list: map_entries(…).")
+            msg = (
+                f"column '{field.name}' is {field.type}: keys of type {found.key_type} cannot be keys of"
+                " a JSON object"
+            )
+            raise SchemaError(
+                msg,
+                node=node,
+                hint="Turn them into text in a transform, or the map into a list: map_entries(…).",
+            )
 
 
 def as_json(column: Column, kind: pa.DataType) -> Column:
@@ -62,9 +70,15 @@ def _with_text_keys(column: Column, kind: Any) -> Column:
         return column
     if kinds.is_map(kind):
         items = f.transform_values(column, lambda _, item: _with_text_keys(item, kind.item_type))
-        return f.transform_keys(items, lambda key, _: _key_text(key, kind.key_type)) if _counted(kind.key_type) else items
+        return (
+            f.transform_keys(items, lambda key, _: _key_text(key, kind.key_type))
+            if _counted(kind.key_type)
+            else items
+        )
     if kinds.is_struct(kind):
-        inner = [_with_text_keys(column.getField(member.name), member.type).alias(member.name) for member in kind]
+        inner = [
+            _with_text_keys(column.getField(member.name), member.type).alias(member.name) for member in kind
+        ]
         return f.when(column.isNotNull(), f.struct(*inner))
     return f.transform(column, lambda item: _with_text_keys(item, kind.value_type))
 

@@ -1,7 +1,7 @@
 """Connections: psycopg for control and merges, ADBC where Arrow goes in by COPY. Both speak `$1` here.
 
-All state is local to a transaction (time zone, timeouts, temporary tables), so that a pooler in transaction mode between
-does no harm.
+All state is local to a transaction (time zone, timeouts, temporary tables), so that a pooler in transaction
+mode between does no harm.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ _LOCAL = (
     " set_config('synchronous_commit', CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on'"
     " ELSE current_setting('synchronous_commit') END, true)"
 )
-"""Per transaction. A record that a crash may take back would be older than the ledger, so never synchronous_commit=off."""
+"""Per transaction.
+
+A record that a crash may take back would be older than the ledger, so never synchronous_commit=off.
+"""
 
 
 class Session(Protocol):
@@ -65,7 +68,9 @@ def application_prefix(key: SinkKey) -> str:
     It is short enough to append the generation.
     """
     prefix = f"headrace {key.pipeline[:8]}/{key.lane}/{key.sink} g"
-    return prefix if len(prefix.encode()) <= NAME_BYTES - 12 else f"headrace {key.pipeline[:8]}/{digest(key)} g"
+    return (
+        prefix if len(prefix.encode()) <= NAME_BYTES - 12 else f"headrace {key.pipeline[:8]}/{digest(key)} g"
+    )
 
 
 def application_name(key: SinkKey, generation: int | None) -> str:
@@ -128,7 +133,11 @@ class ControlConnection:
     def _ready(self, *, snapshot: bool) -> psycopg.Connection:
         """Return a connection with an open transaction."""
         for attempt in stamina.retry_context(
-            on=TransientError, attempts=self._attempts, timeout=CONNECT_SECONDS, wait_initial=0.1, wait_max=3.0
+            on=TransientError,
+            attempts=self._attempts,
+            timeout=CONNECT_SECONDS,
+            wait_initial=0.1,
+            wait_max=3.0,
         ):
             with attempt, translate_errors(self._address.node):
                 self._connection = self._connection or self._connect()
@@ -172,7 +181,7 @@ class _PsycopgSession:
 
 
 class Loader:
-    """An ADBC connection: Arrow goes in by binary COPY, in the same transaction as the statements around it."""
+    """An ADBC connection: binary COPY of Arrow, in the same transaction as the other statements."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
@@ -207,7 +216,9 @@ class Loader:
 
     def _ready(self) -> LoadSession:
         """Return a session with an open transaction, on a new connection if the old one is dead."""
-        for attempt in stamina.retry_context(on=TransientError, attempts=12, timeout=CONNECT_SECONDS, wait_initial=0.1, wait_max=3.0):
+        for attempt in stamina.retry_context(
+            on=TransientError, attempts=12, timeout=CONNECT_SECONDS, wait_initial=0.1, wait_max=3.0
+        ):
             with attempt, translate_errors(self._address.node):
                 self._connection = self._connection or self._connect()
                 session = LoadSession(self._connection)
@@ -242,9 +253,13 @@ class LoadSession:
     def load(self, table: str, rows: pa.Table | pa.RecordBatchReader, *, schema: str | None) -> int:
         """COPY rows into a table by column name and return their number; `schema` None: a temporary table."""
         with self._connection.cursor() as cursor:
-            return cursor.adbc_ingest(table, rows, mode="append", db_schema_name=schema, temporary=schema is None)
+            return cursor.adbc_ingest(
+                table, rows, mode="append", db_schema_name=schema, temporary=schema is None
+            )
 
-    def stream(self, table: str, columns: pa.Schema, batches: Iterable[pa.RecordBatch], *, schema: str | None) -> int:
+    def stream(
+        self, table: str, columns: pa.Schema, batches: Iterable[pa.RecordBatch], *, schema: str | None
+    ) -> int:
         """Load batches as they arrive. An error of `batches` is raised as is, not as ADBC's broken stream."""
         import pyarrow as pa
 

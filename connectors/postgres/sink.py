@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 class PostgresSink(TransactionalSink, DirectSink):
     """One table. Delivery is exactly once: rows and record of an epoch share one transaction.
 
-    Epochs of up to `max_driver_rows` go out by one connection of the driver; larger ones are staged by tasks and merged by the
-    driver. During a backfill tasks may load splits by themselves, each in a transaction with its marker: then readers see
-    an epoch split by split.
+    Epochs of up to `max_driver_rows` go out by one connection of the driver; larger ones are staged by tasks
+    and merged by the driver. During a backfill tasks may load splits by themselves, each in a transaction
+    with its marker: then readers see an epoch split by split.
     """
 
     capabilities: ClassVar[SinkCapabilities] = sink_entries()["postgres"].capabilities
@@ -142,7 +142,9 @@ class PostgresSink(TransactionalSink, DirectSink):
             if not keeps:
                 reader.close()
 
-    def _read(self, reader: TargetReader, columns: tuple[str, ...], folder: Path, limit: int | None) -> TargetContent | None:
+    def _read(
+        self, reader: TargetReader, columns: tuple[str, ...], folder: Path, limit: int | None
+    ) -> TargetContent | None:
         if reader.record is None:
             return None
         if limit is not None and reader.has_more_than(limit):
@@ -150,7 +152,9 @@ class PostgresSink(TransactionalSink, DirectSink):
         path = folder / f"{self._context.key.sink}.parquet"
         table = reader.read(path, DRIVER_BYTES)
         spark: Any = self._context.spark
-        return TargetContent(reader.record, spark.read.parquet(str(path)) if table is None else None, columns, table)
+        return TargetContent(
+            reader.record, spark.read.parquet(str(path)) if table is None else None, columns, table
+        )
 
     def describe(self) -> Json:
         """Return the type, asset key and table name without opening a connection."""
@@ -180,7 +184,9 @@ class PostgresSink(TransactionalSink, DirectSink):
             from headrace.connectors.postgres.handle import PostgresSinkHandle
         except ImportError as error:
             msg = f"type `postgres` needs the package `{error.name}`"
-            raise UserError(msg, hint="pip install 'headrace[postgres]'", node=self._context.key.sink) from error
+            raise UserError(
+                msg, hint="pip install 'headrace[postgres]'", node=self._context.key.sink
+            ) from error
         return PostgresSinkHandle(self._context, generation)
 
     def _lost_state_error(self) -> HeadraceError:

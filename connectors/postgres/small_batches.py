@@ -14,7 +14,9 @@ from headrace.pipeline.protocol.epochs import EpochPlan, WriteCounts
 TEMPORARY = "_headrace_rows"
 
 
-def write_table(loader: Loader, store: RecordStore, load: LoadContext, plan: EpochPlan, rows: pa.Table) -> WriteCounts:
+def write_table(
+    loader: Loader, store: RecordStore, load: LoadContext, plan: EpochPlan, rows: pa.Table
+) -> WriteCounts:
     """Write rows and record in one transaction.
 
     A crash before its commit leaves nothing. After the commit, the record shows that the epoch is written.

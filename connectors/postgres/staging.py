@@ -1,9 +1,9 @@
-"""Large epochs: tasks COPY into an unlogged staging table, then the driver merges in one transaction with the record.
+"""Large epochs: tasks COPY into an unlogged staging table, then the driver merges and writes the record.
 
-What may go wrong, and what holds it: a task that is run twice leaves rows of a losing attempt (only returned attempts are
-merged); a server crash empties unlogged tables (staged rows are counted against what tasks returned, in the merging
-transaction); a driver that was overtaken cannot set the record. Tables are named after sink and generation, one per try, so
-that nothing of another try can lie in them.
+What may go wrong, and what holds it: a task that is run twice leaves rows of a losing attempt (only returned
+attempts are merged); a server crash empties unlogged tables (staged rows are counted against what tasks
+returned, in the merging transaction); a driver that was overtaken cannot set the record. Tables are named
+after sink and generation, one per try, so that nothing of another try can lie in them.
 """
 
 from __future__ import annotations
@@ -34,9 +34,14 @@ log = logging.getLogger(__name__)
 
 TRIES = 3
 RESULT = "attempt bigint, rows bigint, deletes bigint, failure string"
-_SORT_MEMORY = "SELECT set_config('work_mem', '64MB', true) WHERE pg_size_bytes(current_setting('work_mem')) < pg_size_bytes('64MB')"
-"""For the one sort of the merge, in its transaction only: the default spills to disk from some ten thousand rows on."""
-_RESULT = pa.schema([("attempt", pa.int64()), ("rows", pa.int64()), ("deletes", pa.int64()), ("failure", pa.string())])
+_SORT_MEMORY = (
+    "SELECT set_config('work_mem', '64MB', true) WHERE"
+    " pg_size_bytes(current_setting('work_mem')) < pg_size_bytes('64MB')"
+)
+"""Memory for the sort of the merge, in its transaction only. The default spills from about 10,000 rows."""
+_RESULT = pa.schema(
+    [("attempt", pa.int64()), ("rows", pa.int64()), ("deletes", pa.int64()), ("failure", pa.string())]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +73,9 @@ class StagingCopyTask:
             rows, deletes = self._load(batches, attempt)
         except HeadraceError as error:
             failure = Failure.of(error).to_json()
-        yield pa.RecordBatch.from_pylist([{"attempt": attempt, "rows": rows, "deletes": deletes, "failure": failure}], schema=_RESULT)
+        yield pa.RecordBatch.from_pylist(
+            [{"attempt": attempt, "rows": rows, "deletes": deletes, "failure": failure}], schema=_RESULT
+        )
 
     def _load(self, batches: Iterator[pa.RecordBatch], attempt: int) -> tuple[int, int]:
         first = next((batch for batch in batches if batch.num_rows), None)
@@ -94,7 +101,12 @@ class StagingCopyTask:
 
 
 def write_staged(
-    control: ControlConnection, address: Address, store: RecordStore, load: LoadContext, plan: EpochPlan, rows: DataFrame
+    control: ControlConnection,
+    address: Address,
+    store: RecordStore,
+    load: LoadContext,
+    plan: EpochPlan,
+    rows: DataFrame,
 ) -> WriteCounts:
     """Stage rows in tasks and merge them in the driver. Stage again if the server lost staged rows.
 
@@ -150,8 +162,16 @@ def _merge(
         if isinstance(held, WriteCounts):
             return held
         told = {one.attempt: one.rows for one in staged if one.rows}
-        there = dict(session.run(sql.SQL("SELECT {0}, count(*) FROM {1} GROUP BY 1").format(sql.Identifier(ATTEMPT), table)))
-        short = {attempt: (rows, there.get(attempt, 0)) for attempt, rows in told.items() if there.get(attempt, 0) != rows}
+        there = dict(
+            session.run(
+                sql.SQL("SELECT {0}, count(*) FROM {1} GROUP BY 1").format(sql.Identifier(ATTEMPT), table)
+            )
+        )
+        short = {
+            attempt: (rows, there.get(attempt, 0))
+            for attempt, rows in told.items()
+            if there.get(attempt, 0) != rows
+        }
         if short:
             log.warning("event=stage_again node=%s epoch=%d attempts=%s", load.node, plan.number, short)
             return None
@@ -172,7 +192,9 @@ def _prefix(key: SinkKey) -> str:
 def find_stale_staging_tables(session: Session, key: SinkKey, generation: int) -> list[str]:
     """Return the staging tables that older generations of this sink left."""
     names = session.run(
-        "SELECT tablename FROM pg_tables WHERE schemaname = $1 AND starts_with(tablename::text, $2::text)", SCHEMA, _prefix(key)
+        "SELECT tablename FROM pg_tables WHERE schemaname = $1 AND starts_with(tablename::text, $2::text)",
+        SCHEMA,
+        _prefix(key),
     )
     return [name for (name,) in names if int(name.removeprefix(_prefix(key)).split("_")[0]) < generation]
 

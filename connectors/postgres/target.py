@@ -33,7 +33,7 @@ TAKES: Mapping[str, tuple[str, ...]] = {
     "time without time zone": ("time without time zone",),
     "jsonb": ("jsonb", "json", *TEXTS),
 }
-"""Which column types of a table that is already there take which of ours. What would round or cut in silence is not here;
+"""The column types of an existing table that can store each of our types. A type that rounds or cuts values
 a value out of a column's range is the server's own error."""
 PARSES_TEXT = ("uuid", "json", "jsonb", "xml", "inet", "cidr", "macaddr", "macaddr8")
 """Types that take a string by their own input syntax, in addition to enumerations and domains over text."""
@@ -41,7 +41,7 @@ PARSES_TEXT = ("uuid", "json", "jsonb", "xml", "inet", "cidr", "macaddr", "macad
 
 @dataclass(frozen=True, slots=True)
 class TargetColumn:
-    """One column of the rows: `staged` is its type in staging tables, `cast` what the merge turns it into (None: nothing)."""
+    """One column: `staged` is its type in staging tables, `cast` its type after the merge, if another."""
 
     name: str
     staged: str
@@ -49,14 +49,17 @@ class TargetColumn:
     supports_direct_copy: bool
     """COPY may write it into the target as it is."""
     exact: bool = True
-    """Values that differ in the rows differ in the target too: not so where case, blanks or spelling do not count."""
+    """Whether different values stay different in the target. Not if case or spaces do not count there."""
     length: int | None = None
     """The most characters that the target's column holds, for a key column of limited length."""
 
 
 @dataclass(frozen=True, slots=True)
 class PostgresTarget:
-    """A proved target. `columns` are those of the rows, in their order; `key` the conflict key, empty for appends."""
+    """A proved target.
+
+    `columns` are those of the rows, in their order; `key` the conflict key, empty for appends.
+    """
 
     schema: str
     table: str
@@ -82,11 +85,21 @@ class PostgresTarget:
     @property
     def lengths(self) -> Mapping[str, int]:
         """The length limits of string key columns."""
-        return {column.name: column.length for column in self.columns if column.name in self.key and column.length is not None}
+        return {
+            column.name: column.length
+            for column in self.columns
+            if column.name in self.key and column.length is not None
+        }
 
 
 def prepare_target(
-    session: Session, *, node: str, table: tuple[str, str], schema: pa.Schema, key: Sequence[str], version: str | None = None
+    session: Session,
+    *,
+    node: str,
+    table: tuple[str, str],
+    schema: pa.Schema,
+    key: Sequence[str],
+    version: str | None = None,
 ) -> PostgresTarget:
     """Create the table if it is missing, then check that it takes rows of `schema` under `key`.
 
@@ -100,7 +113,13 @@ def prepare_target(
 
 
 def check_target(
-    session: Session, *, node: str, table: tuple[str, str], schema: pa.Schema, key: Sequence[str], version: str | None = None
+    session: Session,
+    *,
+    node: str,
+    table: tuple[str, str],
+    schema: pa.Schema,
+    key: Sequence[str],
+    version: str | None = None,
 ) -> None:
     """Check an existing table like `prepare_target`, without creating a missing one."""
     _check_names(node, schema, key)
@@ -109,7 +128,13 @@ def check_target(
 
 
 def _proved(
-    session: Session, *, node: str, table: tuple[str, str], schema: pa.Schema, key: Sequence[str], version: str | None
+    session: Session,
+    *,
+    node: str,
+    table: tuple[str, str],
+    schema: pa.Schema,
+    key: Sequence[str],
+    version: str | None,
 ) -> PostgresTarget:
     kind = _kind(session, *table)
     if kind not in {"r", "p"}:
@@ -136,8 +161,12 @@ def _check_names(node: str, schema: pa.Schema, key: Sequence[str]) -> None:
         check_keys(node, field)
     for name in key:
         if name not in schema.names:
-            msg = f"primary_key names '{name}', which the rows do not have; they have {', '.join(schema.names)}"
-            raise SchemaError(msg, node=node, hint="Correct `primary_key`, or select the column in the transform.")
+            msg = (
+                f"primary_key names '{name}', which the rows do not have; they have {', '.join(schema.names)}"
+            )
+            raise SchemaError(
+                msg, node=node, hint="Correct `primary_key`, or select the column in the transform."
+            )
         if is_nested(schema.field(name).type):
             msg = f"primary_key column '{name}' is {schema.field(name).type}, which cannot be a key"
             raise SchemaError(msg, node=node, hint="Use columns of plain types as the key.")
@@ -149,7 +178,8 @@ def _kind(session: Session, schema: str, table: str) -> str | None:
     Other kinds cannot be targets.
     """
     found = session.run(
-        "SELECT c.relkind::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname = $2",
+        "SELECT c.relkind::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE"
+        " n.nspname = $1 AND c.relname = $2",
         schema,
         table,
     )
@@ -162,18 +192,24 @@ def _create(session: Session, namespace: str, table: str, *, schema: pa.Schema, 
     if not session.run("SELECT 1 FROM pg_namespace WHERE nspname = $1", namespace):
         session.run(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(namespace)))
     parts: list[sql.Composable] = [
-        sql.SQL("{} {}").format(sql.Identifier(field.name), trusted(postgres_type(field.type))) for field in schema
+        sql.SQL("{} {}").format(sql.Identifier(field.name), trusted(postgres_type(field.type)))
+        for field in schema
     ]
     if key:
         parts.append(sql.SQL("PRIMARY KEY ({})").format(sql.SQL(", ").join(map(sql.Identifier, key))))
-    session.run(sql.SQL("CREATE TABLE IF NOT EXISTS {} ({})").format(sql.Identifier(namespace, table), sql.SQL(", ").join(parts)))
+    session.run(
+        sql.SQL("CREATE TABLE IF NOT EXISTS {} ({})").format(
+            sql.Identifier(namespace, table), sql.SQL(", ").join(parts)
+        )
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class _ExistingColumn:
-    """A column that the table has. `kind` is its type without modifiers, domains resolved; `shown` as people know it.
+    """A column of the table. `kind` is its type without modifiers and domains, `shown` the type for messages.
 
-    `digits` are those of a second that a time keeps, `length` the characters of a text; None where nothing limits them.
+    `digits` are those of a second that a time keeps, `length` the characters of a text; None where nothing
+    limits them.
     """
 
     kind: str
@@ -190,7 +226,8 @@ class _ExistingColumn:
 
 _COLUMNS = """
 SELECT a.attname, format_type(b.oid, -1), format_type(a.atttypid, a.atttypmod),
-       CASE WHEN b.oid = 'numeric'::regtype AND m.typmod >= 0 THEN (((m.typmod - 4) & 2047) # 1024) - 1024 END,
+       CASE WHEN b.oid = 'numeric'::regtype AND m.typmod >= 0
+            THEN (((m.typmod - 4) & 2047) # 1024) - 1024 END,
        b.typtype = 'e', a.atttypid = b.oid,
        a.attnotnull AND NOT a.atthasdef AND a.attidentity = '' AND a.attgenerated = '',
        a.attgenerated = '' AND a.attidentity <> 'a',
@@ -211,7 +248,9 @@ def _columns(session: Session, schema: str, table: str) -> dict[str, _ExistingCo
     return {name: _ExistingColumn(*rest) for name, *rest in session.run(_COLUMNS, schema, table)}
 
 
-def _match(node: str, where: str, field: pa.Field, found: Mapping[str, _ExistingColumn], *, keyed: bool) -> TargetColumn:
+def _match(
+    node: str, where: str, field: pa.Field, found: Mapping[str, _ExistingColumn], *, keyed: bool
+) -> TargetColumn:
     """Return how the rows' column is loaded into the table's column of the same name.
 
     A key is cast to the table's own type before rows are compared: keys that are equal there must be equal
@@ -220,7 +259,10 @@ def _match(node: str, where: str, field: pa.Field, found: Mapping[str, _Existing
     there = found.get(field.name)
     if there is None:
         msg = f"{where} has no column '{field.name}' ({field.type}); it has {', '.join(found)}"
-        hint = f"Add it (ALTER TABLE … ADD COLUMN, type {postgres_type(field.type)}), or leave it out in the transform."
+        hint = (
+            f"Add it (ALTER TABLE … ADD COLUMN, type {postgres_type(field.type)}), or leave it out in"
+            " the transform."
+        )
         raise SchemaError(msg, node=node, hint=hint)
     if not there.written:
         msg = f"column '{field.name}' of {where} is generated by Postgres and cannot be written"
@@ -232,16 +274,29 @@ def _match(node: str, where: str, field: pa.Field, found: Mapping[str, _Existing
     scale = digits(field.type)[1] if wide else field.type.scale if pa.types.is_decimal(field.type) else 0
     rounds = there.scale is not None and scale > there.scale
     if rounds or not (parsed or there.kind in TAKES[kind]):
-        msg = f"column '{field.name}' of {where} is {there.shown}, which does not hold {field.type} ({ours}) without loss"
+        msg = (
+            f"column '{field.name}' of {where} is {there.shown}, which does not hold {field.type}"
+            f" ({ours}) without loss"
+        )
         raise SchemaError(msg, node=node, hint="Change the column's type, or cast in the transform.")
     if keyed:
         _check_precision(node, where, field, there, "key column")
     plain = "text" if kind == "jsonb" or wide else kind
-    cast = there.shown if parsed or (kind == "jsonb" and there.kind in {"json", "jsonb"}) else "numeric" if wide else None
+    cast = (
+        there.shown
+        if parsed or (kind == "jsonb" and there.kind in {"json", "jsonb"})
+        else "numeric"
+        if wide
+        else None
+    )
     if keyed and cast is None and there.kind != plain:
         cast = there.kind
     staged = "TEXT" if kind == "jsonb" or wide else ours
-    loose = (parsed and not there.enum) or there.kind in {"citext", "bpchar", "character"} or not there.deterministic
+    loose = (
+        (parsed and not there.enum)
+        or there.kind in {"citext", "bpchar", "character"}
+        or not there.deterministic
+    )
     return TargetColumn(
         field.name,
         staged,
@@ -261,7 +316,10 @@ def _check_precision(node: str, where: str, field: pa.Field, there: _ExistingCol
     rounded = there.digits is not None and there.digits < _second_digits(field.type)
     if cut or rounded:
         better = "text" if cut else postgres_type(field.type).lower()
-        msg = f"{what} '{field.name}' of {where} is {there.shown}, which {'cuts' if cut else 'rounds'} {field.type}:"
+        msg = (
+            f"{what} '{field.name}' of {where} is {there.shown}, which {'cuts' if cut else 'rounds'}"
+            f" {field.type}:"
+        )
         msg += " values that differ become one, and a delete may miss its row"
         hint = f"ALTER TABLE {where} ALTER COLUMN {field.name} TYPE {better}, or choose another column."
         raise SchemaError(msg, node=node, hint=hint)
@@ -301,13 +359,19 @@ def _check_key(session: Session, node: str, table: tuple[str, str], key: Sequenc
     shown = "; ".join(f"{name} ({', '.join(columns)})" for name, columns in there) or "none"
     names = ", ".join(key)
     msg = f"{'.'.join(table)} has no unique index over the key ({names}); unique indexes there: {shown}"
-    raise TargetError(msg, node=node, hint=f"CREATE UNIQUE INDEX ON {'.'.join(table)} ({names}), or correct `primary_key`.")
+    raise TargetError(
+        msg, node=node, hint=f"CREATE UNIQUE INDEX ON {'.'.join(table)} ({names}), or correct `primary_key`."
+    )
 
 
 def _check_rights(session: Session, node: str, table: tuple[str, str]) -> None:
     wanted = ("SELECT", "INSERT", "UPDATE", "DELETE")
     name = sql.Identifier(*table).as_string(None)
-    held = session.run("SELECT r, has_table_privilege($1::text, r), current_user FROM unnest($2::text[]) r", name, list(wanted))
+    held = session.run(
+        "SELECT r, has_table_privilege($1::text, r), current_user FROM unnest($2::text[]) r",
+        name,
+        list(wanted),
+    )
     if lacking := [right for right, has, _ in held if not has]:
         msg = f"role {held[0][2]} lacks {', '.join(lacking)} on {'.'.join(table)}"
         raise TargetError(msg, node=node, hint=f"GRANT {', '.join(lacking)} ON {name} TO {held[0][2]}")

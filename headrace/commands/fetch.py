@@ -17,7 +17,9 @@ def fetch_jars() -> None:
     console = stderr_console()
     console.print("==> JVM libraries (120 MB the first time)")
     with console.status("starting") as status:
-        ensure_jars((lambda size, name: status.update(f"{format_size(size)} {name}")) if console.is_terminal else None)
+        ensure_jars(
+            (lambda size, name: status.update(f"{format_size(size)} {name}")) if console.is_terminal else None
+        )
 
 
 def build_archive() -> None:

@@ -56,7 +56,8 @@ TEMPLATES: Mapping[TemplateName, TemplateSpec] = {
         "id",
         frozenset({"customer", "cents", "amount", "placed_at"}),
         "headrace services up",
-        inspect_command='\n\n```bash\nheadrace services psql -c "SELECT count(*), sum(amount) FROM $name"\n```',
+        inspect_command='\n\n```bash\nheadrace services psql -c "SELECT count(*), sum(amount) FROM'
+        ' $name"\n```',
     ),
     TemplateName.KAFKA_DELTA: TemplateSpec(
         "readings of sensors from a Kafka topic into a Delta table",
@@ -116,12 +117,18 @@ def render(template: TemplateName, name: str, key: str, servers: Servers) -> dic
     for part in ("common", template):
         for file in sorted((files("headrace") / "templates" / part).iterdir(), key=lambda file: file.name):
             if file.is_file():
-                rendered[_target_path(file.name, name)] = Template(file.read_text(encoding="utf-8")).substitute(values)
+                rendered[_target_path(file.name, name)] = Template(
+                    file.read_text(encoding="utf-8")
+                ).substitute(values)
     return dict(sorted(rendered.items()))
 
 
 def _target_path(file: str, name: str) -> str:
-    renamed = {"gitignore": ".gitignore", "pipeline.yaml": f"pipelines/{name}.yaml", "pipeline.test.yaml": f"pipelines/{name}.test.yaml"}
+    renamed = {
+        "gitignore": ".gitignore",
+        "pipeline.yaml": f"pipelines/{name}.yaml",
+        "pipeline.test.yaml": f"pipelines/{name}.test.yaml",
+    }
     return renamed.get(file, file)
 
 
@@ -143,18 +150,36 @@ def _choose_options(options: InitOptions, *, ask: bool) -> tuple[TemplateName, s
                 stderr_console().print(f"  {choice}: {spec.description}", markup=False)
         template = TemplateName(_prompt("Template", next(iter(TEMPLATES)), ask=ask, choices=list(TEMPLATES)))
     spec = TEMPLATES[template]
-    name = options.name or _prompt("Name of the pipeline", spec.name, ask=ask, check=lambda text: _check_word("name", text, frozenset()))
-    key = options.key or _prompt("Its key column", spec.key, ask=ask, check=lambda text: _check_word("key", text, spec.columns))
+    name = options.name or _prompt(
+        "Name of the pipeline", spec.name, ask=ask, check=lambda text: _check_word("name", text, frozenset())
+    )
+    key = options.key or _prompt(
+        "Its key column", spec.key, ask=ask, check=lambda text: _check_word("key", text, spec.columns)
+    )
     servers = options.servers
     if servers is None:
-        servers = Servers(_prompt("Servers", Servers.LOCAL, ask=ask and bool(spec.start_command), choices=list(Servers)))
+        servers = Servers(
+            _prompt("Servers", Servers.LOCAL, ask=ask and bool(spec.start_command), choices=list(Servers))
+        )
     return template, name, key, servers
 
 
-def _prompt(what: str, default: str, *, ask: bool, choices: list[str] | None = None, check: Callable[[str], None] = lambda _: None) -> str:
+def _prompt(
+    what: str,
+    default: str,
+    *,
+    ask: bool,
+    choices: list[str] | None = None,
+    check: Callable[[str], None] = lambda _: None,
+) -> str:
     """Prompt until the answer is valid. Without `ask` return the default."""
     while ask:
-        answer = Prompt.ask(what, console=stderr_console(), choices=choices and [str(choice) for choice in choices], default=str(default))
+        answer = Prompt.ask(
+            what,
+            console=stderr_console(),
+            choices=choices and [str(choice) for choice in choices],
+            default=str(default),
+        )
         try:
             check(answer)
         except UserError as error:
@@ -168,14 +193,19 @@ def write_new_files(folder: Path, texts: Mapping[str, str], hint: str) -> None:
     """Write files to a folder. Raise UserError with `hint`, without writing anything, if one exists."""
     existing = [path for path in texts if (folder / path).exists() or (folder / path).is_symlink()]
     if existing:
-        msg = f"{', '.join(str(folder / path) for path in existing)} {'is' if len(existing) == 1 else 'are'} there already; nothing was written"
+        msg = (
+            f"{', '.join(str(folder / path) for path in existing)}"
+            f" {'is' if len(existing) == 1 else 'are'} there already; nothing was written"
+        )
         raise UserError(msg, hint=hint)
     written: list[Path] = []
     try:
         for path, text in texts.items():
             target = folder / path
             target.parent.mkdir(parents=True, exist_ok=True)
-            with target.open("x", encoding="utf-8") as file:  # "x" does not overwrite a file that appeared meanwhile
+            with target.open(
+                "x", encoding="utf-8"
+            ) as file:  # "x" does not overwrite a file that appeared meanwhile
                 written.append(target)
                 file.write(text)
     except OSError as error:

@@ -26,7 +26,10 @@ def status(path: Path | None, *, as_json: bool, epochs: int) -> None:
     try:
         name = load_pipeline(path).name if path else None
         lanes = [lane for lane in ledger.lanes() if name in (None, lane.name)]
-        last = {lane.name: list(ledger.epochs(lane.name, lane.lane, first=max(1, lane.committed - epochs + 1))) for lane in lanes}
+        last = {
+            lane.name: list(ledger.epochs(lane.name, lane.lane, first=max(1, lane.committed - epochs + 1)))
+            for lane in lanes
+        }
     finally:
         ledger.close()
     if as_json:
@@ -34,7 +37,11 @@ def status(path: Path | None, *, as_json: bool, epochs: int) -> None:
         return
     console = stdout_console()
     if not lanes:
-        console.print(f"{name} has not been started yet." if name else "Nothing has been started yet: the ledger is empty.")
+        console.print(
+            f"{name} has not been started yet."
+            if name
+            else "Nothing has been started yet: the ledger is empty."
+        )
     for lane in lanes:
         _show_pipeline(console, lane, last[lane.name])
 
@@ -50,7 +57,9 @@ def _pipeline_json(lane: PipelineState, epochs: list[EpochRow]) -> Json:
         "position": dict(lane.position),
         "holder": lane.holder,
         "progress": lane.progress,
-        "sinks": {name: {"state": sink.state, "since_epoch": sink.epoch} for name, sink in lane.sinks.items()},
+        "sinks": {
+            name: {"state": sink.state, "since_epoch": sink.epoch} for name, sink in lane.sinks.items()
+        },
         "epochs": [
             {
                 "number": row.plan.number,
@@ -72,7 +81,9 @@ def _show_pipeline(console: Console, lane: PipelineState, epochs: list[EpochRow]
     console.print(f"{lane.name} ({lane.pipeline}): epoch {lane.committed} committed, {owner}")
     if lane.open_plan:
         console.print(f"  epoch {lane.open_plan.number} is open: the next run finishes it as planned")
-    progress = ", ".join(f"{key} {value}" for key, value in lane.progress.items() if value not in (None, "", {}, []))
+    progress = ", ".join(
+        f"{key} {value}" for key, value in lane.progress.items() if value not in (None, "", {}, [])
+    )
     if lane.holder and progress:  # the last progress of a run that ended is out of date
         console.print(f"  {progress}")
     for name, sink in lane.sinks.items():
@@ -97,7 +108,13 @@ def _epoch_table(epochs: list[EpochRow]) -> Table:
     for row in epochs:
         rows = largest_row_count(row.counts)
         at = row.committed_at.isoformat(sep=" ", timespec="seconds") if row.committed_at else "open"
-        table.add_row(str(row.plan.number), format_count(rows), str(row.plan.phase).replace("_", " "), row.plan.window or "", at)
+        table.add_row(
+            str(row.plan.number),
+            format_count(rows),
+            str(row.plan.phase).replace("_", " "),
+            row.plan.window or "",
+            at,
+        )
     return table
 
 
@@ -123,7 +140,18 @@ def audit(
     options = ContentAuditOptions(rows, full, seconds=seconds) if content else None
     results = run_audit(file, settings, all_epochs=all_epochs, content=options)
     if as_json:
-        print_json([{"name": r.name, "sink": r.sink, "passed": r.passed, "message": r.message, "numbers": r.numbers} for r in results])
+        print_json(
+            [
+                {
+                    "name": r.name,
+                    "sink": r.sink,
+                    "passed": r.passed,
+                    "message": r.message,
+                    "numbers": r.numbers,
+                }
+                for r in results
+            ]
+        )
     else:
         show_checks(stdout_console(), results)
     if any(result.passed is False for result in results):
@@ -142,11 +170,19 @@ def show_checks(console: Console, results: list[CheckResult]) -> None:
                 console.print(f"       {key}: {value}", markup=False)
 
 
-def explain(path: Path, form: Format, *, lineage: bool, splits: bool, spark_plan: bool, offline: bool) -> None:
+def explain(
+    path: Path, form: Format, *, lineage: bool, splits: bool, spark_plan: bool, offline: bool
+) -> None:
     """Print what a run of the file would do, and its guarantees. Standard output has only the document."""
     file = load_pipeline(path)
     settings = load_settings()
-    from headrace.jobs.explain.build import explain as run_explain  # imports pyarrow and sqlglot, which takes a moment
+    from headrace.jobs.explain.build import (
+        explain as run_explain,
+    )  # imports pyarrow and sqlglot, which takes a moment
 
-    document = render(run_explain(file, settings, offline=offline, splits=splits, spark_plan=spark_plan), form, lineage=lineage)
+    document = render(
+        run_explain(file, settings, offline=offline, splits=splits, spark_plan=spark_plan),
+        form,
+        lineage=lineage,
+    )
     stdout_console().print(document, markup=False, emoji=False, soft_wrap=True)

@@ -23,7 +23,10 @@ from headrace.pipeline.validation.messages import types_of
 from headrace.pipeline.yaml.reader import PARTS
 
 app = typer.Typer(
-    no_args_is_help=True, add_completion=False, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]}
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 _NAME = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)?")
 
@@ -46,9 +49,14 @@ def _plugin() -> None:
 
 @app.command()
 def new(
-    name: Annotated[str, typer.Argument(help="Plugin id: `word` or `namespace.word`.", metavar="NAME", show_default=False)],
+    name: Annotated[
+        str, typer.Argument(help="Plugin id: `word` or `namespace.word`.", metavar="NAME", show_default=False)
+    ],
     folder: Annotated[
-        Path | None, typer.Argument(help="Folder of the package. Default: named after the plugin.", metavar="DIR", show_default=False)
+        Path | None,
+        typer.Argument(
+            help="Folder of the package. Default: named after the plugin.", metavar="DIR", show_default=False
+        ),
     ] = None,
     *,
     kind: Annotated[NewPluginType, typer.Option(help="Type of the plugin.")] = NewPluginType.SINK,
@@ -70,7 +78,8 @@ def render(plugin_id: str, kind: NewPluginType) -> dict[str, str]:
         msg = f"`{plugin_id}` cannot be the name of a plugin"
         raise UserError(
             msg,
-            hint="Lower-case letters, digits and `_`, beginning with a letter; an optional namespace and a dot before it. Example: acme.orders.",
+            hint="Lower-case letters, digits and `_`, beginning with a letter; an optional namespace and a"
+            " dot before it. Example: acme.orders.",
         )
     module = plugin_id.replace(".", "_")
     if conflict := _name_conflict(plugin_id, module):
@@ -89,7 +98,11 @@ def render(plugin_id: str, kind: NewPluginType) -> dict[str, str]:
             if file.is_file():
                 texts[file.name] = file.read_text(encoding="utf-8")
     values["use"] = Template(texts.pop("use.md")).substitute(values).rstrip()
-    paths = {"gitignore": ".gitignore", "plugin.py": f"src/{module}/__init__.py", "test_plugin.txt": f"tests/test_{module}.py"}
+    paths = {
+        "gitignore": ".gitignore",
+        "plugin.py": f"src/{module}/__init__.py",
+        "test_plugin.txt": f"tests/test_{module}.py",
+    }
     rendered = {paths.get(name, name): Template(text).substitute(values) for name, text in texts.items()}
     return dict(sorted(rendered.items()))
 
@@ -143,7 +156,8 @@ def _show_plugins(found: list[Json]) -> None:
     widths = [max(len(str(plugin[key] or "?")) for plugin in found) for key in ("id", "kind")]
     for plugin in found:
         line = (
-            f"{plugin['id']:<{widths[0]}}  {plugin['kind'] or '?':<{widths[1]}}  {plugin['package']} {plugin['version']}, {plugin['entry']}"
+            f"{plugin['id']:<{widths[0]}}  {plugin['kind'] or '?':<{widths[1]}}  {plugin['package']}"
+            f" {plugin['version']}, {plugin['entry']}"
         )
         console.print(line, markup=False, soft_wrap=True)
         if plugin["error"]:

@@ -39,9 +39,13 @@ class ProgressScreen:
                 self._show_phase(event)
             case PartitionCompleted():
                 rows = max(event.rows.values(), default=0)
-                self._console.print(f"{self._name}: {event.window or 'history'} complete, {format_count(rows)} rows")
+                self._console.print(
+                    f"{self._name}: {event.window or 'history'} complete, {format_count(rows)} rows"
+                )
             case RunMessage():
-                self._console.print(f"{self._name}: {event.message}", style="yellow" if event.level != "info" else None)
+                self._console.print(
+                    f"{self._name}: {event.message}", style="yellow" if event.level != "info" else None
+                )
 
     def on_stop_signal(self, signal_name: str) -> None:
         """Print that the signal was received."""
@@ -49,14 +53,18 @@ class ProgressScreen:
 
     def on_epoch_abandoned(self) -> None:
         """Print that the stop ended the epoch in flight."""
-        self._console.print(f"{self._name}: stopped. The epoch in flight was abandoned; the next run finishes it as planned")
+        self._console.print(
+            f"{self._name}: stopped. The epoch in flight was abandoned; the next run finishes it as planned"
+        )
 
     def _show_phase(self, event: PhaseChanged) -> None:
         self._phase, self._rows, self._started = event.phase, 0, time.monotonic()
         self._console.print(f"{self._name}: {_PHASES[event.phase]}{_format_details(event)}")
 
     def _add_epoch(self, event: EpochCommitted) -> None:
-        if event.plan.phase != self._phase:  # the open epoch of an earlier run comes before the first PhaseChanged
+        if (
+            event.plan.phase != self._phase
+        ):  # the open epoch of an earlier run comes before the first PhaseChanged
             self._show_phase(PhaseChanged(event.plan.phase))
             self._started -= event.steps["total"]
         self._rows += event.largest_rows
@@ -72,7 +80,10 @@ class ProgressScreen:
         seconds = time.monotonic() - self._started
         backlog = f", backlog {format_count(self._backlog)}" if self._backlog else ""
         phase = _PHASES[event.plan.phase]
-        rows = f"{format_count(self._rows)} rows in {format_duration(seconds)}, {format_rate(self._rows, seconds)}"
+        rows = (
+            f"{format_count(self._rows)} rows in {format_duration(seconds)},"
+            f" {format_rate(self._rows, seconds)}"
+        )
         return f"{phase}, epoch {event.plan.number}, {rows}{backlog}"
 
 

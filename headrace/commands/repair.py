@@ -1,4 +1,4 @@
-"""`headrace replay`, `accept-target`, `recover`, `rewind` and `reset`: repairs that need a user's decision."""
+"""`headrace replay`, `accept-target`, `recover`, `rewind`, `reset`: repairs that need a user's decision."""
 
 from __future__ import annotations
 
@@ -22,16 +22,30 @@ def replay(path: Path, sink: str, from_epoch: int | None, *, recompute: bool = F
     file, settings = _load(path)
     from headrace.jobs.run.repair import replay as work  # imports Spark, which takes a second
 
-    with progress_screen(stderr_console(), file.name) as listener, GracefulShutdown(listener.on_stop_signal) as stopper:
+    with (
+        progress_screen(stderr_console(), file.name) as listener,
+        GracefulShutdown(listener.on_stop_signal) as stopper,
+    ):
         result = stopper.run(
-            lambda: work(file, settings, sink=sink, from_epoch=from_epoch, recompute=recompute, listener=listener, stop=stopper.event),
+            lambda: work(
+                file,
+                settings,
+                sink=sink,
+                from_epoch=from_epoch,
+                recompute=recompute,
+                listener=listener,
+                stop=stopper.event,
+            ),
         )
     if not result.epochs:
-        stdout_console().print(f"{file.name}: nothing to replay, {sink} already contains epoch {result.last_epoch}")
+        stdout_console().print(
+            f"{file.name}: nothing to replay, {sink} already contains epoch {result.last_epoch}"
+        )
         return
     counts = result.counts[sink]
     stdout_console().print(
-        f"{file.name}: epochs {result.first_epoch} to {result.last_epoch} written to {sink} again, {format_count(counts.rows)} rows"
+        f"{file.name}: epochs {result.first_epoch} to {result.last_epoch} written to {sink} again,"
+        f" {format_count(counts.rows)} rows"
     )
 
 
@@ -42,7 +56,9 @@ def accept_target(path: Path, sink: str) -> None:
 
     with GracefulShutdown() as stopper:
         stopper.run(lambda: work(file, settings, sink=sink))
-    stdout_console().print(f"{file.name}: the target of {sink} is accepted; the next epoch continues from here")
+    stdout_console().print(
+        f"{file.name}: the target of {sink} is accepted; the next epoch continues from here"
+    )
 
 
 def take_over(path: Path, sink: str, *, ask: bool) -> None:
@@ -50,7 +66,8 @@ def take_over(path: Path, sink: str, *, ask: bool) -> None:
     file, settings = _load(path)
     if ask:
         stderr_console().print(
-            f"Other pipelines that write the target of sink {sink} are refused there from now on. Their rows stay in the target.",
+            f"Other pipelines that write the target of sink {sink} are refused there from now on. Their"
+            " rows stay in the target.",
             soft_wrap=True,
         )
         typer.confirm("Take it over?", abort=True, err=True)
@@ -58,7 +75,9 @@ def take_over(path: Path, sink: str, *, ask: bool) -> None:
 
     with GracefulShutdown() as stopper:
         stopper.run(lambda: work(file, settings, sink=sink, take_over=True))
-    stdout_console().print(f"{file.name}: {sink} is the only claim to its target; the next epoch continues from here")
+    stdout_console().print(
+        f"{file.name}: {sink} is the only claim to its target; the next epoch continues from here"
+    )
 
 
 def recover(path: Path) -> None:
@@ -68,7 +87,9 @@ def recover(path: Path) -> None:
 
     with GracefulShutdown() as stopper:
         uuid = stopper.run(lambda: work(file, settings))
-    stdout_console().print(f"{file.name}: ledger rebuilt from the commit records of the sinks, pipeline {uuid}")
+    stdout_console().print(
+        f"{file.name}: ledger rebuilt from the commit records of the sinks, pipeline {uuid}"
+    )
 
 
 def rewind(path: Path, to: str, *, dry_run: bool, yes: bool) -> None:
@@ -101,13 +122,19 @@ def reset(path: Path, *, keep: bool, empty: bool, dry_run: bool, yes: bool) -> N
     if not keep and not empty:
         if not sys.stdin.isatty() or yes or dry_run:
             msg = "a reset needs either --keep-targets or --empty-targets"
-            raise UserError(msg, hint=f"headrace reset {path} --empty-targets (suggested), or headrace reset {path} --keep-targets")
+            raise UserError(
+                msg,
+                hint=f"headrace reset {path} --empty-targets (suggested), or headrace reset {path}"
+                " --keep-targets",
+            )
         empty = typer.confirm("Delete all target rows first? (No keeps them.)", default=True)
     _decide(interventions.reset(file, settings, empty=empty, dry_run=True).changes, dry_run=dry_run, yes=yes)
     if not dry_run:
         with GracefulShutdown() as stopper:
             stopper.run(lambda: interventions.reset(file, settings, empty=empty))
-        stdout_console().print(f"{file.name}: reset; `headrace run {path}` starts with a new snapshot", soft_wrap=True)
+        stdout_console().print(
+            f"{file.name}: reset; `headrace run {path}` starts with a new snapshot", soft_wrap=True
+        )
 
 
 def _load(path: Path) -> tuple[PipelineFile, Settings]:

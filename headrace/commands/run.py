@@ -10,7 +10,14 @@ import typer
 
 from headrace import logging_setup
 from headrace.commands.progress import progress_screen
-from headrace.console import format_count, format_duration, format_rate, show_warning, stderr_console, stdout_console
+from headrace.console import (
+    format_count,
+    format_duration,
+    format_rate,
+    show_warning,
+    stderr_console,
+    stdout_console,
+)
 from headrace.jobs.run.events import RunResult, Until
 from headrace.pipeline.config.settings import load_settings
 from headrace.pipeline.errors import UserError
@@ -38,11 +45,20 @@ def run_file(path: Path, until: Until | None, *, job_mode: bool, partitions: Seq
     logging_setup.set_log_format(settings.log_format)
     from headrace.jobs.run.runner import run  # imports Spark, which takes a second
 
-    with progress_screen(stderr_console(), file.name) as listener, GracefulShutdown(listener.on_stop_signal) as stopper:
+    with (
+        progress_screen(stderr_console(), file.name) as listener,
+        GracefulShutdown(listener.on_stop_signal) as stopper,
+    ):
         try:
             result = stopper.run(
                 lambda: run(
-                    file, settings, until=chosen, partitions=partitions or None, listener=listener, stop=stopper.event, launched_by="cli"
+                    file,
+                    settings,
+                    until=chosen,
+                    partitions=partitions or None,
+                    listener=listener,
+                    stop=stopper.event,
+                    launched_by="cli",
                 )
             )
         except Exception as error:
@@ -54,7 +70,9 @@ def run_file(path: Path, until: Until | None, *, job_mode: bool, partitions: Seq
     show_result(result)
 
 
-def _choose_until(file: PipelineFile, until: Until | None, *, job_mode: bool, partitions: Sequence[str]) -> Until:
+def _choose_until(
+    file: PipelineFile, until: Until | None, *, job_mode: bool, partitions: Sequence[str]
+) -> Until:
     if job_mode and until not in (None, Until.HISTORY):
         msg = f"--job-mode stops after history; --until {until} does not"
         raise typer.BadParameter(msg)
@@ -88,19 +106,33 @@ def show_result(result: RunResult) -> None:
         return
     rows = sum(figures.rows for figures in result.phases.values())
     seconds = sum(figures.seconds for figures in result.phases.values())
-    epochs = f"epochs {result.first_epoch} to {result.last_epoch}" if result.epochs > 1 else f"epoch {result.last_epoch}"
-    console.print(f"{result.name}: {reason}{epochs}, {format_count(rows)} rows in {format_duration(seconds)}. {state}")
+    epochs = (
+        f"epochs {result.first_epoch} to {result.last_epoch}"
+        if result.epochs > 1
+        else f"epoch {result.last_epoch}"
+    )
+    console.print(
+        f"{result.name}: {reason}{epochs}, {format_count(rows)} rows in {format_duration(seconds)}. {state}"
+    )
     for phase, figures in result.phases.items():
         name = str(phase).replace("_", " ")
         rate = format_rate(figures.rows, figures.seconds)
-        console.print(f"  {name:<12} {format_count(figures.rows):>12} rows  {rate:>15}  {figures.epochs:>5} epochs")
+        console.print(
+            f"  {name:<12} {format_count(figures.rows):>12} rows  {rate:>15}  {figures.epochs:>5} epochs"
+        )
     for sink, counts in result.counts.items():
         changes = ", ".join(
             f"{format_count(number)} {what}"
-            for what, number in (("inserted", counts.inserted), ("updated", counts.updated), ("deleted", counts.deleted))
+            for what, number in (
+                ("inserted", counts.inserted),
+                ("updated", counts.updated),
+                ("deleted", counts.deleted),
+            )
             if number is not None
         )
-        console.print(f"  {sink}: {format_count(counts.rows)} rows written{f' ({changes})' if changes else ''}")
+        console.print(
+            f"  {sink}: {format_count(counts.rows)} rows written{f' ({changes})' if changes else ''}"
+        )
 
 
 def _describe_state(result: RunResult) -> str:

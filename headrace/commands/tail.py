@@ -51,7 +51,11 @@ def tail(path: Path, node: str | None, *, as_json: bool, rows: int | None) -> No
     try:
         for name, row in _read_rows(_find_address(file.name, path), [node] if node else []):
             if as_json:
-                console.print(json.dumps({"topology_node_key": name, "data": row}, ensure_ascii=False), markup=False, soft_wrap=True)
+                console.print(
+                    json.dumps({"topology_node_key": name, "data": row}, ensure_ascii=False),
+                    markup=False,
+                    soft_wrap=True,
+                )
             else:
                 printer.show(name, row)
             printed += 1
@@ -71,13 +75,21 @@ def _find_address(name: str, path: Path) -> str:
         ledger.close()
     if not owner.get("inspect") or not owner.get("admin"):
         msg = f"`{name}` runs ({format_owner(owner)}), but does not serve its rows"
-        hint = "Set HEADRACE__LIVE_DATA_INSPECT_ENABLED=true, or live_data_inspect_enabled: true in config.yaml, and restart it."
+        hint = (
+            "Set HEADRACE__LIVE_DATA_INSPECT_ENABLED=true, or live_data_inspect_enabled: true in"
+            " config.yaml, and restart it."
+        )
         raise PipelineStateError(msg, hint=hint)
     address = owner["admin"]
-    if urlsplit(address).hostname in ("127.0.0.1", "::1", "localhost") and owner.get("host") != socket.gethostname():
+    if (
+        urlsplit(address).hostname in ("127.0.0.1", "::1", "localhost")
+        and owner.get("host") != socket.gethostname()
+    ):
         msg = f"`{name}` runs on host {owner.get('host')}, and serves its rows only there ({address})"
         raise PipelineStateError(
-            msg, hint="Run this command there, or set admin_api_host for the run to an address that this host can reach."
+            msg,
+            hint="Run this command there, or set admin_api_host for the run to an address that this host"
+            " can reach.",
         )
     return address
 
@@ -96,7 +108,9 @@ def _find_owner(ledger: Ledger, name: str, path: Path) -> Json:
             is_reported = True
         time.sleep(_POLL_SECONDS)
     msg = f"`{name}` is not running"
-    raise PipelineStateError(msg, hint=f"Start it with: headrace run {path}. `headrace status` lists the pipelines.")
+    raise PipelineStateError(
+        msg, hint=f"Start it with: headrace run {path}. `headrace status` lists the pipelines."
+    )
 
 
 def _read_rows(address: str, nodes: list[str]) -> Iterator[tuple[str, Json]]:
@@ -109,11 +123,16 @@ def _read_rows(address: str, nodes: list[str]) -> Iterator[tuple[str, Json]]:
             response = connection.getresponse()
         except OSError as error:
             msg = f"the run does not answer at {address}: {error.strerror or type(error).__name__}"
-            raise PipelineStateError(msg, hint="It may have just ended; `headrace status` lists the pipelines.") from error
+            raise PipelineStateError(
+                msg, hint="It may have just ended; `headrace status` lists the pipelines."
+            ) from error
         if response.status != http.HTTPStatus.OK:
             error_body = _read_error(response)
             msg = f"the run answers {response.status}: {error_body.get('message', response.reason)}"
-            raise PipelineStateError(msg, hint=f"It has the nodes {', '.join(error_body['nodes'])}." if error_body.get("nodes") else "")
+            raise PipelineStateError(
+                msg,
+                hint=f"It has the nodes {', '.join(error_body['nodes'])}." if error_body.get("nodes") else "",
+            )
         if connection.sock is not None:
             connection.sock.settimeout(_SILENCE_SECONDS)
         yield from _read_events(response)
@@ -156,10 +175,14 @@ class RowPrinter:
         cells = [_format_cell(value) for value in row.values()]
         if list(row) != self._head or (self._names and node != self._node):
             self._head, self._node = list(row), node
-            self._widths = [min(_CELL_WIDTH, max(len(name), len(cell))) for name, cell in zip(row, cells, strict=True)]
+            self._widths = [
+                min(_CELL_WIDTH, max(len(name), len(cell))) for name, cell in zip(row, cells, strict=True)
+            ]
             if self._names:
                 self._console.print(f"== {node}", markup=False, style="bold")
-            self._console.print(self._format_line(self._head), markup=False, style="dim", overflow="crop", no_wrap=True)
+            self._console.print(
+                self._format_line(self._head), markup=False, style="dim", overflow="crop", no_wrap=True
+            )
         self._console.print(self._format_line(cells), markup=False, overflow="crop", no_wrap=True)
 
     def _format_line(self, cells: list[str]) -> str:
@@ -168,12 +191,18 @@ class RowPrinter:
         for index, (cell, width) in enumerate(zip(cells, self._widths, strict=True)):
             text = (cell if len(cell) <= width else cell[: width - 1] + "…").ljust(width)
             remaining = len(cells) - index - 1
-            if index and len(line) + 2 + len(text.rstrip()) + (len(f"  +{remaining}") if remaining else 0) > self._width:
+            if (
+                index
+                and len(line) + 2 + len(text.rstrip()) + (len(f"  +{remaining}") if remaining else 0)
+                > self._width
+            ):
                 return f"{line}  +{remaining + 1}"
             line += ("  " if index else "") + text
         return line.rstrip()
 
 
 def _format_cell(value: object) -> str:
-    text = "∅" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    text = (
+        "∅" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    )
     return text.replace("\n", "⏎").replace("\r", "").replace("\t", " ")

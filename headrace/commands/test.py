@@ -21,7 +21,15 @@ _OPTIONS = (
 )
 
 
-def run_tests(paths: Sequence[Path], expression: str | None, *, update: bool, report: Path | None, verbose: bool, fail_fast: bool) -> None:
+def run_tests(
+    paths: Sequence[Path],
+    expression: str | None,
+    *,
+    update: bool,
+    report: Path | None,
+    verbose: bool,
+    fail_fast: bool,
+) -> None:
     """Run the tests at `paths` that `expression` selects.
 
     Exit with pytest's code: 1 if a test failed or a file is wrong, 4 for a wrong expression, 5 if there are

@@ -62,7 +62,11 @@ def validate(paths: Sequence[Path], *, as_json: bool, quick: bool, fix: bool = F
     if not quick:
         _run_preflight(reports)
     if as_json:
-        print_json(reports[0].as_json() if len(reports) == 1 else [{"file": str(report.path), **report.as_json()} for report in reports])
+        print_json(
+            reports[0].as_json()
+            if len(reports) == 1
+            else [{"file": str(report.path), **report.as_json()} for report in reports]
+        )
     else:
         for report in reports:
             _show_report(report, quick=quick)
@@ -177,11 +181,15 @@ def _show_report(report: _FileReport, *, quick: bool) -> None:
     model, console = report.file.model, stdout_console()
     console.print(f"{report.path}: valid{' (file only)' if quick else ''}", markup=False, soft_wrap=True)
     console.print(
-        f"  pipeline {model.name}: {_count_nodes('source', model.sources)}; {_count_nodes('transform', model.transforms)}", soft_wrap=True
+        f"  pipeline {model.name}: {_count_nodes('source', model.sources)};"
+        f" {_count_nodes('transform', model.transforms)}",
+        soft_wrap=True,
     )
     for name, sink in model.sinks.items():
         key = ", ".join(key_of(model, name))
-        console.print(f"  sink {name} ({sink.type}): {f'upsert by {key}' if key else 'append'}", soft_wrap=True)
+        console.print(
+            f"  sink {name} ({sink.type}): {f'upsert by {key}' if key else 'append'}", soft_wrap=True
+        )
 
 
 def _problem_json(problem: HeadraceError, severity: str) -> Json:

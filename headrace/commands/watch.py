@@ -63,7 +63,11 @@ class StatusWatcher:
     @property
     def empty_message(self) -> str:
         """The message if there is no pipeline."""
-        return f"{self._name} has not been started yet" if self._name else "Nothing has been started yet: the ledger is empty"
+        return (
+            f"{self._name} has not been started yet"
+            if self._name
+            else "Nothing has been started yet: the ledger is empty"
+        )
 
     def read_status(self) -> list[PipelineStatusLine]:
         """Return the current state of all pipelines, or of the chosen one."""
@@ -73,7 +77,9 @@ class StatusWatcher:
         now, open_row = self._clock(), None
         first = (lane.name, lane.lane) not in self._seen
         seen = self._seen.setdefault((lane.name, lane.lane), _SeenEpochs(max(0, lane.committed - 1), now))
-        rows: list[EpochRow] = list(self._ledger.epochs(lane.name, lane.lane, first=max(seen.epoch + 1, lane.committed - _MAX_EPOCHS)))
+        rows: list[EpochRow] = list(
+            self._ledger.epochs(lane.name, lane.lane, first=max(seen.epoch + 1, lane.committed - _MAX_EPOCHS))
+        )
         for row in rows:
             if row.committed_at is None:
                 open_row = row
@@ -87,13 +93,22 @@ class StatusWatcher:
         running = lane.holder is not None
         return PipelineStatusLine(
             name=lane.name if lane.lane == "main" else f"{lane.name}/{lane.lane}",
-            phase=((str(open_row.plan.phase) if open_row else seen.phase) or "starting").replace("_", " ") if running else "stopped",
+            phase=((str(open_row.plan.phase) if open_row else seen.phase) or "starting").replace("_", " ")
+            if running
+            else "stopped",
             epoch=lane.committed,
             rate=sum(number for _, number in seen.recent) / seconds if running and seconds > 0 else None,
             backlog=lane.progress.get("backlog") if running else None,
             age=max(0.0, (datetime.now(UTC) - seen.last).total_seconds()) if seen.last else None,
             owner=_format_owner(lane),
-            error=(open_row.error if open_row and open_row.error else lane.progress.get("error") if running else "") or "",
+            error=(
+                open_row.error
+                if open_row and open_row.error
+                else lane.progress.get("error")
+                if running
+                else ""
+            )
+            or "",
             waiting=(lane.progress.get("waiting") if running else "") or "",
         )
 
@@ -101,7 +116,10 @@ class StatusWatcher:
 def _format_owner(lane: PipelineState) -> str:
     if lane.holder is None:
         return "-"
-    return f"{lane.holder.get('launched_by', 'run')} {lane.holder.get('pid', '?')}@{lane.holder.get('host', '?')}"
+    return (
+        f"{lane.holder.get('launched_by', 'run')}"
+        f" {lane.holder.get('pid', '?')}@{lane.holder.get('host', '?')}"
+    )
 
 
 def format_age(seconds: float | None) -> str:
@@ -135,13 +153,26 @@ def build_table(lines: list[PipelineStatusLine], empty_message: str = "") -> Gro
     for line in lines:
         rate, backlog = format_short(line.rate), format_short(line.backlog)
         style = "red" if line.error else "dim" if line.phase == "stopped" else ""
-        table.add_row(line.name, line.phase, str(line.epoch), rate, backlog, format_age(line.age), line.owner, style=style)
+        table.add_row(
+            line.name,
+            line.phase,
+            str(line.epoch),
+            rate,
+            backlog,
+            format_age(line.age),
+            line.owner,
+            style=style,
+        )
     waits = [
         Text(f"{line.name}: waiting for {line.waiting}", style="yellow", overflow="ellipsis", no_wrap=True)
         for line in lines
         if line.waiting
     ]
-    errors = [Text(f"{line.name}: {line.error}", style="red", overflow="ellipsis", no_wrap=True) for line in lines if line.error]
+    errors = [
+        Text(f"{line.name}: {line.error}", style="red", overflow="ellipsis", no_wrap=True)
+        for line in lines
+        if line.error
+    ]
     return Group(table, *waits, *errors) if lines else Group(Text(""), Text(f"{empty_message}."))
 
 
@@ -155,11 +186,15 @@ def format_lines(views: list[PipelineStatusLine], empty_message: str = "") -> li
         last = "" if view.age is None else f", last commit {format_age(view.age)} ago"
         details = f", waiting for {view.waiting}" if view.waiting else ""
         details += f", error: {view.error}" if view.error else ""
-        lines.append(f"{at} {view.name}: {view.phase}, epoch {view.epoch}{rate}{backlog}{last}, {view.owner}{details}")
+        lines.append(
+            f"{at} {view.name}: {view.phase}, epoch {view.epoch}{rate}{backlog}{last}, {view.owner}{details}"
+        )
     return lines or [f"{at} {empty_message}"]
 
 
-def watch(path: Path | None, interval: float, *, refreshes: int | None = None, console: Console | None = None) -> None:
+def watch(
+    path: Path | None, interval: float, *, refreshes: int | None = None, console: Console | None = None
+) -> None:
     """Show pipelines until Ctrl-C, or `refreshes` times.
 
     Without a terminal print a line per pipeline and refresh.
@@ -170,11 +205,23 @@ def watch(path: Path | None, interval: float, *, refreshes: int | None = None, c
     try:
         watcher = StatusWatcher(ledger, name)
         if console.is_terminal:
-            with Live(build_table(watcher.read_status(), watcher.empty_message), console=console, auto_refresh=False) as live:
-                _repeat(lambda: live.update(build_table(watcher.read_status(), watcher.empty_message), refresh=True), interval, refreshes)
+            with Live(
+                build_table(watcher.read_status(), watcher.empty_message), console=console, auto_refresh=False
+            ) as live:
+                _repeat(
+                    lambda: live.update(
+                        build_table(watcher.read_status(), watcher.empty_message), refresh=True
+                    ),
+                    interval,
+                    refreshes,
+                )
         else:
             _repeat(
-                lambda: console.print("\n".join(format_lines(watcher.read_status(), watcher.empty_message)), markup=False, soft_wrap=True),
+                lambda: console.print(
+                    "\n".join(format_lines(watcher.read_status(), watcher.empty_message)),
+                    markup=False,
+                    soft_wrap=True,
+                ),
                 interval,
                 refreshes,
             )

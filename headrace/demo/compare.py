@@ -37,7 +37,8 @@ class Comparison:
         if self.is_equal:
             return f"{self.rows:,} rows, all as expected: lost 0, doubled 0"
         return (
-            f"{self.rows:,} rows, {self.expected:,} expected: lost {self.missing.num_rows:,}, doubled {self.duplicates:,}, "
+            f"{self.rows:,} rows, {self.expected:,} expected: lost {self.missing.num_rows:,}, doubled"
+            f" {self.duplicates:,}, "
             f"not expected {self.extra.num_rows:,}, other values {self.changed.num_rows:,}"
         )
 

@@ -26,7 +26,9 @@ from headrace.pipeline.protocol.epochs import Json
 def run_history_and_stream(file: Path, first: str, last: str) -> bool:
     """Run both, and return whether both succeeded. Raise UserError for a file that cannot be loaded."""
     pipeline = read_pipeline(file)
-    repository = dg.Definitions.merge(build_definitions([file]), dg.Definitions(executor=dg.in_process_executor)).get_repository_def()
+    repository = dg.Definitions.merge(
+        build_definitions([file]), dg.Definitions(executor=dg.in_process_executor)
+    ).get_repository_def()
     with dg.DagsterInstance.from_config(str(dagster_home())) as instance:
         if not history_complete(pipeline.file, read_pipeline_state(pipeline)):
             tags = {"dagster/asset_partition_range_start": first, "dagster/asset_partition_range_end": last}
@@ -36,9 +38,17 @@ def run_history_and_stream(file: Path, first: str, last: str) -> bool:
         return _run_job(repository, f"{pipeline.name}_stream", instance, {}, caught_up)
 
 
-def _run_job(repository: dg.RepositoryDefinition, job: str, instance: dg.DagsterInstance, tags: dict[str, str], config: Json) -> bool:
+def _run_job(
+    repository: dg.RepositoryDefinition,
+    job: str,
+    instance: dg.DagsterInstance,
+    tags: dict[str, str],
+    config: Json,
+) -> bool:
     definition = repository.get_job(job)
-    return definition.execute_in_process(instance=instance, tags=tags, run_config=config, raise_on_error=False).success
+    return definition.execute_in_process(
+        instance=instance, tags=tags, run_config=config, raise_on_error=False
+    ).success
 
 
 def main() -> int:

@@ -92,7 +92,9 @@ def prepare_environment(console: Console) -> DemoEnvironment:
         producer = FlightProducer(servers.kafka.brokers)
         producer.prepare()
     console.print(f"ClickHouse table flights.history: {rows:,} flights, January to November.")
-    console.print(f"Kafka topic flights: {producer.count_sent():,} messages, the last week of November first.")
+    console.print(
+        f"Kafka topic flights: {producer.count_sent():,} messages, the last week of November first."
+    )
     settings = load_settings()  # loaded again, now that the servers have addresses
     file = load_pipeline(pipeline_path())
     return DemoEnvironment(home, settings, file, servers, producer, DemoProgress(file, settings), console)

@@ -68,13 +68,19 @@ def flights() -> pa.Table:
     archive = Path(spec.submodule_search_locations[0]) / "data" / "flights.csv.zip"
     convert = csv.ConvertOptions(column_types=RAW, include_columns=RAW.names, strings_can_be_null=False)
     with zipfile.ZipFile(archive) as opened, opened.open("flights.csv") as text:
-        return csv.read_csv(text, convert_options=convert).sort_by([(name, "ascending") for name in KEY]).combine_chunks()
+        return (
+            csv.read_csv(text, convert_options=convert)
+            .sort_by([(name, "ascending") for name in KEY])
+            .combine_chunks()
+        )
 
 
 def _flights_between(start: datetime | None, end: datetime | None) -> pa.Table:
     table = flights()
     if start:
-        table = table.filter(pc.greater_equal(table["time_hour"], pa.scalar(start, RAW.field("time_hour").type)))
+        table = table.filter(
+            pc.greater_equal(table["time_hour"], pa.scalar(start, RAW.field("time_hour").type))
+        )
     if end:
         table = table.filter(pc.less(table["time_hour"], pa.scalar(end, RAW.field("time_hour").type)))
     return table
@@ -162,7 +168,9 @@ def history_table() -> pa.Table:
         seen[partition] += 1
     return pa.concat_tables(
         [
-            _with_offsets(exported, pa.nulls(exported.num_rows, pa.int32()), pa.nulls(exported.num_rows, pa.int64())),
+            _with_offsets(
+                exported, pa.nulls(exported.num_rows, pa.int32()), pa.nulls(exported.num_rows, pa.int64())
+            ),
             _with_offsets(loaded, pa.array(partitions, pa.int32()), pa.array(offsets, pa.int64())),
         ]
     ).combine_chunks()
@@ -179,19 +187,28 @@ def expected_table() -> pa.Table:
     """
     last_messages: dict[tuple[datetime, str, int], Message] = {message.key: message for message in messages()}
     changed = pa.Table.from_pylist([message.row for message in last_messages.values()], schema=RAW)
-    remaining = pa.Table.from_pylist([message.row for message in last_messages.values() if message.op != "d"], schema=RAW)
+    remaining = pa.Table.from_pylist(
+        [message.row for message in last_messages.values() if message.op != "d"], schema=RAW
+    )
     unchanged = _flights_between(None, LIVE).join(changed.select(list(KEY)), list(KEY), join_type="left anti")
     return (
-        _clean(pa.concat_tables([unchanged.select(RAW.names), remaining])).sort_by([(name, "ascending") for name in KEY]).combine_chunks()
+        _clean(pa.concat_tables([unchanged.select(RAW.names), remaining]))
+        .sort_by([(name, "ascending") for name in KEY])
+        .combine_chunks()
     )
 
 
 def _clean(raw: pa.Table) -> pa.Table:
     """Do what the pipeline's two transforms do, with Arrow functions."""
-    minutes = {name: _na_to_null(pc.utf8_trim_whitespace(raw[name])).cast(pa.int32()) for name in ("dep_delay", "arr_delay", "air_time")}
+    minutes = {
+        name: _na_to_null(pc.utf8_trim_whitespace(raw[name])).cast(pa.int32())
+        for name in ("dep_delay", "arr_delay", "air_time")
+    }
     delay = minutes["dep_delay"]
     bucket = pc.case_when(
-        pc.make_struct(pc.is_null(delay), pc.less_equal(delay, 0), pc.less_equal(delay, 15), pc.less_equal(delay, 60)),
+        pc.make_struct(
+            pc.is_null(delay), pc.less_equal(delay, 0), pc.less_equal(delay, 15), pc.less_equal(delay, 60)
+        ),
         "never left",
         "on time",
         "up to 15 min",

@@ -36,7 +36,10 @@ def load_history(services: Services, report: Callable[[str], None]) -> int:
             rows = history_table()
             report(f"loading {rows.num_rows:,} flights of January to November into ClickHouse")
             client.command("DROP TABLE IF EXISTS flights.history_loading SYNC")
-            client.command(f"CREATE TABLE flights.history_loading ({_COLUMNS}) ENGINE = MergeTree ORDER BY (time_hour, carrier, flight)")
+            client.command(
+                f"CREATE TABLE flights.history_loading ({_COLUMNS}) ENGINE = MergeTree ORDER BY (time_hour,"
+                " carrier, flight)"
+            )
             client.insert_arrow("history_loading", rows, database="flights")
             client.command("RENAME TABLE flights.history_loading TO flights.history")
         return int(str(client.command("SELECT count() FROM flights.history")))

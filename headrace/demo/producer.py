@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 TOPIC = "flights"
 _LEAD_MESSAGES = 16_000
-"""The lead of the producer over the pipeline, large enough that no run catches up in the middle of December."""
+"""The lead of the producer over the pipeline. It prevents that a run catches up in the middle of December."""
 _BATCH_SIZE = 500
 _EARLY_DAYS = 2
 
@@ -40,7 +40,9 @@ class FlightProducer:
     def _producer(self) -> Producer:
         from confluent_kafka import Producer
 
-        return Producer({"bootstrap.servers": self._brokers, "enable.idempotence": True, "linger.ms": 20, "log_level": 2})
+        return Producer(
+            {"bootstrap.servers": self._brokers, "enable.idempotence": True, "linger.ms": 20, "log_level": 2}
+        )
 
     def prepare(self) -> None:
         """Create the topic, and write the first days of December.
@@ -54,20 +56,33 @@ class FlightProducer:
         admin = AdminClient({"bootstrap.servers": self._brokers})
         if TOPIC not in admin.list_topics(timeout=30).topics:
             try:
-                admin.create_topics([NewTopic(TOPIC, num_partitions=PARTITIONS, replication_factor=1)])[TOPIC].result(timeout=30)
+                admin.create_topics([NewTopic(TOPIC, num_partitions=PARTITIONS, replication_factor=1)])[
+                    TOPIC
+                ].result(timeout=30)
             except KafkaException as error:
                 msg = f"the topic {TOPIC} cannot be created: {error}"
                 raise ServiceError(msg) from error
-        early = sum(1 for message in messages() if (message.key[0] - LIVE).days < _EARLY_DAYS and message.op == "c")
+        early = sum(
+            1 for message in messages() if (message.key[0] - LIVE).days < _EARLY_DAYS and message.op == "c"
+        )
         self._send_batch(self.find_missing()[: max(0, early - self.count_sent())])
 
     def offsets(self) -> dict[int, int]:
         """Return the number of messages per partition."""
         from confluent_kafka import Consumer, TopicPartition
 
-        consumer = Consumer({"bootstrap.servers": self._brokers, "group.id": "headrace-demo-feed", "enable.auto.commit": False})
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self._brokers,
+                "group.id": "headrace-demo-feed",
+                "enable.auto.commit": False,
+            }
+        )
         try:
-            return {part: consumer.get_watermark_offsets(TopicPartition(TOPIC, part), timeout=30)[1] for part in range(PARTITIONS)}
+            return {
+                part: consumer.get_watermark_offsets(TopicPartition(TOPIC, part), timeout=30)[1]
+                for part in range(PARTITIONS)
+            }
         finally:
             consumer.close()
 
@@ -89,7 +104,9 @@ class FlightProducer:
     def start(self, count_consumed: Callable[[], int]) -> None:
         """Write in the background, `_LEAD_MESSAGES` ahead of `count_consumed()`, the committed messages."""
         self._stopped.clear()
-        self._thread = threading.Thread(target=self._run, args=(count_consumed,), name="demo-feed", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, args=(count_consumed,), name="demo-feed", daemon=True
+        )
         self._thread.start()
 
     def stop_pacing(self) -> None:

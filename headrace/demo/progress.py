@@ -73,9 +73,15 @@ class DemoProgress:
         for name, phases in (("history", (Phase.HISTORY,)), ("stream", (Phase.CATCHING_UP, Phase.LIVE))):
             rows = [row for row in self.epochs() if row.plan.phase in phases and row.committed_at]
             timed = [row for row in rows if row.plan.number != without_epoch]
-            seconds = sum((row.committed_at - row.plan.planned_at).total_seconds() for row in timed if row.committed_at)
+            seconds = sum(
+                (row.committed_at - row.plan.planned_at).total_seconds() for row in timed if row.committed_at
+            )
             rate = sum(largest_row_count(row.counts) for row in timed) / max(seconds, 1e-3)
-            summaries.append(PhaseSummary(name, len(rows), sum(largest_row_count(row.counts) for row in rows), seconds, rate))
+            summaries.append(
+                PhaseSummary(
+                    name, len(rows), sum(largest_row_count(row.counts) for row in rows), seconds, rate
+                )
+            )
         return summaries
 
     def close(self) -> None:

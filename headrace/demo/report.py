@@ -45,7 +45,9 @@ def compare_targets(environment: DemoEnvironment) -> dict[str, Comparison]:
     }
 
 
-def print_report(environment: DemoEnvironment, checks: list[CheckResult], comparisons: dict[str, Comparison]) -> None:
+def print_report(
+    environment: DemoEnvironment, checks: list[CheckResult], comparisons: dict[str, Comparison]
+) -> None:
     """Print numbers, checks, the comparison, and where to look."""
     console = environment.console
     console.print()
@@ -61,8 +63,12 @@ def print_report(environment: DemoEnvironment, checks: list[CheckResult], compar
             console.print(f"[bold red]{name}[/]: {comparison.summarize()}")
     console.print()
     _print_locations(environment)
-    good = all(check.passed for check in checks) and all(comparison.is_equal for comparison in comparisons.values())
-    console.rule("[green]every check passed[/]" if good else "[bold red]not every check passed[/]", align="left")
+    good = all(check.passed for check in checks) and all(
+        comparison.is_equal for comparison in comparisons.values()
+    )
+    console.rule(
+        "[green]every check passed[/]" if good else "[bold red]not every check passed[/]", align="left"
+    )
 
 
 def _create_table(*names: str) -> Table:
@@ -75,14 +81,24 @@ def _create_table(*names: str) -> Table:
 
 def _phase_table(environment: DemoEnvironment) -> Table:
     table = _create_table("phase", "rows", "rows/s", "epochs", "seconds")
-    for phase in environment.progress.summarize_phases(without_epoch=environment.load_state().get("killed_epoch")):
-        table.add_row(phase.name, format_count(phase.rows), f"{phase.rate:,.0f}", str(phase.epochs), f"{phase.seconds:.1f}")
+    for phase in environment.progress.summarize_phases(
+        without_epoch=environment.load_state().get("killed_epoch")
+    ):
+        table.add_row(
+            phase.name,
+            format_count(phase.rows),
+            f"{phase.rate:,.0f}",
+            str(phase.epochs),
+            f"{phase.seconds:.1f}",
+        )
     return table
 
 
 def _print_kill(environment: DemoEnvironment) -> None:
     if killed := environment.load_state().get("killed_epoch"):
-        environment.console.print(f"Epoch {killed} was killed with -9 and finished by the next process: not timed.")
+        environment.console.print(
+            f"Epoch {killed} was killed with -9 and finished by the next process: not timed."
+        )
 
 
 def _comparison_table(comparisons: dict[str, Comparison]) -> Table:

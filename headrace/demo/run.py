@@ -54,8 +54,9 @@ def _run_demo(console: Console, stop: threading.Event, *, tamper: bool) -> int:
 
 def _is_complete(environment: DemoEnvironment) -> bool:
     """Return whether everything is replicated, from ledger and broker, without starting anything."""
-    return environment.progress.is_history_complete() and environment.progress.count_consumed() == environment.producer.count_sent() == len(
-        messages()
+    return (
+        environment.progress.is_history_complete()
+        and environment.progress.count_consumed() == environment.producer.count_sent() == len(messages())
     )
 
 
@@ -65,7 +66,9 @@ def _check_targets(environment: DemoEnvironment) -> bool:
         checks = audit(environment.file, environment.settings)
         comparisons = report.compare_targets(environment)
     report.print_report(environment, checks, comparisons)
-    return all(check.passed for check in checks) and all(comparison.is_equal for comparison in comparisons.values())
+    return all(check.passed for check in checks) and all(
+        comparison.is_equal for comparison in comparisons.values()
+    )
 
 
 def _remove_demo(console: Console) -> None:
@@ -82,7 +85,10 @@ def _remove_demo(console: Console) -> None:
         ledger.close()
         if others:
             msg = f"{home} also contains the ledger of {', '.join(others)}, which `demo --clean` would lose"
-            raise UserError(msg, hint="Remove what you no longer need by hand; `headrace services down` stops the servers.")
+            raise UserError(
+                msg,
+                hint="Remove what you no longer need by hand; `headrace services down` stops the servers.",
+            )
     services.down(home)
     shutil.rmtree(home)
     console.print(f"Servers stopped, {home} removed.")

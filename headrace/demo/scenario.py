@@ -62,7 +62,13 @@ def _start_dagster(environment: DemoEnvironment) -> subprocess.Popen[bytes]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", "headrace.demo.dagster_run", environment.file.path, *environment.history_range],
+            [
+                sys.executable,
+                "-m",
+                "headrace.demo.dagster_run",
+                environment.file.path,
+                *environment.history_range,
+            ],
             env=child_environment(environment.home, Path(environment.file.path)),
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -77,7 +83,9 @@ def _log_path(home: Path) -> Path:
 
 def _process_error(environment: DemoEnvironment) -> PipelineStateError:
     path = _log_path(environment.home)
-    messages = re.findall(r"^headrace\.pipeline\.errors\.\w+: (.+)$", path.read_text(errors="replace"), re.MULTILINE)
+    messages = re.findall(
+        r"^headrace\.pipeline\.errors\.\w+: (.+)$", path.read_text(errors="replace"), re.MULTILINE
+    )
     reason = messages[-1] if messages else "the reason is in its log"
     return PipelineStateError(f"the Dagster process failed: {reason}", hint=f"Its output is in {path}.")
 
@@ -85,12 +93,16 @@ def _process_error(environment: DemoEnvironment) -> PipelineStateError:
 class _RunWatcher:
     """Watches a Dagster process through the ledger, and prints its progress."""
 
-    def __init__(self, environment: DemoEnvironment, process: subprocess.Popen[bytes], stop: threading.Event) -> None:
+    def __init__(
+        self, environment: DemoEnvironment, process: subprocess.Popen[bytes], stop: threading.Event
+    ) -> None:
         self._environment = environment
         self._process = process
         self._stop = stop
         self._printed_months = set(environment.progress.completed_months())
-        self._printed_handoff = bool(environment.progress.handoff_offset()) and environment.progress.is_history_complete()
+        self._printed_handoff = (
+            bool(environment.progress.handoff_offset()) and environment.progress.is_history_complete()
+        )
         self._status: Status = environment.console.status("Dagster is starting")
 
     def __enter__(self) -> Self:
@@ -124,9 +136,16 @@ class _RunWatcher:
                 console.print(f"  {month[:7]} is in both sinks, epoch {progress.last_epoch_of(month)}")
         if progress.is_history_complete() and not self._printed_handoff:
             self._printed_handoff = True
-            console.print(f"History is complete. The stream of topic {TOPIC} begins at message {progress.handoff_offset():,}:")
+            console.print(
+                f"History is complete. The stream of topic {TOPIC} begins at message"
+                f" {progress.handoff_offset():,}:"
+            )
             console.print("the table holds those before it.")
-        activity = f"epoch {state.open_plan.number} is on its way" if state.open_plan else f"epoch {state.committed} is committed"
+        activity = (
+            f"epoch {state.open_plan.number} is on its way"
+            if state.open_plan
+            else f"epoch {state.committed} is committed"
+        )
         share = (
             f"{len(progress.completed_months())} of 11 months"
             if not progress.is_history_complete()
@@ -143,21 +162,29 @@ class _RunWatcher:
 
     def _sink_epochs(self, state: PipelineState) -> tuple[int | None, int | None]:
         environment = self._environment
-        return postgres_epoch(environment.file, environment.settings, state.pipeline, POSTGRES), delta_epoch(environment.delta_path)
+        return postgres_epoch(environment.file, environment.settings, state.pipeline, POSTGRES), delta_epoch(
+            environment.delta_path
+        )
 
     def _kill(self, state: PipelineState) -> None:
         environment = self._environment
         self._status.stop()
         number = state.open_plan.number if state.open_plan else state.committed + 1
-        environment.console.print(f"[bold red]kill -9 -{self._process.pid}[/]: Dagster, Spark's driver and JVM, in epoch {number}.")
+        environment.console.print(
+            f"[bold red]kill -9 -{self._process.pid}[/]: Dagster, Spark's driver and JVM, in epoch {number}."
+        )
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         environment.save_state(killed_epoch=number)
         environment.producer.stop_pacing()  # the rest of December arrives while Dagster starts again
         postgres, delta = self._sink_epochs(state)
         ledger = environment.progress.state() or state
-        environment.console.print(f"  Postgres holds epoch {postgres}, {count_postgres_rows(environment.services):,} rows")
-        environment.console.print(f"  Delta    holds epoch {delta}, {count_delta_rows(environment.delta_path):,} rows")
+        environment.console.print(
+            f"  Postgres holds epoch {postgres}, {count_postgres_rows(environment.services):,} rows"
+        )
+        environment.console.print(
+            f"  Delta    holds epoch {delta}, {count_delta_rows(environment.delta_path):,} rows"
+        )
         environment.console.print(f"  ledger: epoch {ledger.committed} committed, epoch {number} planned")
         environment.console.print("Start again, from the state of each target:")
 

@@ -35,7 +35,10 @@ def tamper_and_repair(environment: DemoEnvironment) -> bool:
         console.print("[bold red]The check did not find it.[/]")
         return False
     epoch = next(row.plan.number for row in environment.progress.epochs() if row.plan.window == MONTH)
-    console.print(f"{report.command_name()} replay {environment.file.path} --sink {POSTGRES} --from {epoch}", markup=False)
+    console.print(
+        f"{report.command_name()} replay {environment.file.path} --sink {POSTGRES} --from {epoch}",
+        markup=False,
+    )
     with console.status(f"writing epochs {epoch} and later into Postgres again"):
         replay(environment.file, environment.settings, sink=POSTGRES, from_epoch=epoch)
         repaired = audit(environment.file, environment.settings, sinks=[POSTGRES])
@@ -43,7 +46,9 @@ def tamper_and_repair(environment: DemoEnvironment) -> bool:
     show_checks(console, repaired)
     for name, comparison in comparisons.items():
         console.print(f"  {name}: {comparison.summarize()}")
-    good = all(check.passed for check in repaired) and all(comparison.is_equal for comparison in comparisons.values())
+    good = all(check.passed for check in repaired) and all(
+        comparison.is_equal for comparison in comparisons.values()
+    )
     console.rule("[green]found and repaired[/]" if good else "[bold red]not repaired[/]", align="left")
     return good
 

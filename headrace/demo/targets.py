@@ -1,4 +1,4 @@
-"""Reads the targets without Headrace: Postgres by SQL, Delta by delta-rs, which shares no code with Spark's."""
+"""Reads the targets without Headrace: Postgres by SQL, Delta by delta-rs, which has no code of Spark's."""
 
 from __future__ import annotations
 
@@ -46,7 +46,10 @@ def count_postgres_rows(services: Services) -> int | None:
 def delta_table(path: Path, columns: list[str]) -> pa.Table:
     """Return all rows of a Delta table."""
     table = _query_delta(path, *(exp.column(name, quoted=True) for name in columns))
-    fields = [field.with_type(pa.string()) if pa.types.is_string_view(field.type) else field for field in table.schema]
+    fields = [
+        field.with_type(pa.string()) if pa.types.is_string_view(field.type) else field
+        for field in table.schema
+    ]
     return table.cast(pa.schema(fields))
 
 
@@ -83,7 +86,9 @@ def delta_epoch(path: Path) -> int | None:
 def postgres_epoch(file: PipelineFile, settings: Settings, uuid: str, sink: str) -> int | None:
     """Return the epoch of the sink's commit record in Postgres, None if there is none."""
     node = file.model.sinks[sink]
-    handle = registry.open_sink(SinkContext(SinkKey(uuid, file.name, "main", sink), node, settings, pa.schema([]), None, {}))
+    handle = registry.open_sink(
+        SinkContext(SinkKey(uuid, file.name, "main", sink), node, settings, pa.schema([]), None, {})
+    )
     try:
         record = handle.record()
     finally:
@@ -106,7 +111,8 @@ def delete_row(services: Services, day: str) -> dict[str, Any]:
     with psycopg.connect(services.postgres.conninfo()) as connection:
         key = connection.execute(
             "DELETE FROM public.flights WHERE (time_hour, carrier, flight) = "
-            "(SELECT time_hour, carrier, flight FROM public.flights WHERE time_hour >= %s ORDER BY 1, 2, 3 LIMIT 1) "
+            "(SELECT time_hour, carrier, flight FROM public.flights WHERE time_hour >= %s ORDER BY 1, 2, 3"
+            " LIMIT 1) "
             "RETURNING time_hour, carrier, flight",
             [day],
         ).fetchone()

@@ -156,7 +156,10 @@ class LocalService(ABC):
         """
         entry = self.entry
         others = {
-            self.state.entry(name).get(key) for name in self.state.names() if name != self.name for key in ("port", "controller_port")
+            self.state.entry(name).get(key)
+            for name in self.state.names()
+            if name != self.name
+            for key in ("port", "controller_port")
         }
         taken = {port for port in others if port}
         chosen: dict[str, int] = {}
@@ -165,7 +168,9 @@ class LocalService(ABC):
             if entry.get(key) not in {None, chosen[key]}:
                 log.warning("service=%s %s=%s taken=yes new=%d", self.name, key, entry[key], chosen[key])
         self.state.update(self.name, host=HOST, log=str(self.log_file), data=str(self.data), **chosen)
-        server = process.spawn(self.command(), log_file=self.log_file, cwd=self.data, env=self.environment(), user=self.run_as())
+        server = process.spawn(
+            self.command(), log_file=self.log_file, cwd=self.data, env=self.environment(), user=self.run_as()
+        )
         self.state.update(self.name, pid=server.pid, create_time=server.create_time())
         log.info("service=%s pid=%d port=%d", self.name, server.pid, chosen["port"])
         with contextlib.suppress(psutil.TimeoutExpired):
@@ -183,7 +188,10 @@ class LocalService(ABC):
                     msg = f"service '{self.name}' cannot be contacted: {error}"
                     raise ServiceError(msg, hint="pip install 'headrace[demo]'") from error
                 if not self.find_process():
-                    msg = f"service '{self.name}' stopped while starting. The end of its log:\n{self._log_end()}"
+                    msg = (
+                        f"service '{self.name}' stopped while starting. The end of its"
+                        f" log:\n{self._log_end()}"
+                    )
                     raise ServiceError(msg, hint=f"The whole log: {self.log_file}") from error
                 if time.monotonic() > deadline:
                     msg = f"service '{self.name}' runs but does not answer on {HOST}:{self.port}: {error}"

@@ -23,7 +23,10 @@ app = typer.Typer(
 )
 
 ServiceNames = Annotated[
-    list[str] | None, typer.Argument(help=f"Services: {', '.join(NAMES)}. Default: all.", metavar="[NAME]...", show_default=False)
+    list[str] | None,
+    typer.Argument(
+        help=f"Services: {', '.join(NAMES)}. Default: all.", metavar="[NAME]...", show_default=False
+    ),
 ]
 
 
@@ -51,7 +54,9 @@ def status() -> None:
 
 
 @app.command()
-def env(*, passwords: Annotated[bool, typer.Option("--passwords", help="Also print the passwords.")] = False) -> None:
+def env(
+    *, passwords: Annotated[bool, typer.Option("--passwords", help="Also print the passwords.")] = False
+) -> None:
     """Print the connection settings as shell commands.
 
     Headrace itself does not need them: it reads services.json.
@@ -60,7 +65,10 @@ def env(*, passwords: Annotated[bool, typer.Option("--passwords", help="Also pri
         typer.echo(f"export {key}={shlex.quote(value)}")
 
 
-@app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+@app.command(
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+)
 def psql(ctx: typer.Context) -> None:
     """Open psql on the local Postgres with the given arguments. Example: psql -c "SELECT 1"."""
     command, env = Services().postgres.psql(ctx.args)
@@ -78,7 +86,10 @@ def environment(services: Services, *, passwords: bool) -> dict[str, str]:
     if services.kafka.entry:
         variables |= {"KAFKA_SOURCE__BROKERS": services.kafka.brokers}
     if services.clickhouse.entry:
-        variables |= {"CLICKHOUSE_SOURCE__URL": services.clickhouse.url, "CLICKHOUSE_SOURCE__USER": services.clickhouse.user}
+        variables |= {
+            "CLICKHOUSE_SOURCE__URL": services.clickhouse.url,
+            "CLICKHOUSE_SOURCE__USER": services.clickhouse.user,
+        }
         variables |= {"CLICKHOUSE_SOURCE__PASSWORD": services.clickhouse.password} if passwords else {}
     return {f"HEADRACE__{key}": value for key, value in variables.items()}
 
@@ -105,4 +116,6 @@ class _DownloadProgress:
         with self._lock:
             if done // 10_000_000 > self._reported:
                 self._reported = done // 10_000_000
-                console.stderr_console().print(f"jars: {console.format_size(done)}  {note}", markup=False, soft_wrap=True)
+                console.stderr_console().print(
+                    f"jars: {console.format_size(done)}  {note}", markup=False, soft_wrap=True
+                )

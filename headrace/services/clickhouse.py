@@ -46,11 +46,20 @@ class ClickHouse(LocalService):
     def prepare(self, progress: Progress | None) -> None:
         """Create the password."""
         del progress
-        self.state.update(self.name, user="default", password=self.entry.get("password") or secrets.token_urlsafe(24))
+        self.state.update(
+            self.name, user="default", password=self.entry.get("password") or secrets.token_urlsafe(24)
+        )
 
     def command(self) -> list[str]:
         """Return the command of the gateway process, the only one that opens the data."""
-        return [sys.executable, "-m", "headrace.services.clickhouse_gateway", str(self.data), HOST, str(self.port)]
+        return [
+            sys.executable,
+            "-m",
+            "headrace.services.clickhouse_gateway",
+            str(self.data),
+            HOST,
+            str(self.port),
+        ]
 
     def environment(self) -> dict[str, str]:
         """Return the environment with the password and UTC.

@@ -36,8 +36,16 @@ class ClickHouseEngineError(Exception):
     """An error of the engine, with ClickHouse's message and code."""
 
     def __init__(self, message: str, version: str = "") -> None:
-        text = message[message.find("Code: ") :] if "Code: " in message else f"Code: 1002. DB::Exception: {message} (UNKNOWN_EXCEPTION)"
-        self.text = f"{text.strip()} (version {version} (chdb))" if version and "(version " not in text else text.strip()
+        text = (
+            message[message.find("Code: ") :]
+            if "Code: " in message
+            else f"Code: 1002. DB::Exception: {message} (UNKNOWN_EXCEPTION)"
+        )
+        self.text = (
+            f"{text.strip()} (version {version} (chdb))"
+            if version and "(version " not in text
+            else text.strip()
+        )
         code = _CODE.search(self.text)
         self.code = int(code.group(1)) if code else 1002
         super().__init__(self.text)
@@ -65,8 +73,14 @@ class QuerySummary:
 
     def header(self) -> str:
         """Return the header as the server writes it: every number is a string."""
-        counts = {name: str(getattr(self, name)) for name in ("read_rows", "read_bytes", "written_rows", "written_bytes")}
-        return json.dumps(counts | {"total_rows_to_read": "0", "elapsed_ns": str(int(self.elapsed * 1e9))}, separators=(",", ":"))
+        counts = {
+            name: str(getattr(self, name))
+            for name in ("read_rows", "read_bytes", "written_rows", "written_bytes")
+        }
+        return json.dumps(
+            counts | {"total_rows_to_read": "0", "elapsed_ns": str(int(self.elapsed * 1e9))},
+            separators=(",", ":"),
+        )
 
 
 class ClickHouseEngine:
@@ -80,7 +94,9 @@ class ClickHouseEngine:
             stale.unlink()
         # One connection stays open. Without it the engine would close and reopen at every request.
         self._keeper = chdb.connect(self._path)
-        version, self.timezone = self._keeper.query("SELECT version(), timezone()", "TSV").bytes().decode().split()
+        version, self.timezone = (
+            self._keeper.query("SELECT version(), timezone()", "TSV").bytes().decode().split()
+        )
         self.version = version
 
     def run(self, sql: str, context: StatementContext) -> tuple[bytes, QuerySummary]:
@@ -95,11 +111,15 @@ class ClickHouseEngine:
     def cancel(self, text: str) -> None:
         """Cancel the running statements that contain `text`.
 
-        chdb ignores a closed pipe in most formats, such as Arrow and TabSeparated, and runs to the end of the statement.
+        chdb ignores a closed pipe in most formats, such as Arrow and TabSeparated, and runs to the end of the
+        statement.
         """
         own = "startsWith(query, 'KILL QUERY')"
         with contextlib.suppress(ClickHouseEngineError):
-            self.run(f"KILL QUERY WHERE position(query, {_quote(text)}) > 0 AND NOT {own} ASYNC", StatementContext())
+            self.run(
+                f"KILL QUERY WHERE position(query, {_quote(text)}) > 0 AND NOT {own} ASYNC",
+                StatementContext(),
+            )
 
     def insert(self, head: str, fmt: str, blocks: Iterable[bytes], context: StatementContext) -> QuerySummary:
         """Write encoded rows as one insert. The engine parses them while they arrive.
@@ -110,25 +130,38 @@ class ClickHouseEngine:
             for block in blocks:
                 inserter.append(block)
             result = inserter.finish()
-        return QuerySummary(result.rows_written, result.bytes_written, result.rows_written, result.bytes_written, result.elapsed)
+        return QuerySummary(
+            result.rows_written,
+            result.bytes_written,
+            result.rows_written,
+            result.bytes_written,
+            result.elapsed,
+        )
 
     @contextlib.contextmanager
     def _connection(self, context: StatementContext) -> Iterator[Any]:
         """Yield a new connection, so that no setting leaks from one request to another."""
         connection = chdb.connect(self._path)
         try:
-            connection.query("SET implicit_select = 0")  # only chdb sets it, and `1` would then be a statement
+            connection.query(
+                "SET implicit_select = 0"
+            )  # only chdb sets it, and `1` would then be a statement
             for statement in context.session:
                 connection.query(statement)
             if context.database:
                 connection.query(f"USE {_quote(context.database, '`')}")
-            values = [f"{_check_name('param_' + key)} = {_quote(value)}" for key, value in context.parameters.items()]
+            values = [
+                f"{_check_name('param_' + key)} = {_quote(value)}"
+                for key, value in context.parameters.items()
+            ]
             if values:
                 # The limit applies to statements. Bound values can be longer.
                 connection.query(f"SET max_query_size = {1 << 30}")
                 connection.query("SET " + ", ".join(values))
                 connection.query("SET max_query_size = DEFAULT")
-            if settings := [f"{_check_name(key)} = {_quote(value)}" for key, value in context.settings.items()]:
+            if settings := [
+                f"{_check_name(key)} = {_quote(value)}" for key, value in context.settings.items()
+            ]:
                 connection.query("SET " + ", ".join(settings))
             yield connection
         except RuntimeError as error:
@@ -150,18 +183,22 @@ class ResultStream:
     writes the regular end of the format, so a partial result would look complete.
     """
 
-    def __init__(self, engine: ClickHouseEngine, statement: QueryStatement, fmt: str, context: StatementContext) -> None:
+    def __init__(
+        self, engine: ClickHouseEngine, statement: QueryStatement, fmt: str, context: StatementContext
+    ) -> None:
         self._engine = engine
         self._path = engine.create_pipe()
-        # Open both ends before the engine does, so that no side waits for the other. Our writing end is closed when
-        # the statement ends, and the reader sees that as the end.
+        # Open both ends before the engine does, so that no side waits for the other. Our writing end is
+        # closed when the statement ends, and the reader sees that as the end.
         self._reading = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK)
         self._writing = os.open(self._path, os.O_WRONLY)
         os.set_blocking(self._reading, True)
         if sys.platform == "linux":
             with contextlib.suppress(OSError):
                 fcntl.fcntl(self._reading, _F_SETPIPE_SZ, CHUNK)
-        self._sql = f"{statement.head}\nINTO OUTFILE {_quote(str(self._path))} TRUNCATE FORMAT {fmt} {statement.tail}"
+        self._sql = (
+            f"{statement.head}\nINTO OUTFILE {_quote(str(self._path))} TRUNCATE FORMAT {fmt} {statement.tail}"
+        )
         self.summary = QuerySummary()
         self.error: ClickHouseEngineError | None = None
         self._pending = b""
@@ -173,7 +210,9 @@ class ResultStream:
         """Return the next bytes, empty at the end. After the end `error` and `summary` are set."""
         while not self._ended:
             if data := os.read(self._reading, CHUNK):
-                ready, self._pending = (self._pending, data) if len(data) >= _TAIL_BYTES else (b"", self._pending + data)
+                ready, self._pending = (
+                    (self._pending, data) if len(data) >= _TAIL_BYTES else (b"", self._pending + data)
+                )
                 if len(self._pending) >= 2 * CHUNK:
                     ready, self._pending = self._pending[:-_TAIL_BYTES], self._pending[-_TAIL_BYTES:]
                 if ready:
@@ -212,7 +251,13 @@ def read_blocks(stream: BinaryIO, head: bytes = b"") -> Iterator[bytes]:
 
 def _rows_and_summary(result: Any) -> tuple[bytes, QuerySummary]:
     written = result.rows_written()
-    summary = QuerySummary(result.storage_rows_read(), result.storage_bytes_read(), written, result.bytes_written(), result.elapsed())
+    summary = QuerySummary(
+        result.storage_rows_read(),
+        result.storage_bytes_read(),
+        written,
+        result.bytes_written(),
+        result.elapsed(),
+    )
     return result.bytes() or b"", summary
 
 

@@ -35,9 +35,22 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from headrace.services import clickhouse_protocol as protocol
-from headrace.services.clickhouse_engine import CHUNK, ClickHouseEngine, ClickHouseEngineError, QuerySummary, ResultStream, read_blocks
+from headrace.services.clickhouse_engine import (
+    CHUNK,
+    ClickHouseEngine,
+    ClickHouseEngineError,
+    QuerySummary,
+    ResultStream,
+    read_blocks,
+)
 from headrace.services.clickhouse_protocol import GatewayRequest
-from headrace.services.clickhouse_sql import CommandStatement, InsertStatement, QueryStatement, is_insert, parse_statement
+from headrace.services.clickhouse_sql import (
+    CommandStatement,
+    InsertStatement,
+    QueryStatement,
+    is_insert,
+    parse_statement,
+)
 
 _HEAD_BYTES = 1 << 18  # an INSERT up to its FORMAT fits into this; data follows
 _MEMORY_BYTES = 1 << 26
@@ -54,7 +67,9 @@ class Gateway:
 
     def app(self) -> Starlette:
         """Return the ASGI application."""
-        return Starlette(routes=[Route("/ping", self._ping), Route("/", self._handle, methods=["GET", "POST"])])
+        return Starlette(
+            routes=[Route("/ping", self._ping), Route("/", self._handle, methods=["GET", "POST"])]
+        )
 
     async def _ping(self, request: HttpRequest) -> Response:
         del request
@@ -66,8 +81,12 @@ class Gateway:
             content_type = http.headers.get("content-type", "")
             if content_type.startswith("multipart/form-data"):
                 form, body = protocol.read_form(content_type, await http.body()), _RequestBody(_empty_body())
-            request = protocol.read_request(http.headers, http.url.query.encode(), form, read_only=http.method == "GET")
-            if request.user != "default" or not secrets.compare_digest(request.password.encode(), self._password.encode()):
+            request = protocol.read_request(
+                http.headers, http.url.query.encode(), form, read_only=http.method == "GET"
+            )
+            if request.user != "default" or not secrets.compare_digest(
+                request.password.encode(), self._password.encode()
+            ):
                 raise protocol.authentication_failed(request.user)
             stream = protocol.decode_body(body, http.headers.get("content-encoding"))
             return await anyio.to_thread.run_sync(self._execute, request, stream)
@@ -87,7 +106,10 @@ class Gateway:
             if isinstance(insert, InsertStatement):
                 head = insert.head.encode("latin-1").decode()
                 return self._respond_done(
-                    request, self._engine.insert(head, insert.format, read_blocks(body, text[insert.data :]), request.context)
+                    request,
+                    self._engine.insert(
+                        head, insert.format, read_blocks(body, text[insert.data :]), request.context
+                    ),
                 )
         sql = (text + body.read()).decode()
         statement = parse_statement(sql)
@@ -95,7 +117,10 @@ class Gateway:
             fmt = statement.format or request.default_format
             return self._respond_rows(request, self._engine.open_stream(statement, fmt, request.context), fmt)
         if isinstance(statement, CommandStatement) and statement.temporary:
-            msg = "Code: 48. DB::Exception: This local gateway does not support temporary tables. (NOT_IMPLEMENTED)"
+            msg = (
+                "Code: 48. DB::Exception: This local gateway does not support temporary tables."
+                " (NOT_IMPLEMENTED)"
+            )
             raise ClickHouseEngineError(msg)
         rows, summary = self._engine.run(sql.strip().rstrip(";"), request.context)
         if isinstance(statement, CommandStatement) and statement.changes_session and request.session_id:
@@ -140,8 +165,15 @@ class Gateway:
         return Response(rows, headers=self._headers(request, summary, "TabSeparated" if rows else None))
 
     def _respond_error(self, error: ClickHouseEngineError) -> Response:
-        text = error.text if "(version " in error.text else f"{error.text} (version {self._engine.version} (chdb))"
-        headers = {"X-ClickHouse-Exception-Code": str(error.code), "X-ClickHouse-Server-Display-Name": "headrace"}
+        text = (
+            error.text
+            if "(version " in error.text
+            else f"{error.text} (version {self._engine.version} (chdb))"
+        )
+        headers = {
+            "X-ClickHouse-Exception-Code": str(error.code),
+            "X-ClickHouse-Server-Display-Name": "headrace",
+        }
         return PlainTextResponse(text + "\n", status_code=protocol.http_status(error.code), headers=headers)
 
     def _headers(self, request: GatewayRequest, summary: QuerySummary, fmt: str | None) -> dict[str, str]:
@@ -151,14 +183,21 @@ class Gateway:
             "X-ClickHouse-Timezone": self._engine.timezone,
             "X-ClickHouse-Server-Display-Name": "headrace",
         }
-        return headers | ({"X-ClickHouse-Format": fmt, "Content-Type": protocol.content_type(fmt)} if fmt else {})
+        return headers | (
+            {"X-ClickHouse-Format": fmt, "Content-Type": protocol.content_type(fmt)} if fmt else {}
+        )
 
 
 class _RowsResponse(Response):
     """Streams rows. An error halfway is written into the stream, which then breaks off without its end."""
 
     def __init__(
-        self, headers: dict[str, str], first: bytes, read: Callable[[], bytes], close: Callable[[], None], error: Callable[[], Any]
+        self,
+        headers: dict[str, str],
+        first: bytes,
+        read: Callable[[], bytes],
+        close: Callable[[], None],
+        error: Callable[[], Any],
     ) -> None:
         self._tag = secrets.token_hex(8)
         super().__init__(headers=headers | {"X-ClickHouse-Exception-Tag": self._tag})
@@ -191,7 +230,13 @@ class _RowsResponse(Response):
             await send({"type": "http.response.body", "body": data, "more_body": True})
             data = await anyio.to_thread.run_sync(self._read)
         if not disconnected.is_set() and (error := self._error()):
-            await send({"type": "http.response.body", "body": protocol.exception_block(error.text, self._tag), "more_body": True})
+            await send(
+                {
+                    "type": "http.response.body",
+                    "body": protocol.exception_block(error.text, self._tag),
+                    "more_body": True,
+                }
+            )
             return
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

@@ -20,8 +20,26 @@ from headrace.services.clickhouse_engine import ClickHouseEngineError, Statement
 
 # Parameters of the request. Every other one is a setting or, with `param_`, a bound value.
 _REQUEST_PARAMETERS = {
-    *("query", "database", "user", "password", "quota_key", "query_id", "role", "default_format", "compress", "decompress"),
-    *("session_id", "session_timeout", "session_check", "wait_end_of_query", "buffer_size", "client_protocol_version"),
+    *(
+        "query",
+        "database",
+        "user",
+        "password",
+        "quota_key",
+        "query_id",
+        "role",
+        "default_format",
+        "compress",
+        "decompress",
+    ),
+    *(
+        "session_id",
+        "session_timeout",
+        "session_check",
+        "wait_end_of_query",
+        "buffer_size",
+        "client_protocol_version",
+    ),
     # Settings of the server's HTTP interface, which the engine does not know.
     *("enable_http_compression", "send_progress_in_http_headers", "http_headers_progress_interval_ms"),
 }
@@ -62,7 +80,9 @@ class GatewayRequest:
     password: str = field(repr=False)
 
 
-def read_request(headers: Headers, query_string: bytes, form: Mapping[str, str], *, read_only: bool) -> GatewayRequest:
+def read_request(
+    headers: Headers, query_string: bytes, form: Mapping[str, str], *, read_only: bool
+) -> GatewayRequest:
     """Parse a request. `form` fields override URL parameters.
 
     Raise ClickHouseEngineError for unsupported features.
@@ -71,14 +91,22 @@ def read_request(headers: Headers, query_string: bytes, form: Mapping[str, str],
     for name in ("compress", "decompress"):
         if fields.get(name, "0") not in {"0", ""}:
             raise not_supported(f"the URL parameter '{name}' (ClickHouse's own block compression)")  # noqa: EM102 - a phrase of a message
-    parameters = {key.removeprefix("param_"): value for key, value in fields.items() if key.startswith("param_")}
-    settings = {key: value for key, value in fields.items() if key not in _REQUEST_PARAMETERS and not key.startswith("param_")}
+    parameters = {
+        key.removeprefix("param_"): value for key, value in fields.items() if key.startswith("param_")
+    }
+    settings = {
+        key: value
+        for key, value in fields.items()
+        if key not in _REQUEST_PARAMETERS and not key.startswith("param_")
+    }
     if read_only:
         settings["readonly"] = "2"
     user, password = _credentials(headers, fields)
     return GatewayRequest(
         query=fields.get("query", ""),
-        context=StatementContext(fields.get("database") or headers.get("x-clickhouse-database"), settings, parameters),
+        context=StatementContext(
+            fields.get("database") or headers.get("x-clickhouse-database"), settings, parameters
+        ),
         query_id=fields.get("query_id") or _random_id(),
         session_id=fields.get("session_id") or None,
         session_timeout=float(fields.get("session_timeout") or 60),
@@ -131,7 +159,9 @@ class _Decompressed(io.RawIOBase):
 
 def content_type(fmt: str) -> str:
     """Return the server's content type of a format."""
-    return _CONTENT_TYPES.get(fmt, "text/plain; charset=UTF-8" if fmt.startswith("Pretty") else "application/octet-stream")
+    return _CONTENT_TYPES.get(
+        fmt, "text/plain; charset=UTF-8" if fmt.startswith("Pretty") else "application/octet-stream"
+    )
 
 
 def http_status(code: int) -> int:
@@ -142,19 +172,24 @@ def http_status(code: int) -> int:
 def exception_block(text: str, tag: str) -> bytes:
     """Return an error for a client that already got status 200 and some rows (servers since 25.11)."""
     message = f"{text}\n"
-    return f"\r\n__exception__\r\n{tag}\r\n{message}{len(message.encode())} {tag}\r\n__exception__\r\n".encode()
+    return (
+        f"\r\n__exception__\r\n{tag}\r\n{message}{len(message.encode())} {tag}\r\n__exception__\r\n".encode()
+    )
 
 
 def authentication_failed(user: str) -> ClickHouseEngineError:
     """Return the error for a wrong user or password. Its text is the server's."""
     return ClickHouseEngineError(
-        f"Code: 516. DB::Exception: {user}: Authentication failed: password is incorrect, or there is no user with such name. (AUTHENTICATION_FAILED)"
+        f"Code: 516. DB::Exception: {user}: Authentication failed: password is incorrect, or there is no"
+        " user with such name. (AUTHENTICATION_FAILED)"
     )
 
 
 def not_supported(what: str) -> ClickHouseEngineError:
     """Return the error for a feature of the real server that this gateway does not have."""
-    return ClickHouseEngineError(f"Code: 48. DB::Exception: This local gateway does not support {what}. (NOT_IMPLEMENTED)")
+    return ClickHouseEngineError(
+        f"Code: 48. DB::Exception: This local gateway does not support {what}. (NOT_IMPLEMENTED)"
+    )
 
 
 def _credentials(headers: Headers, parameters: Mapping[str, str]) -> tuple[str, str]:

@@ -12,7 +12,18 @@ _TOKEN = re.compile(
     r"""'(?:\\.|''|[^'\\])*'|`(?:\\.|``|[^`\\])*`|"(?:\\.|""|[^"\\])*"|--[^\n]*|/\*.*?\*/|(?P<word>[A-Za-z_]\w*)|(?P<sign>[();])""",
     re.DOTALL,
 )
-_QUERY_KEYWORDS = {"SELECT", "WITH", "SHOW", "DESCRIBE", "DESC", "EXPLAIN", "EXISTS", "CHECK", "FROM", "TABLE"}
+_QUERY_KEYWORDS = {
+    "SELECT",
+    "WITH",
+    "SHOW",
+    "DESCRIBE",
+    "DESC",
+    "EXPLAIN",
+    "EXISTS",
+    "CHECK",
+    "FROM",
+    "TABLE",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +102,12 @@ def _parse_insert(sql: str) -> InsertStatement | None:
             name = next(words, None)
             if name is None:
                 return None
-            # As in ClickHouse: data starts after the first line break, if there is one, else after all blanks.
+            # As in ClickHouse: data starts after the first line break, if there is one, else after all
+            # blanks.
             rest = re.compile(r"[ \t\f]*(?:\r?\n)?").match(sql, name[2])
-            return InsertStatement(sql[:start].rstrip(), sql[name[1] : name[2]], rest.end() if rest else name[2])
+            return InsertStatement(
+                sql[:start].rstrip(), sql[name[1] : name[2]], rest.end() if rest else name[2]
+            )
     return None
 
 
@@ -109,7 +123,9 @@ def _parse_query(sql: str) -> QueryStatement:
     if position is None:
         return QueryStatement(_strip_statement(sql), None, "")
     start, name_start, name_end = position
-    return QueryStatement(_strip_statement(sql[:start]), sql[name_start:name_end], _strip_statement(sql[name_end:]))
+    return QueryStatement(
+        _strip_statement(sql[:start]), sql[name_start:name_end], _strip_statement(sql[name_end:])
+    )
 
 
 def _strip_statement(sql: str) -> str:

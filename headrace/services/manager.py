@@ -48,7 +48,9 @@ class ServiceStatus:
     log: Path
 
 
-def up(names: Iterable[str] = NAMES, home: Path | str | None = None, progress: Progress | None = None) -> Services:
+def up(
+    names: Iterable[str] = NAMES, home: Path | str | None = None, progress: Progress | None = None
+) -> Services:
     """Start the servers that do not run, in parallel, and return when each has answered a request.
 
     Several calls and several processes do not conflict.

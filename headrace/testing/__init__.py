@@ -29,6 +29,10 @@ __all__ = [
 
 def check_package(plugin: Plugin, test_file: str) -> None:
     """Check that the pyproject.toml above a test has the plugin's entry point, which discovery needs."""
-    path = next(folder / "pyproject.toml" for folder in Path(test_file).resolve().parents if (folder / "pyproject.toml").exists())
+    path = next(
+        folder / "pyproject.toml"
+        for folder in Path(test_file).resolve().parents
+        if (folder / "pyproject.toml").exists()
+    )
     points = tomllib.loads(path.read_text(encoding="utf-8"))["project"]["entry-points"]["headrace.plugins"]
     assert plugin.id in points, f"{path} has no entry point `{plugin.id}`, which is the plugin's id"

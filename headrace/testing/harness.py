@@ -38,7 +38,9 @@ def session() -> SparkSession:
         return Session.Builder().getOrCreate()
     home = Path(tempfile.mkdtemp(prefix="headrace-plugin-"))
     conf = {"spark.sql.shuffle.partitions": "1", "spark.sql.adaptive.enabled": "false"}
-    spark = SparkSettings(master="local[2]", driver_memory="1g", conf=conf, jvm_options="-XX:TieredStopAtLevel=1")
+    spark = SparkSettings(
+        master="local[2]", driver_memory="1g", conf=conf, jvm_options="-XX:TieredStopAtLevel=1"
+    )
     started = start_session(Settings(home=home, spark=spark), ())
     atexit.register(stop_session, started)
     return started
@@ -71,7 +73,12 @@ def create_position(epoch: int) -> Json:
 def create_plan(number: int) -> EpochPlan:
     """Return the plan of an epoch."""
     return EpochPlan(
-        number, Phase.LIVE, create_position(number - 1), create_position(number), PIPELINE_HASH, datetime(2024, 5, 1, tzinfo=UTC)
+        number,
+        Phase.LIVE,
+        create_position(number - 1),
+        create_position(number),
+        PIPELINE_HASH,
+        datetime(2024, 5, 1, tzinfo=UTC),
     )
 
 
@@ -80,9 +87,16 @@ def create_frame(schema: pa.Schema, rows: Sequence[Mapping[str, Any]], ops: str)
     from pyspark.sql import functions as F  # noqa: N812
 
     table = pa.Table.from_pylist([dict(row) for row in rows], schema=schema)
-    table = table.append_column("n", pa.array(range(len(rows)), pa.int64())).append_column(OP, pa.array(list(ops), pa.string()))
+    table = table.append_column("n", pa.array(range(len(rows)), pa.int64())).append_column(
+        OP, pa.array(list(ops), pa.string())
+    )
     data: DataFrame = session().createDataFrame(table if rows else [], spark_schema(table.schema))
-    at = F.struct(F.lit(0).alias("source"), F.lit(0).alias("part"), F.col("n").alias("off"), F.lit(0).cast("bigint").alias("sub"))
+    at = F.struct(
+        F.lit(0).alias("source"),
+        F.lit(0).alias("part"),
+        F.col("n").alias("off"),
+        F.lit(0).cast("bigint").alias("sub"),
+    )
     return data.withColumn(POS, at).select(*[f"`{name}`" for name in schema.names], OP, POS)
 
 

@@ -31,7 +31,9 @@ from headrace.testing.harness import (
 )
 
 
-def check_transform(plugin: Plugin, options: Mapping[str, Any], schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> list[Row]:
+def check_transform(
+    plugin: Plugin, options: Mapping[str, Any], schema: pa.Schema, rows: Sequence[Mapping[str, Any]]
+) -> list[Row]:
     """Check the contract of a transform over rows that are all inserts.
 
     Return its rows in order, without the system columns.
@@ -42,14 +44,18 @@ def check_transform(plugin: Plugin, options: Mapping[str, Any], schema: pa.Schem
 
         def out(input_rows: Sequence[Mapping[str, Any]], parts: int) -> list[Row]:
             transform = open_transform(TransformContext("transform", node, settings, schema, spark))
-            output = transform.rows(create_frame(schema, input_rows, "i" * len(input_rows)).repartition(parts), create_plan(1))
+            output = transform.rows(
+                create_frame(schema, input_rows, "i" * len(input_rows)).repartition(parts), create_plan(1)
+            )
             announced = transform.rows(create_frame(schema, [], ""), None).schema
             assert output.schema == announced, "without a plan other columns are announced than come with one"
             return collect_rows(output)
 
         result = out(rows, 1)
         if plugin.deterministic:
-            assert out(rows, 4) == result, "the rows depend on which of them come together in a batch, or are others a second time"
+            assert out(rows, 4) == result, (
+                "the rows depend on which of them come together in a batch, or are others a second time"
+            )
         assert not out([], 1), "rows come out where none go in"
         _check_positions_unique(result)
         return drop_system_columns(result)
@@ -76,7 +82,9 @@ def check_function(plugin: Plugin, *arguments: pa.Array) -> list[Any]:
 
         def out(parts: int) -> list[Any]:
             try:
-                output_rows: list[Row] = arguments_frame.repartition(parts).selectExpr("n", f"{call} AS x").toArrow().to_pylist()
+                output_rows: list[Row] = (
+                    arguments_frame.repartition(parts).selectExpr("n", f"{call} AS x").toArrow().to_pylist()
+                )
             except Exception as error:
                 raise as_headrace_error(error) from error
             return [row["x"] for row in sorted(output_rows, key=lambda row: row["n"])]
@@ -90,21 +98,30 @@ def check_preprocessor(plugin: Plugin, options: Mapping[str, Any], text: str) ->
     """Return a preprocessor's result for a text. A second run on the same text must give the same result."""
     with temporary_plugin(plugin):
         result = rewrite(PreprocessedText(text), plugin.id, {plugin.id: options}, "<text>")
-        assert rewrite(PreprocessedText(text), plugin.id, {plugin.id: options}, "<text>").text == result.text, (
-            "the same text comes out differently"
-        )
+        assert (
+            rewrite(PreprocessedText(text), plugin.id, {plugin.id: options}, "<text>").text == result.text
+        ), "the same text comes out differently"
         return result.text
 
 
 def check_side_output(
-    plugin: Plugin, options: Mapping[str, Any], schema: pa.Schema, rows: Sequence[Mapping[str, Any]], source: str = "src"
+    plugin: Plugin,
+    options: Mapping[str, Any],
+    schema: pa.Schema,
+    rows: Sequence[Mapping[str, Any]],
+    source: str = "src",
 ) -> None:
     """Pass the rows as epochs 1 and 2. Epoch 2 comes again from a second object, as after a crash."""
     with temporary_plugin(plugin), temporary_settings() as found:
-        plugin_settings = PluginSettings(side_output_ids=(plugin.id,), side_output_options={plugin.id: dict(options)})
+        plugin_settings = PluginSettings(
+            side_output_ids=(plugin.id,), side_output_options={plugin.id: dict(options)}
+        )
         side_output_settings = found.model_copy(update={"plugin": plugin_settings})
         for numbers in ((1, 2), (2,)):
             outputs = SideOutputs("contract", side_output_settings)
             for number in numbers:
-                outputs.see(create_plan(number), {source: SourceBatch(create_frame(schema, rows, "i" * len(rows)), len(rows))})
+                outputs.see(
+                    create_plan(number),
+                    {source: SourceBatch(create_frame(schema, rows, "i" * len(rows)), len(rows))},
+                )
             outputs.close()

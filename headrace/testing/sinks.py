@@ -20,7 +20,15 @@ from headrace.pipeline.model.plugins import PluginSinkConfig
 from headrace.pipeline.plugins.api import Plugin
 from headrace.pipeline.plugins.discovery import temporary_plugin
 from headrace.pipeline.protocol.epochs import CommitRecord, SinkKey, WriteCounts
-from headrace.testing.harness import PIPELINE_HASH, Row, create_frame, create_plan, create_position, session, temporary_settings
+from headrace.testing.harness import (
+    PIPELINE_HASH,
+    Row,
+    create_frame,
+    create_plan,
+    create_position,
+    session,
+    temporary_settings,
+)
 
 PEOPLE = pa.schema([("id", pa.int64()), ("name", pa.string())])
 
@@ -77,8 +85,20 @@ class _SinkContract:
         self._key = SinkKey(secrets.token_hex(16), "contract", "main", "sink")
 
     def _open(self, key: tuple[str, ...]) -> Sink:
-        options = {"type": self._plugin.id, "from": "x", "primary_key": key, **copy.deepcopy(dict(self._target.options))}
-        context = SinkContext(self._key, PluginSinkConfig.model_validate(options), self._settings, PEOPLE, session(), {"key": key})
+        options = {
+            "type": self._plugin.id,
+            "from": "x",
+            "primary_key": key,
+            **copy.deepcopy(dict(self._target.options)),
+        }
+        context = SinkContext(
+            self._key,
+            PluginSinkConfig.model_validate(options),
+            self._settings,
+            PEOPLE,
+            session(),
+            {"key": key},
+        )
         return registry.open_sink(context)
 
     def _open_registered(self, key: tuple[str, ...] = ("id",)) -> Sink:
@@ -88,7 +108,12 @@ class _SinkContract:
         return sink
 
     def _write(
-        self, sink: Sink, number: int, ops: str, *people: tuple[int | None, str | None], key: tuple[str, ...] = ("id",)
+        self,
+        sink: Sink,
+        number: int,
+        ops: str,
+        *people: tuple[int | None, str | None],
+        key: tuple[str, ...] = ("id",),
     ) -> WriteCounts:
         rows = [{"id": id_, "name": name} for id_, name in people]
         arriving = EpochFrame(create_frame(PEOPLE, rows, ops), PEOPLE, key, len(rows), session())
@@ -122,7 +147,9 @@ class _SinkContract:
         other.prepare(PEOPLE, 2)
         record = other.record()
         assert record is not None, "another process does not find the registered record"
-        assert (record.epoch, record.end) == (0, create_position(0)), "the record was read back with other values"
+        assert (record.epoch, record.end) == (0, create_position(0)), (
+            "the record was read back with other values"
+        )
         sink.close()
         other.close()
 
@@ -133,7 +160,9 @@ class _SinkContract:
         self._write(sink, 1, "iiui", (1, "a"), (2, "b"), (1, "c"), (3, "d"))
         self._assert_rows((1, "c"), (2, "b"), (3, "d"), after="an insert and an update of key 1 in one epoch")
         self._write(sink, 2, "duidid", (1, None), (2, "e"), (4, "f"), (4, None), (5, "g"), (3, None))
-        self._assert_rows((2, "e"), (5, "g"), after="deletes, an update and an insert that is deleted at once")
+        self._assert_rows(
+            (2, "e"), (5, "g"), after="deletes, an update and an insert that is deleted at once"
+        )
         sink.close()
 
     def check_committed_epoch(self) -> None:
@@ -156,7 +185,9 @@ class _SinkContract:
         """Check that only epoch N follows epoch N-1."""
         self._reset()
         sink = self._open_registered()
-        assert _catch_refusal(lambda: self._write(sink, 2, "i", (1, "a"))), "epoch 2 was written after epoch 0"
+        assert _catch_refusal(lambda: self._write(sink, 2, "i", (1, "a"))), (
+            "epoch 2 was written after epoch 0"
+        )
         self._assert_rows(after="an epoch that does not follow")
         sink.close()
 
@@ -175,7 +206,9 @@ class _SinkContract:
         successor = self._reopen()
         if type(successor).capabilities.fences:
             error = _catch_refusal(lambda: self._write(zombie, 1, "i", (1, "zombie")))
-            assert isinstance(error, FencedError), f"an older generation wrote, or got {error!r} and not FencedError"
+            assert isinstance(error, FencedError), (
+                f"an older generation wrote, or got {error!r} and not FencedError"
+            )
         self._write(successor, 1, "i", (1, "a"))
         _catch_refusal(lambda: self._write(zombie, 1, "u", (1, "zombie")))
         self._assert_rows((1, "a"), after="an older generation tried to write")
@@ -206,7 +239,9 @@ class _SinkContract:
             assert _catch_refusal(lambda: second.register(record)), "two pipelines registered one target"
             second.release(first.claims())
             second.register(record)
-            assert _catch_refusal(lambda: self._write(first, 1, "i", (1, "a"))), "a sink that lost the target still writes"
+            assert _catch_refusal(lambda: self._write(first, 1, "i", (1, "a"))), (
+                "a sink that lost the target still writes"
+            )
             self._assert_rows(after="a target that was taken over")
             second.close()
         first.close()
@@ -215,7 +250,9 @@ class _SinkContract:
         """Check that a null in the key is an error, and that nothing is written."""
         self._reset()
         sink = self._open_registered()
-        assert _catch_refusal(lambda: self._write(sink, 1, "ii", (1, "a"), (None, "b"))), "a null in the key was accepted"
+        assert _catch_refusal(lambda: self._write(sink, 1, "ii", (1, "a"), (None, "b"))), (
+            "a null in the key was accepted"
+        )
         self._assert_rows(after="a null in the key")
         sink.close()
 
@@ -226,7 +263,9 @@ class _SinkContract:
         self._write(sink, 1, "ii", (1, "a"), (1, "a"), key=())
         self._write(sink, 2, "u", (1, "a"), key=())
         self._assert_rows((1, "a"), (1, "a"), (1, "a"), after="three rows without a key")
-        assert _catch_refusal(lambda: self._write(sink, 3, "d", (1, "a"), key=())), "a delete without a key was accepted"
+        assert _catch_refusal(lambda: self._write(sink, 3, "d", (1, "a"), key=())), (
+            "a delete without a key was accepted"
+        )
         sink.close()
 
 

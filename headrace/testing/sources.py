@@ -14,7 +14,14 @@ from headrace.pipeline.model.plugins import PluginSourceConfig
 from headrace.pipeline.plugins.api import Plugin
 from headrace.pipeline.plugins.discovery import temporary_plugin
 from headrace.pipeline.sql.system_columns import OP, POS
-from headrace.testing.harness import Row, collect_rows, drop_system_columns, row_position, session, temporary_settings
+from headrace.testing.harness import (
+    Row,
+    collect_rows,
+    drop_system_columns,
+    row_position,
+    session,
+    temporary_settings,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -35,15 +42,23 @@ def _check_bounded(source: BoundedSource) -> list[Row]:
     schema = source.schema(spark)
     snapshot = source.create_snapshot(spark, "token")
     splits = list(source.splits(spark, snapshot, None, None))
-    assert splits == list(source.splits(spark, snapshot, None, None)), "`splits` of one snapshot are not the same twice"
+    assert splits == list(source.splits(spark, snapshot, None, None)), (
+        "`splits` of one snapshot are not the same twice"
+    )
     stored = json.loads(json.dumps(splits))
     rows = _read_rows(source.read(spark, snapshot, stored), schema)
     by_one = [row for split in stored for row in _read_rows(source.read(spark, snapshot, [split]), schema)]
-    assert _sort_by_position(by_one) == _sort_by_position(rows), "the splits one by one do not give the rows that all of them give together"
-    assert _read_rows(source.read(spark, snapshot, stored), schema) == rows, "read again, the splits give other rows, or other positions"
+    assert _sort_by_position(by_one) == _sort_by_position(rows), (
+        "the splits one by one do not give the rows that all of them give together"
+    )
+    assert _read_rows(source.read(spark, snapshot, stored), schema) == rows, (
+        "read again, the splits give other rows, or other positions"
+    )
     if len(schema.names) > 1:
         narrow = source.read(spark, snapshot, stored, [schema.names[-1]]).columns
-        assert narrow == [schema.names[-1], OP, POS], f"`read` of the column {schema.names[-1]} alone gave {', '.join(narrow)}"
+        assert narrow == [schema.names[-1], OP, POS], (
+            f"`read` of the column {schema.names[-1]} alone gave {', '.join(narrow)}"
+        )
     _check_positions(rows)
     source.close()
     return drop_system_columns(rows)
@@ -57,11 +72,17 @@ def _check_stream(source: UnboundedSource) -> list[Row]:
     position, parts = begin, []
     while position != end:
         next_position = source.next_end_offsets(json.loads(json.dumps(position)), ReadLimits(rows=3))
-        assert next_position != position, f"`next_end_offsets` does not advance from {position}, and the end is {end}"
+        assert next_position != position, (
+            f"`next_end_offsets` does not advance from {position}, and the end is {end}"
+        )
         parts += _read_rows(source.read(spark, position, next_position), schema)
         position = next_position
-    assert _sort_by_position(parts) == _sort_by_position(rows), "read in parts, the range gives other rows or positions"
-    assert _read_rows(source.read(spark, begin, end), schema) == rows, "read again, the range gives other rows, or other positions"
+    assert _sort_by_position(parts) == _sort_by_position(rows), (
+        "read in parts, the range gives other rows or positions"
+    )
+    assert _read_rows(source.read(spark, begin, end), schema) == rows, (
+        "read again, the range gives other rows, or other positions"
+    )
     assert not _read_rows(source.read(spark, end, end), schema), "an empty range has rows"
     _check_positions(rows)
     source.close()

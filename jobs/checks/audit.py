@@ -38,8 +38,8 @@ LANE = "main"
 class ContentAuditOptions:
     """How much `content_matches` reads for one sink.
 
-    At most `rows` of its sources, by default those of the setting `audit.sample_rows`, and as many of its target; with `seconds`
-    samples of growing size for about so long; with `full` all rows.
+    At most `rows` of its sources, by default those of the setting `audit.sample_rows`, and as many of its
+    target; with `seconds` samples of growing size for about so long; with `full` all rows.
     """
 
     rows: int | None = None
@@ -71,11 +71,17 @@ def audit(
         raise PipelineStateError(msg, hint="Start it first: headrace run FILE.")
     names = [name for name in file.model.sinks if sinks is None or name in sinks]
     own = None
-    if spark is None and (content is not None or any(not file.model.sinks[name].capabilities.without_spark for name in names)):
+    if spark is None and (
+        content is not None or any(not file.model.sinks[name].capabilities.without_spark for name in names)
+    ):
         spark = own = start_session(settings, node_types(file))
     try:
         walk = walk_epochs(ledger, state, _restarts(ledger, state), all_epochs=all_epochs)
-        found = [result for name in names for result in _sink_checks(file, settings, ledger, state, name, walk, spark)]
+        found = [
+            result
+            for name in names
+            for result in _sink_checks(file, settings, ledger, state, name, walk, spark)
+        ]
         if content is not None and spark is not None:
             found += _content(file, settings, ledger, state, names, spark, content)
         return found
@@ -100,7 +106,10 @@ def _content(
     audit = ContentAudit(file, settings, ledger, state, spark, rows, raises=content.raises)
     try:
         exact = [name for name in names if _is_exact(file, name)]
-        return [audit.check(name) if content.seconds is None else audit.check_within(name, content.seconds) for name in exact]
+        return [
+            audit.check(name) if content.seconds is None else audit.check_within(name, content.seconds)
+            for name in exact
+        ]
     finally:
         audit.close()
 
@@ -110,7 +119,13 @@ def _is_exact(file: PipelineFile, name: str) -> bool:
 
 
 def _sink_checks(
-    file: PipelineFile, settings: Settings, ledger: Ledger, state: PipelineState, name: str, walk: LedgerProof, spark: SparkSession | None
+    file: PipelineFile,
+    settings: Settings,
+    ledger: Ledger,
+    state: PipelineState,
+    name: str,
+    walk: LedgerProof,
+    spark: SparkSession | None,
 ) -> Iterator[CheckResult]:
     import pyarrow as pa
 
@@ -120,7 +135,9 @@ def _sink_checks(
             yield CheckResult(check, name, None, f"not applicable: a {node.type} sink keeps no record")
         return
     key = SinkKey(state.pipeline, file.name, LANE, name)
-    sink = registry.open_sink(SinkContext(key, node, settings, pa.schema([]), spark, {"key": graph.key_of(file.model, name)}))
+    sink = registry.open_sink(
+        SinkContext(key, node, settings, pa.schema([]), spark, {"key": graph.key_of(file.model, name)})
+    )
     try:
         yield _exactly_once(name, sink, ledger, state, walk)
         yield _count(name, sink)
@@ -131,14 +148,23 @@ def _sink_checks(
 
 def _restarts(ledger: Ledger, state: PipelineState) -> set[int]:
     """Return the epochs that may start elsewhere than the previous one ended, after a rewind or a reset."""
-    return {event["data"].get("epoch") for event in ledger.events(state.name, state.lane) if event["kind"] in ("rewound", "reset")}
+    return {
+        event["data"].get("epoch")
+        for event in ledger.events(state.name, state.lane)
+        if event["kind"] in ("rewound", "reset")
+    }
 
 
-def _exactly_once(name: str, sink: Sink, ledger: Ledger, state: PipelineState, walk: LedgerProof) -> CheckResult:
+def _exactly_once(
+    name: str, sink: Sink, ledger: Ledger, state: PipelineState, walk: LedgerProof
+) -> CheckResult:
     record = sink.record()
     problems = list(walk.problems)
     problems += [
-        f"epoch {event['data']['epoch']} was skipped at this sink on {event['at'][:10]}, so it lacks {skipped_ranges(event)}"
+        (
+            f"epoch {event['data']['epoch']} was skipped at this sink on {event['at'][:10]}, so it lacks"
+            f" {skipped_ranges(event)}"
+        )
         for event in skipped_epochs(ledger.events(state.name, LANE), name)
     ]
     if record is None:
@@ -156,7 +182,11 @@ def _exactly_once(name: str, sink: Sink, ledger: Ledger, state: PipelineState, w
         "epochs_read": walk.read,
         "epochs_rolled_up": walk.rolled_up,
     }
-    message = "; ".join(problems[:5]) if problems else f"{state.committed} epochs, gapless, none twice; the sink's record agrees"
+    message = (
+        "; ".join(problems[:5])
+        if problems
+        else f"{state.committed} epochs, gapless, none twice; the sink's record agrees"
+    )
     return CheckResult("exactly_once_epochs", name, not problems, message, numbers)
 
 
@@ -171,11 +201,16 @@ def _allowed(ledger: Ledger, state: PipelineState, record: CommitRecord, before:
     if state.open_plan is not None:
         allowed[state.open_plan.number] = dict(state.open_plan.end)
     if before <= record.epoch < state.committed:
-        allowed |= {row.plan.number: dict(row.plan.end) for row in ledger.epochs(state.name, LANE, record.epoch, record.epoch)}
+        allowed |= {
+            row.plan.number: dict(row.plan.end)
+            for row in ledger.epochs(state.name, LANE, record.epoch, record.epoch)
+        }
     return allowed
 
 
-def _record_problems(record: CommitRecord, state: PipelineState, allowed: Mapping[int, Json]) -> Iterator[str]:
+def _record_problems(
+    record: CommitRecord, state: PipelineState, allowed: Mapping[int, Json]
+) -> Iterator[str]:
     if record.epoch not in allowed:
         yield f"the sink's record is at epoch {record.epoch}, the ledger at {state.committed}"
     elif record.end_digest != digest(allowed[record.epoch]):
@@ -188,10 +223,18 @@ def _count(name: str, sink: Sink) -> CheckResult:
     found = sink.read_row_count()
     record, rows = found or (None, 0)
     if record is None:
-        return CheckResult("row_count_matches", name, None, "not applicable: the sink cannot tell its own rows from others")
+        return CheckResult(
+            "row_count_matches", name, None, "not applicable: the sink cannot tell its own rows from others"
+        )
     totals, baseline = record.totals, record.baseline
     if baseline is None or totals.inserted is None or totals.deleted is None:
-        return CheckResult("row_count_matches", name, None, "not applicable: the sink does not know what it changed", {"rows": rows})
+        return CheckResult(
+            "row_count_matches",
+            name,
+            None,
+            "not applicable: the sink does not know what it changed",
+            {"rows": rows},
+        )
     expected = baseline + totals.inserted - totals.deleted
     numbers: Json = {
         "rows": rows,
@@ -204,21 +247,32 @@ def _count(name: str, sink: Sink) -> CheckResult:
         "doubled": max(0, rows - expected),
         "epoch": record.epoch,
     }
-    message = f"{rows:,} rows = {baseline:,} at first + {totals.inserted:,} inserted - {totals.deleted:,} deleted"
+    message = (
+        f"{rows:,} rows = {baseline:,} at first + {totals.inserted:,} inserted - {totals.deleted:,} deleted"
+    )
     if rows != expected:
         difference = "missing" if rows < expected else "too many"
-        message = f"{rows:,} rows in the target, {expected:,} acknowledged: {abs(rows - expected):,} {difference}"
+        message = (
+            f"{rows:,} rows in the target, {expected:,} acknowledged: {abs(rows - expected):,} {difference}"
+        )
     return CheckResult("row_count_matches", name, rows == expected, message, numbers)
 
 
 def _handoff(file: PipelineFile, state: PipelineState, name: str) -> CheckResult:
-    hybrids = [source for source in graph.upstream_sources(file.model, name) if file.model.sources[source].type == "hybrid"]
+    hybrids = [
+        source
+        for source in graph.upstream_sources(file.model, name)
+        if file.model.sources[source].type == "hybrid"
+    ]
     if not hybrids:
         return CheckResult("handoff_has_no_gap", name, None, "not applicable: no hybrid source")
     if not history_complete(file, state):
         done = positions.completed_partitions(file.model, state.position)
         return CheckResult(
-            "handoff_has_no_gap", name, None, f"not applicable yet: {len(done)} of {len(positions.windows_of(file.model))} windows are in"
+            "handoff_has_no_gap",
+            name,
+            None,
+            f"not applicable yet: {len(done)} of {len(positions.windows_of(file.model))} windows are in",
         )
     problems: list[str] = []
     numbers: Json = {}
@@ -230,14 +284,24 @@ def _handoff(file: PipelineFile, state: PipelineState, name: str) -> CheckResult
         numbers[f"{source}_offset"] = sum(now.values()) if now else None
         for part, offset in fence.items():
             if now and now.get(part, -1) < offset:
-                problems.append(f"{source} partition {part}: the stream is at {now.get(part)}, before the fence {offset}")
+                problems.append(
+                    f"{source} partition {part}: the stream is at {now.get(part)}, before the fence {offset}"
+                )
             if now and first.get(part, offset) != offset:
-                problems.append(f"{source} partition {part}: history holds up to {offset}, the stream began at {first.get(part)}")
-    phase = Phase.CATCHING_UP if positions.is_catching_up(state.position[source] for source in hybrids) else Phase.LIVE
+                problems.append(
+                    f"{source} partition {part}: history holds up to {offset}, the stream began at"
+                    f" {first.get(part)}"
+                )
+    phase = (
+        Phase.CATCHING_UP
+        if positions.is_catching_up(state.position[source] for source in hybrids)
+        else Phase.LIVE
+    )
     numbers["phase"] = str(phase)
     message = (
         "; ".join(problems)
         if problems
-        else "the stream began exactly where history ends" + ("" if phase is Phase.LIVE else "; still catching up")
+        else "the stream began exactly where history ends"
+        + ("" if phase is Phase.LIVE else "; still catching up")
     )
     return CheckResult("handoff_has_no_gap", name, not problems, message, numbers)

@@ -37,10 +37,15 @@ class LedgerProof:
 
 
 class _NeedsAll(Exception):  # noqa: N818  no error
-    """The verified point is of no use; every row has to be read. Its arguments are problems that are known already."""
+    """The verified point is of no use; every row has to be read.
+
+    Its arguments are problems that are known already.
+    """
 
 
-def verify_epochs(ledger: Ledger, state: PipelineState, restarts: Collection[int], *, all_epochs: bool = False) -> LedgerProof:
+def verify_epochs(
+    ledger: Ledger, state: PipelineState, restarts: Collection[int], *, all_epochs: bool = False
+) -> LedgerProof:
     """Check the epochs after the verified point, or all of them with `all_epochs`, and move the point.
 
     `restarts` are epochs that may start at another position than the one before ended at.
@@ -49,7 +54,13 @@ def verify_epochs(ledger: Ledger, state: PipelineState, restarts: Collection[int
     for _ in range(_TRIES):
         ranges = ledger.rolled_up(state.name, state.lane)
         try:
-            found = _walked(ledger, state, ranges, restarts, None if all_epochs else ledger.verified(state.name, state.lane))
+            found = _walked(
+                ledger,
+                state,
+                ranges,
+                restarts,
+                None if all_epochs else ledger.verified(state.name, state.lane),
+            )
         except _NeedsAll as known:
             found = _walked(ledger, state, ranges, restarts, None)
             found.problems[:0] = known.args
@@ -65,7 +76,11 @@ def verify_epochs(ledger: Ledger, state: PipelineState, restarts: Collection[int
 
 
 def _walked(
-    ledger: Ledger, state: PipelineState, ranges: list[RolledUp], restarts: Collection[int], point: AuditProgress | None
+    ledger: Ledger,
+    state: PipelineState,
+    ranges: list[RolledUp],
+    restarts: Collection[int],
+    point: AuditProgress | None,
 ) -> LedgerProof:
     seen = LedgerProof(last=_rebuilt_at(ledger, state))
     for one in ranges:
@@ -79,7 +94,10 @@ def _walked(
         for piece in row.plan["splits"]:
             mark = (piece["source"], row.window, piece["phase"], positions.fingerprint([piece["split"]]))
             if mark in splits and not restarts:
-                seen.problems.append(f"epoch {row.number} reads a split of window {row.window or 'all'} that an earlier epoch has read")
+                seen.problems.append(
+                    f"epoch {row.number} reads a split of window {row.window or 'all'} that an earlier"
+                    " epoch has read"
+                )
             splits.add(mark)
     if seen.last < state.committed:
         seen.problems.append(f"the ledger says {state.committed} epochs, and holds {seen.last}")
@@ -88,11 +106,17 @@ def _walked(
 
 def _rebuilt_at(ledger: Ledger, state: PipelineState) -> int:
     """Return the epoch up to which a rebuilt ledger only has the sinks' commit records; 0 if not rebuilt."""
-    rebuilt = [event["data"].get("committed", 0) for event in ledger.events(state.name, state.lane) if event["kind"] == "rebuilt"]
+    rebuilt = [
+        event["data"].get("committed", 0)
+        for event in ledger.events(state.name, state.lane)
+        if event["kind"] == "rebuilt"
+    ]
     return rebuilt[-1] if rebuilt else 0
 
 
-def _rows(ledger: Ledger, state: PipelineState, seen: LedgerProof, point: AuditProgress | None) -> Iterator[StoredEpoch]:
+def _rows(
+    ledger: Ledger, state: PipelineState, seen: LedgerProof, point: AuditProgress | None
+) -> Iterator[StoredEpoch]:
     """Yield the rows to check: all, or those after the verified point.
 
     Raises _NeedsAll if the point or rows before it have changed.
@@ -116,7 +140,9 @@ def _rows(ledger: Ledger, state: PipelineState, seen: LedgerProof, point: AuditP
 def _add_range(seen: LedgerProof, one: RolledUp, restarts: Collection[int]) -> None:
     _joins(seen, one.first, one.start, restarts)
     if one.link_before != seen.link:
-        seen.problems.append(f"the summary of epochs {one.first} to {one.last} does not continue the ledger's hash chain")
+        seen.problems.append(
+            f"the summary of epochs {one.first} to {one.last} does not continue the ledger's hash chain"
+        )
     seen.rolled_up += one.last - one.first + 1
     seen.last, seen.end, seen.link = one.last, one.end, one.link
 
@@ -124,7 +150,10 @@ def _add_range(seen: LedgerProof, one: RolledUp, restarts: Collection[int]) -> N
 def _add_row(seen: LedgerProof, row: StoredEpoch, restarts: Collection[int]) -> None:
     _joins(seen, row.number, row.plan["start"], restarts)
     if not row.linked:
-        seen.problems.append(f"epoch {row.number} or the one before was changed after its commit: the ledger's hash chain breaks there")
+        seen.problems.append(
+            f"epoch {row.number} or the one before was changed after its commit: the ledger's hash chain"
+            " breaks there"
+        )
     seen.read += 1
     seen.last, seen.end, seen.link = row.number, row.plan["end"], row.link
 
@@ -134,7 +163,9 @@ def _joins(seen: LedgerProof, number: int, start: Position, restarts: Collection
         seen.problems.append(f"epochs {seen.last + 1} to {number - 1} are missing from the ledger")
     elif seen.end is not None and start != seen.end and number not in restarts:
         between = _skipped(seen.end, start)
-        seen.problems.append(f"epoch {number} starts at another position than epoch {number - 1} ended at{between}")
+        seen.problems.append(
+            f"epoch {number} starts at another position than epoch {number - 1} ended at{between}"
+        )
 
 
 def _skipped(end: Position, start: Position) -> str:
@@ -142,5 +173,9 @@ def _skipped(end: Position, start: Position) -> str:
     found = []
     for source, position in start.items():
         had, has = (positions.offsets(one.get("stream")) for one in (end.get(source, {}), position))
-        found += [f"{source} partition {part}: {had.get(part)} to {offset}" for part, offset in has.items() if had.get(part) != offset]
+        found += [
+            f"{source} partition {part}: {had.get(part)} to {offset}"
+            for part, offset in has.items()
+            if had.get(part) != offset
+        ]
     return f" ({', '.join(found)})" if found else ""

@@ -25,7 +25,13 @@ from headrace.jobs.sources.side_outputs import check_side_outputs
 from headrace.jobs.spark.errors import as_headrace_error
 from headrace.jobs.transforms.retractions import retractions_of, shared_problems
 from headrace.pipeline.config.settings import Settings
-from headrace.pipeline.errors import HeadraceError, InternalError, PipelineFileError, TransientError, UserError
+from headrace.pipeline.errors import (
+    HeadraceError,
+    InternalError,
+    PipelineFileError,
+    TransientError,
+    UserError,
+)
 from headrace.pipeline.file.loader import PipelineFile
 from headrace.pipeline.model import graph
 from headrace.pipeline.model.graph import key_of
@@ -65,9 +71,15 @@ def needs_spark(file: PipelineFile) -> bool:
 
     It does for transforms, filters, and connectors that have no other means to check.
     """
-    filtered = (getattr(part, "filter", None) for source in file.model.sources.values() for part in (source, _stream(source)))
+    filtered = (
+        getattr(part, "filter", None)
+        for source in file.model.sources.values()
+        for part in (source, _stream(source))
+    )
     return (
-        bool(file.model.transforms) or any(filtered) or not all(able.without_spark for able in registry.connector_capabilities(file.model))
+        bool(file.model.transforms)
+        or any(filtered)
+        or not all(able.without_spark for able in registry.connector_capabilities(file.model))
     )
 
 
@@ -105,7 +117,9 @@ def check_pipeline(file: PipelineFile, settings: Settings, session: Session) -> 
     return findings
 
 
-def _check_sources(file: PipelineFile, sources: Mapping[str, PipelineSource], spark: Any, findings: PreflightResult) -> None:
+def _check_sources(
+    file: PipelineFile, sources: Mapping[str, PipelineSource], spark: Any, findings: PreflightResult
+) -> None:
     calls: dict[tuple[str, int], Callable[[], Any]] = {}
     for name, source in sources.items():
         if source.unbounded is not None:
@@ -126,7 +140,9 @@ def _stream_schema(stream: UnboundedSource, spark: Any) -> pa.Schema:
     return found
 
 
-def _phase(file: PipelineFile, source: PipelineSource, part: BoundedSource, rank: int, spark: Any) -> Callable[[], pa.Schema]:
+def _phase(
+    file: PipelineFile, source: PipelineSource, part: BoundedSource, rank: int, spark: Any
+) -> Callable[[], pa.Schema]:
     def ask() -> pa.Schema:
         found = part.schema(spark)
         if source.unbounded is not None:
@@ -147,7 +163,9 @@ def _columns_of_history(file: PipelineFile, source: PipelineSource, rank: int) -
     if table is None or rank != len(source.bounded) - 1:
         return
     if table.table_name in (None, getattr(source.node.bounded_sources[-1], "table_name", "")):
-        yield from (name for name in (table.partition_column, table.offset_column, table.topic_column) if name)
+        yield from (
+            name for name in (table.partition_column, table.offset_column, table.topic_column) if name
+        )
 
 
 def _check_scripts(file: PipelineFile, settings: Settings, findings: PreflightResult) -> None:
@@ -168,7 +186,9 @@ def _check_scripts(file: PipelineFile, settings: Settings, findings: PreflightRe
             findings.add(file, error)
 
 
-def _check_sql(file: PipelineFile, settings: Settings, spark: SparkSession | None, findings: PreflightResult) -> None:
+def _check_sql(
+    file: PipelineFile, settings: Settings, spark: SparkSession | None, findings: PreflightResult
+) -> None:
     if spark is None:
         findings.add(file, *shared_problems(file, retractions_of(file.model)))
         for name, sink in file.model.sinks.items():
@@ -176,13 +196,19 @@ def _check_sql(file: PipelineFile, settings: Settings, spark: SparkSession | Non
             if name in findings.schemas:
                 findings.add(file, *version_problems(file, name, findings.schemas[name]))
         return
-    known = {name: FixedSchemaSource(findings.schemas[name]) for name in file.model.sources if name in findings.schemas}
+    known = {
+        name: FixedSchemaSource(findings.schemas[name])
+        for name in file.model.sources
+        if name in findings.schemas
+    }
     try:
         findings.schemas |= PipelinePlanner(file, spark, known, settings).schemas
     except UserError as error:
         known_errors = {str(one) for one in findings.errors}
         findings.errors += [
-            one for one in (error.problems if isinstance(error, PipelineFileError) else (error,)) if str(one) not in known_errors
+            one
+            for one in (error.problems if isinstance(error, PipelineFileError) else (error,))
+            if str(one) not in known_errors
         ]
     for name in graph.in_order(file.model):
         if name not in findings.schemas and not findings.errors:
@@ -191,7 +217,9 @@ def _check_sql(file: PipelineFile, settings: Settings, spark: SparkSession | Non
 
 def _check_tables(file: PipelineFile, settings: Settings, findings: PreflightResult) -> None:
     """Dynamic tables in Postgres that are there already, and their columns."""
-    calls: dict[tuple[str, int], Callable[[], Any]] = {(name, 0): table.check for name, table in value_tables(file.model, settings)}
+    calls: dict[tuple[str, int], Callable[[], Any]] = {
+        (name, 0): table.check for name, table in value_tables(file.model, settings)
+    }
     for (name, _), answer in _run_concurrently(calls).items():
         _collect_error(file, name, answer, findings)
 
@@ -206,7 +234,9 @@ def _check_event_times(file: PipelineFile, findings: PreflightResult) -> None:
             findings.add(file, problem)
 
 
-def _check_sinks(file: PipelineFile, settings: Settings, spark: SparkSession | None, findings: PreflightResult) -> None:
+def _check_sinks(
+    file: PipelineFile, settings: Settings, spark: SparkSession | None, findings: PreflightResult
+) -> None:
     calls: dict[tuple[str, int], Callable[[], Any]] = {}
     for name, node in file.model.sinks.items():
         if name in findings.schemas:
@@ -215,8 +245,12 @@ def _check_sinks(file: PipelineFile, settings: Settings, spark: SparkSession | N
         _collect_error(file, name, answer, findings)
 
 
-def _target(file: PipelineFile, settings: Settings, name: str, node: Any, schema: pa.Schema, spark: Any) -> Callable[[], None]:
-    context = SinkContext(SinkKey("", file.name, "main", name), node, settings, schema, spark, {"key": key_of(file.model, name)})
+def _target(
+    file: PipelineFile, settings: Settings, name: str, node: Any, schema: pa.Schema, spark: Any
+) -> Callable[[], None]:
+    context = SinkContext(
+        SinkKey("", file.name, "main", name), node, settings, schema, spark, {"key": key_of(file.model, name)}
+    )
 
     def ask() -> None:
         sink = registry.open_sink(context)
@@ -273,7 +307,9 @@ def _collect_error(file: PipelineFile, name: str, ask: Callable[[], Any], findin
         return None
 
 
-def _run_concurrently(calls: Mapping[tuple[str, int], Callable[[], Any]]) -> dict[tuple[str, int], Callable[[], Any]]:
+def _run_concurrently(
+    calls: Mapping[tuple[str, int], Callable[[], Any]],
+) -> dict[tuple[str, int], Callable[[], Any]]:
     """Return the answers, as functions that return or raise them. A late answer is a TransientError."""
     answers: dict[tuple[str, int], Callable[[], Any]] = {}
     everybody = threading.Event()

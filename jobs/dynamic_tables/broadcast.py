@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 TAIL = 4096
 """Values that travel with every query; above, they are sent once and stay with the workers."""
 _GROWTH = 4
-"""A segment is at least this many times as large as the next: a value is sent again a few times in all, and few are searched."""
+"""A segment is at least this many times as large as the next one.
+
+So each value is sent only a few times, and few segments are searched.
+"""
 
 
 class ValueSegment:
@@ -45,7 +48,9 @@ class BroadcastLookup(ValueLookup):
 
     def contains(self, values: list[str]) -> list[bool]:
         """See `Lookup`."""
-        sets = [segment for segment in (*(sent.value.texts for sent in self._sent), self._tail.texts) if segment]
+        sets = [
+            segment for segment in (*(sent.value.texts for sent in self._sent), self._tail.texts) if segment
+        ]
         if len(sets) == 1:
             (only,) = sets
             return [value in only for value in values]
@@ -80,7 +85,8 @@ class ValueSet:
     def lookup(self) -> BroadcastLookup:
         """Return the lookup of the current values."""
         if self._lookup is None:
-            # Queries of the previous epoch may have used these. None is running when the next epoch's frames are created.
+            # Queries of the previous epoch may have used these. None is running when the next epoch's frames
+            # are created.
             for retired in self._retired:
                 retired.unpersist()
             self._retired = []

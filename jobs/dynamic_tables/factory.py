@@ -25,9 +25,18 @@ EVENT = "table"
 
 
 def open_tables(
-    model: PipelineModel, settings: Settings, spark: SparkSession, *, pipeline: str, lane: str, known: CommittedTables
+    model: PipelineModel,
+    settings: Settings,
+    spark: SparkSession,
+    *,
+    pipeline: str,
+    lane: str,
+    known: CommittedTables,
 ) -> dict[str, DynamicTableBackend]:
-    """All tables, each proved. Raises SinkStateError, SchemaError, TargetError or TransientError, naming the node."""
+    """All tables, each proved.
+
+    Raises SinkStateError, SchemaError, TargetError or TransientError, naming the node.
+    """
     found: dict[str, DynamicTableBackend] = {}
     path = store_path(settings, pipeline, lane)
     try:
@@ -50,7 +59,9 @@ def store_path(settings: Settings, pipeline: str, lane: str) -> Path:
     return (settings.dynamic_table_backend.path or settings.home / "tables") / pipeline / f"{lane}.db"
 
 
-def value_tables(model: PipelineModel, settings: Settings, pipeline: str = "") -> Iterator[tuple[str, ValueTable]]:
+def value_tables(
+    model: PipelineModel, settings: Settings, pipeline: str = ""
+) -> Iterator[tuple[str, ValueTable]]:
     """Yield the dynamic tables in Postgres by name. They are not opened."""
     for name, node in graph.dynamic_tables(model).items():
         if not node.in_memory:
@@ -64,7 +75,12 @@ def _value_table(name: str, node: DynamicTableConfig, settings: Settings, pipeli
 
 
 def _outside(
-    name: str, node: DynamicTableConfig, settings: Settings, spark: SparkSession, pipeline: str, committed: int
+    name: str,
+    node: DynamicTableConfig,
+    settings: Settings,
+    spark: SparkSession,
+    pipeline: str,
+    committed: int,
 ) -> DynamicTableBackend:
     table = _value_table(name, node, settings, pipeline)
     if not table.where.cache:

@@ -1,7 +1,8 @@
-"""Dynamic tables in Postgres: one text column that pipelines and other programs fill, and that workers look up in batches.
+"""Dynamic tables in Postgres: one text column that pipelines and other programs fill, and workers look up.
 
-Writers take one advisory lock per table and stamp their rows while they hold it, so that rows become visible in the order of
-their stamps, and a cache that reads on from the newest stamp misses none. Other programs must do the same.
+Writers take one advisory lock per table and stamp their rows while they hold it, so that rows become visible
+in the order of their stamps, and a cache that reads on from the newest stamp misses none. Other programs must
+do the same.
 """
 
 from __future__ import annotations
@@ -22,14 +23,15 @@ _AT_ONCE = 4
 """Chunks of one worker that are looked up in parallel."""
 _INSERT = 10_000
 _OVERLAP = "60 seconds"
-"""How long before the newest stamp a cache starts to read again, for writers that stamped before they committed."""
+"""How far before the newest timestamp a cache starts to read, for writers that committed later."""
 _TIMES = ("timestamp with time zone", "timestamp without time zone", "date")
 _ORDERED = "DNS"
 """Postgres' categories of types with an order: dates and times, numbers, texts."""
 _DEFAULT_SCHEMA = "public"
 
 _COLUMNS = (
-    "SELECT a.attname, format_type(a.atttypid, NULL), t.typcategory FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid"
+    "SELECT a.attname, format_type(a.atttypid, NULL), t.typcategory FROM pg_attribute a JOIN pg_type t ON"
+    " t.oid = a.atttypid"
     " WHERE a.attrelid = to_regclass($1::text) AND a.attnum > 0 AND NOT a.attisdropped"
 )
 
@@ -109,7 +111,8 @@ class ValueTable:
         columns = [self._column, *([self._time] if stamped and self._time else [])]
         statement = sql.SQL(
             "INSERT INTO {table} ({columns}) SELECT {items} FROM unnest($1::text[]) AS new(v)"
-            " WHERE NOT EXISTS (SELECT 1 FROM {table} AS old WHERE old.{column} = new.v) ON CONFLICT DO NOTHING"
+            " WHERE NOT EXISTS (SELECT 1 FROM {table} AS old WHERE old.{column} = new.v) ON CONFLICT DO"
+            " NOTHING"
         ).format(
             table=self._table,
             columns=sql.SQL(", ").join(columns),
@@ -129,17 +132,31 @@ class ValueTable:
         from psycopg import sql
 
         assert self._time is not None  # noqa: S101  only called for a cache
-        select = sql.SQL("SELECT {column}::text FROM {table} WHERE {column} IS NOT NULL").format(column=self._column, table=self._table)
+        select = sql.SQL("SELECT {column}::text FROM {table} WHERE {column} IS NOT NULL").format(
+            column=self._column, table=self._table
+        )
         kind = trusted(self._time_type)
         # A timestamp in the future, from a wrong clock, must not hide rows that are added until then.
-        past = sql.SQL(" WHERE {} <= clock_timestamp()").format(self._time) if self._time_type in _TIMES else sql.SQL("")
+        past = (
+            sql.SQL(" WHERE {} <= clock_timestamp()").format(self._time)
+            if self._time_type in _TIMES
+            else sql.SQL("")
+        )
         with self._control.transaction(snapshot=True) as session:
-            newest = session.run(sql.SQL("SELECT max({})::text FROM {}{}").format(self._time, self._table, past))[0][0]
+            newest = session.run(
+                sql.SQL("SELECT max({})::text FROM {}{}").format(self._time, self._table, past)
+            )[0][0]
             if mark is None:
                 rows = session.run(select)
             else:
-                back = sql.SQL(" - interval {}").format(sql.Literal(_OVERLAP)) if self._time_type in _TIMES else sql.SQL("")
-                later = sql.SQL(" AND {time} >= $1::text::{kind}{back}").format(time=self._time, kind=kind, back=back)
+                back = (
+                    sql.SQL(" - interval {}").format(sql.Literal(_OVERLAP))
+                    if self._time_type in _TIMES
+                    else sql.SQL("")
+                )
+                later = sql.SQL(" AND {time} >= $1::text::{kind}{back}").format(
+                    time=self._time, kind=kind, back=back
+                )
                 rows = session.run(select + later, mark)
         return [value for (value,) in rows], newest if newest is not None else mark
 
@@ -163,7 +180,10 @@ class ValueTable:
 
     def _columns(self, session: Session) -> dict[str, tuple[str, str]]:
         """Return the type and its category by column; empty if there is no such table."""
-        return {name: (kind, category) for name, kind, category in session.run(_COLUMNS, self._table.as_string(None))}
+        return {
+            name: (kind, category)
+            for name, kind, category in session.run(_COLUMNS, self._table.as_string(None))
+        }
 
     def _lock(self, session: Session) -> None:
         session.run("SELECT pg_advisory_xact_lock(hashtextextended($1::text, 0))", self.where.name)
@@ -173,8 +193,16 @@ class ValueTable:
 
         if not session.run("SELECT 1 FROM pg_namespace WHERE nspname = $1::text", self.where.schema):
             session.run(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(self.where.schema)))
-        time = sql.SQL(", {} timestamptz NOT NULL DEFAULT clock_timestamp()").format(self._time) if self._time else sql.SQL("")
-        session.run(sql.SQL("CREATE TABLE IF NOT EXISTS {} ({} text PRIMARY KEY{})").format(self._table, self._column, time))
+        time = (
+            sql.SQL(", {} timestamptz NOT NULL DEFAULT clock_timestamp()").format(self._time)
+            if self._time
+            else sql.SQL("")
+        )
+        session.run(
+            sql.SQL("CREATE TABLE IF NOT EXISTS {} ({} text PRIMARY KEY{})").format(
+                self._table, self._column, time
+            )
+        )
         if self._time:
             session.run(sql.SQL("CREATE INDEX ON {} ({})").format(self._table, self._time))
 
@@ -194,20 +222,32 @@ class ValueTable:
         if where.time_column is None:
             return ""
         needs = "the cache reads what is new by it" if where.cache else "it says when a value came"
-        hint = f"Name a timestamp column as `time_column`, or remove `time_column`{' and `cache`' if where.cache else ''}."
+        hint = (
+            "Name a timestamp column as `time_column`, or remove"
+            f" `time_column`{' and `cache`' if where.cache else ''}."
+        )
         if where.time_column not in found:
-            msg = f"table {where.name} has no time column '{where.time_column}', and {needs}; it has {', '.join(found)}"
+            msg = (
+                f"table {where.name} has no time column '{where.time_column}', and {needs}; it has"
+                f" {', '.join(found)}"
+            )
             raise SchemaError(msg, node=self._node, hint=hint)
         kind, category = found[where.time_column]
         if category not in _ORDERED:
-            msg = f"time column '{where.time_column}' of table {where.name} is {kind}, which has no order, and {needs}"
+            msg = (
+                f"time column '{where.time_column}' of table {where.name} is {kind}, which has no order,"
+                f" and {needs}"
+            )
             raise SchemaError(msg, node=self._node, hint=hint)
         return kind
 
 
 @dataclass(frozen=True, slots=True)
 class PostgresLookup:
-    """Asks the table for the different values of a batch, some chunks side by side. Holds the password: never logged."""
+    """Asks the table for the different values of a batch, some chunks side by side.
+
+    Holds the password: never logged.
+    """
 
     node: str
     where: LookupTableColumns
@@ -232,7 +272,9 @@ class PostgresLookup:
         from psycopg import sql
 
         column, table = sql.Identifier(self.where.column), sql.Identifier(self.where.schema, self.where.table)
-        statement = sql.SQL("SELECT {column}::text FROM {table} WHERE {column} = ANY($1::text[])").format(column=column, table=table)
+        statement = sql.SQL("SELECT {column}::text FROM {table} WHERE {column} = ANY($1::text[])").format(
+            column=column, table=table
+        )
         try:
             with _borrow_connection(self.address) as control, control.transaction() as session:
                 return {value for (value,) in session.run(statement, chunk)}
@@ -242,7 +284,9 @@ class PostgresLookup:
     def _to_worker_error(self, error: HeadraceError) -> HeadraceError:
         """Return the error in a form that survives a worker, which keeps only its class and message."""
         plain = Failure.of(error).error()
-        if isinstance(plain, TargetError | TransientError):  # at the front: only the first line of a message arrives
+        if isinstance(
+            plain, TargetError | TransientError
+        ):  # at the front: only the first line of a message arrives
             plain.message = f"table {self.where.name}, column {self.where.column}: {plain.message}"
         plain.node = self.node
         return plain

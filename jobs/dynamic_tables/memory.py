@@ -25,7 +25,13 @@ class CommittedTables:
     """
 
     def __init__(
-        self, committed: int, joined: frozenset[str], note: Callable[[str, int], None], generation: int = 0, *, former: bool = False
+        self,
+        committed: int,
+        joined: frozenset[str],
+        note: Callable[[str, int], None],
+        generation: int = 0,
+        *,
+        former: bool = False,
     ) -> None:
         self.committed = committed
         self.joined = joined
@@ -40,7 +46,9 @@ class MemoryTable(DynamicTableBackend):
     Lookups of an epoch are therefore the same at any time.
     """
 
-    def __init__(self, node: str, entity: str, store: ValueStore, spark: SparkSession, known: CommittedTables) -> None:
+    def __init__(
+        self, node: str, entity: str, store: ValueStore, spark: SparkSession, known: CommittedTables
+    ) -> None:
         self._node = node
         self._entity = entity
         self._store = store
@@ -50,7 +58,7 @@ class MemoryTable(DynamicTableBackend):
         self._loaded = self._newest = 0
 
     def prepare(self) -> None:
-        """Values that are not here although the ledger knows of them are no empty table: raises SinkStateError."""
+        """Raise SinkStateError if values are missing that the ledger knows of. That is not an empty table."""
         committed = self._known.committed
         with self._named():
             self._store.fence(self._entity)
@@ -58,9 +66,14 @@ class MemoryTable(DynamicTableBackend):
         if not self._known.former:
             self._must_reach(committed, reached)
         if reached is not None and reached > committed + 1:
-            msg = f"the values of `{self._entity}` in {self._store.path} are at epoch {reached}, ahead of the ledger at epoch {committed}"
+            msg = (
+                f"the values of `{self._entity}` in {self._store.path} are at epoch {reached}, ahead of"
+                f" the ledger at epoch {committed}"
+            )
             raise SinkStateError(
-                msg, hint="The ledger is older than they are (restored from a backup?). Restore the newest.", node=self._node
+                msg,
+                hint="The ledger is older than they are (restored from a backup?). Restore the newest.",
+                node=self._node,
             )
 
     def _must_reach(self, epoch: int, reached: int | None) -> None:
@@ -71,10 +84,15 @@ class MemoryTable(DynamicTableBackend):
         if (not self._joined and reached is None) or (reached is not None and reached >= epoch):
             return
         state = "the file has none" if reached is None else f"it is at epoch {reached}"
-        needs = f"epoch {epoch} is to be written again" if self._known.former else f"the ledger is at epoch {self._known.committed}"
+        needs = (
+            f"epoch {epoch} is to be written again"
+            if self._known.former
+            else f"the ledger is at epoch {self._known.committed}"
+        )
         msg = f"the values of `{self._entity}` are in {self._store.path}, and {state}; {needs}"
         hint = (
-            "Restore the file, or run on its host: in-memory tables are stored on the host that runs the pipeline. To start with an empty"
+            "Restore the file, or run on its host: in-memory tables are stored on the host that runs the"
+            " pipeline. To start with an empty"
             " table, give it another backend_entity_name."
         )
         raise SinkStateError(msg, hint=hint, node=self._node)
@@ -93,7 +111,9 @@ class MemoryTable(DynamicTableBackend):
         if plan.number <= self._known.committed:
             self._must_reach(plan.number, reached)
             return False
-        return reached is None or plan.number > reached or (plan.number == reached and digest != _digest(plan))
+        return (
+            reached is None or plan.number > reached or (plan.number == reached and digest != _digest(plan))
+        )
 
     def has_values(self, plan: EpochPlan) -> bool:
         """See `Table`."""
@@ -101,7 +121,11 @@ class MemoryTable(DynamicTableBackend):
             return self._store.reached(self._entity) == (plan.number, _digest(plan))
 
     def fill(self, plan: EpochPlan, values: pa.Array) -> None:
-        """See `Table`. The store first, then the ledger's note that there is one: a crash between leaves what `prepare` takes."""
+        """See `Table`.
+
+        The store first, then the ledger's note that there is one: a crash between leaves what `prepare`
+        takes.
+        """
         with self._named():
             self._store.add(self._entity, plan.number, _digest(plan), values)
         self._loaded = min(self._loaded, plan.number - 1)

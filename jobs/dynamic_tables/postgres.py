@@ -59,7 +59,12 @@ class CachedPostgresTableBackend(DynamicTableBackend):
     """
 
     def __init__(
-        self, table: ValueTable, spark: SparkSession, committed: int, debounce: float, clock: Callable[[], float] = time.monotonic
+        self,
+        table: ValueTable,
+        spark: SparkSession,
+        committed: int,
+        debounce: float,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._table = table
         self._committed = committed

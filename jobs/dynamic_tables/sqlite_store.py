@@ -18,11 +18,15 @@ from headrace.pipeline.errors import FencedError, TargetError, TransientError
 
 _SCHEMA = (
     (
-        "CREATE TABLE IF NOT EXISTS held (entity TEXT NOT NULL, value TEXT NOT NULL, epoch INTEGER NOT NULL, PRIMARY KEY (entity, value))"
+        "CREATE TABLE IF NOT EXISTS held (entity TEXT NOT NULL, value TEXT NOT NULL, epoch INTEGER NOT"
+        " NULL, PRIMARY KEY (entity, value))"
         " WITHOUT ROWID"
     ),
     "CREATE INDEX IF NOT EXISTS held_by_epoch ON held (entity, epoch)",
-    "CREATE TABLE IF NOT EXISTS reached (entity TEXT PRIMARY KEY, epoch INTEGER NOT NULL, digest TEXT NOT NULL) WITHOUT ROWID",
+    (
+        "CREATE TABLE IF NOT EXISTS reached (entity TEXT PRIMARY KEY, epoch INTEGER NOT NULL, digest TEXT NOT"
+        " NULL) WITHOUT ROWID"
+    ),
     "CREATE TABLE IF NOT EXISTS owner (entity TEXT PRIMARY KEY, generation INTEGER NOT NULL) WITHOUT ROWID",
 )
 _BUSY_SECONDS = 10.0
@@ -53,9 +57,14 @@ class ValueStore:
         generation has begun.
         """
         with self._transaction() as connection:
-            ((newest,),) = connection.execute("SELECT max(generation) FROM owner WHERE entity = ?", (entity,)).fetchall()
+            ((newest,),) = connection.execute(
+                "SELECT max(generation) FROM owner WHERE entity = ?", (entity,)
+            ).fetchall()
             if newest is not None and newest > self._generation:
-                msg = f"the values of `{entity}` belong to generation {newest}, and this run is generation {self._generation}"
+                msg = (
+                    f"the values of `{entity}` belong to generation {newest}, and this run is generation"
+                    f" {self._generation}"
+                )
                 raise FencedError(msg)
             connection.execute("DELETE FROM held WHERE entity = ? AND epoch >= ?", (entity, epoch))
             for at in range(0, len(values), _PIECE):
@@ -73,7 +82,11 @@ class ValueStore:
     def reached(self, entity: str) -> tuple[int, str] | None:
         """Return the last stored epoch and the digest of its plan, or None for an unknown table."""
         with self._translated_errors():
-            return self._open().execute("SELECT epoch, digest FROM reached WHERE entity = ?", (entity,)).fetchone()
+            return (
+                self._open()
+                .execute("SELECT epoch, digest FROM reached WHERE entity = ?", (entity,))
+                .fetchone()
+            )
 
     def close(self) -> None:
         """Close the file."""
@@ -84,7 +97,9 @@ class ValueStore:
     def _open(self) -> sqlite3.Connection:
         if self._connection is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            connection = sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+            connection = sqlite3.connect(
+                self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
+            )
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
             for statement in _SCHEMA:
@@ -114,4 +129,6 @@ class ValueStore:
             raise TransientError(msg) from error
         except sqlite3.DatabaseError as error:
             msg = f"the values in {self.path} cannot be read: {error}"
-            raise TargetError(msg, hint="Restore the file from a backup that is as new as the ledger.") from error
+            raise TargetError(
+                msg, hint="Restore the file from a backup that is as new as the ledger."
+            ) from error

@@ -54,7 +54,9 @@ def explain(
             pipeline_hash=file.hash,
             offline=offline,
             nodes=tuple(_ExplanationBuilder(file, settings, lookup, found).nodes()),
-            partitions=(model.partitions.column, model.partitions.every, tuple(positions.windows_of(model))) if model.partitions else None,
+            partitions=(model.partitions.column, model.partitions.every, tuple(positions.windows_of(model)))
+            if model.partitions
+            else None,
             splits=lookup.splits() if splits else None,
             spark_plan=found.plan if spark_plan else None,
         )
@@ -63,7 +65,9 @@ def explain(
 class _ExplanationBuilder:
     """Builds the explanation of each node."""
 
-    def __init__(self, file: PipelineFile, settings: Settings, lookup: SchemaDiscovery, found: DiscoveredSchemas) -> None:
+    def __init__(
+        self, file: PipelineFile, settings: Settings, lookup: SchemaDiscovery, found: DiscoveredSchemas
+    ) -> None:
         self._file = file
         self._model = file.model
         self._settings = settings
@@ -74,16 +78,28 @@ class _ExplanationBuilder:
 
     def nodes(self) -> Iterator[ExplainedNode]:
         for name, node in self._model.sources.items():
-            parts, notes = descriptions.parts_of(name, node, self._settings), descriptions.notes_of(self._model, name)
+            parts, notes = (
+                descriptions.parts_of(name, node, self._settings),
+                descriptions.notes_of(self._model, name),
+            )
             yield replace(self._node(name, "source"), parts=parts, notes=notes)
         for name in graph.in_order(self._model):
             yield replace(
                 self._node(name, "transform"),
-                notes=descriptions.program_of(self._model.transforms[name]) + descriptions.staged_of(self._model, name),
+                notes=descriptions.program_of(self._model.transforms[name])
+                + descriptions.staged_of(self._model, name),
             )
         for name, node in graph.dynamic_tables(self._model).items():
-            askers = tuple(other for other in self._model.transforms if name in graph.looked_up_tables(self._model, other))
-            yield replace(self._node(name, "table"), asked_by=askers, notes=descriptions.table_notes(node, self._settings))
+            askers = tuple(
+                other
+                for other in self._model.transforms
+                if name in graph.looked_up_tables(self._model, other)
+            )
+            yield replace(
+                self._node(name, "table"),
+                asked_by=askers,
+                notes=descriptions.table_notes(node, self._settings),
+            )
         for name in self._model.sinks:
             yield replace(self._node(name, "sink"), target=self._target(name))
 
@@ -104,7 +120,10 @@ class _ExplanationBuilder:
         if not any(sources[name].bounded for name in graph.upstream_sources(self._model, sink)):
             return None
         columns = Columns(
-            self._found.payloads, self._found.nodes, lambda source: self._found.own.get((source.name, 0)), self._lookup.spreads
+            self._found.payloads,
+            self._found.nodes,
+            lambda source: self._found.own.get((source.name, 0)),
+            self._lookup.spreads,
         )
         return plan_load_path(self._file, columns, sources, sink)
 
@@ -112,13 +131,19 @@ class _ExplanationBuilder:
         lineage = self._lineage[name]
         known = self._columns.get(name) or lineage.types
         unchecked = list(self._found.unchecked.get(name, ()))
-        if lineage.unknown and kind != "source" and not any(lineage.unknown in reason for reason in unchecked):
+        if (
+            lineage.unknown
+            and kind != "source"
+            and not any(lineage.unknown in reason for reason in unchecked)
+        ):
             unchecked.append(f"lineage: {lineage.unknown}")
         return ExplainedNode(
             name=name,
             kind=kind,
             type=self._model.nodes()[name].type,
-            inputs=tuple(other for other in self._model.nodes() if other in graph.inputs_of(self._model, name)),
+            inputs=tuple(
+                other for other in self._model.nodes() if other in graph.inputs_of(self._model, name)
+            ),
             key=graph.key_of(self._model, name),
             key_from=graph.key_sources(self._model, name),
             columns=tuple(ExplainedColumn(column, type_) for column, type_ in known.items()),

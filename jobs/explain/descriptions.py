@@ -28,14 +28,28 @@ def parts_of(name: str, node: Any, settings: Settings) -> tuple[SourcePart, ...]
     """Return the tables and topics that a source reads, in the order in which it reads them."""
     found = registry.describe(name, node, settings)
     history = positions.bounded_phases(node)
-    return tuple(_part(entry, phase="history" if place < history else "stream") for place, entry in enumerate(found))
+    return tuple(
+        _part(entry, phase="history" if place < history else "stream") for place, entry in enumerate(found)
+    )
 
 
 def program_of(node: Any) -> tuple[tuple[str, str], ...]:
     """Return which program a transform runs and with which limits. Empty for SQL and services."""
     if node.type == "script":
-        return (("runs", f"{node.language} in a sandbox: {spell_duration(node.timeout)} per call, {node.memory_limit >> 20} MiB"),)
-    return (("runs", f"`{node.function}` in Spark's workers, as the settings allow"),) if node.type == "python" else ()
+        return (
+            (
+                "runs",
+                (
+                    f"{node.language} in a sandbox: {spell_duration(node.timeout)} per call,"
+                    f" {node.memory_limit >> 20} MiB"
+                ),
+            ),
+        )
+    return (
+        (("runs", f"`{node.function}` in Spark's workers, as the settings allow"),)
+        if node.type == "python"
+        else ()
+    )
 
 
 def staged_of(model: PipelineModel, name: str) -> tuple[tuple[str, str], ...]:
@@ -45,9 +59,20 @@ def staged_of(model: PipelineModel, name: str) -> tuple[tuple[str, str], ...]:
 
 
 def _part(entry: dict[str, Any], *, phase: str) -> SourcePart:
-    what = entry.get("table_name") or entry.get("topic") or entry.get("location") or ".".join(entry["asset_key"][1:])
+    what = (
+        entry.get("table_name")
+        or entry.get("topic")
+        or entry.get("location")
+        or ".".join(entry["asset_key"][1:])
+    )
     if phase == "stream":
-        return SourcePart(phase, entry["kind"], what, None, "transactions read committed" if entry["kind"] == "kafka" else "without an end")
+        return SourcePart(
+            phase,
+            entry["kind"],
+            what,
+            None,
+            "transactions read committed" if entry["kind"] == "kafka" else "without an end",
+        )
     has_snapshot = entry.get("snapshot") != "none"
     return SourcePart(phase, entry["kind"], what, has_snapshot, _SNAPSHOT if has_snapshot else _NO_SNAPSHOT)
 
@@ -69,30 +94,62 @@ def notes_of(model: PipelineModel, name: str) -> tuple[tuple[str, str], ...]:
 def table_notes(node: DynamicTableConfig, settings: Settings) -> tuple[tuple[str, str], ...]:
     """Return where the values of a dynamic table are stored, and who may change them."""
     if node.in_memory:
-        return (("values", f"{node.backend_entity_name}, in memory: this pipeline's alone, kept on disk by epoch"),)
+        return (
+            (
+                "values",
+                f"{node.backend_entity_name}, in memory: this pipeline's alone, kept on disk by epoch",
+            ),
+        )
     where = LookupTableColumns.of(node, settings.postgres_for_tables())
-    read = f"kept here, and read on by `{where.time_column}`" if where.cache else "asked in batches, epoch by epoch"
-    return (("values", f"postgres {where.name}, column `{where.column}` (made if missing): others may write it too; {read}"),)
+    read = (
+        f"kept here, and read on by `{where.time_column}`"
+        if where.cache
+        else "asked in batches, epoch by epoch"
+    )
+    return (
+        (
+            "values",
+            (
+                f"postgres {where.name}, column `{where.column}` (made if missing): others may write it too;"
+                f" {read}"
+            ),
+        ),
+    )
 
 
 def handoff(node: Any) -> str:
     """Return where the stream of a hybrid source starts, and what that means for its rows."""
     table = node.offset_table
     if _exact(node):
-        return f"exact: the stream starts after the largest `{table.offset_column}` per partition, and history reads nothing beyond it"
+        return (
+            f"exact: the stream starts after the largest `{table.offset_column}` per partition, and"
+            " history reads nothing beyond it"
+        )
     if table is not None:
-        return f"by offset table `{table.table_name}`; history may hold rows beyond it, which keyed sinks take twice without harm"
-    lag = f"the stream starts {spell_duration(node.handoff_lag) if node.handoff_lag else '1h'} back, or at the topic's first message"
+        return (
+            f"by offset table `{table.table_name}`; history may hold rows beyond it, which keyed sinks"
+            " take twice without harm"
+        )
+    lag = (
+        f"the stream starts {spell_duration(node.handoff_lag) if node.handoff_lag else '1h'} back, or at"
+        " the topic's first message"
+    )
     lag += " where producers set the time of messages (CreateTime)"
     if node.cursor is not None:
         settled = spell_duration(node.cursor.allowed_lateness)
-        return f"{lag}; inside the overlap `{node.cursor.column}` tells history from stream, rows arrive within {settled}"
+        return (
+            f"{lag}; inside the overlap `{node.cursor.column}` tells history from stream, rows arrive"
+            f" within {settled}"
+        )
     return f"{lag}; rows of the overlap arrive twice, which keyed sinks take without harm"
 
 
 def _exact(node: Any) -> bool:
     table = node.offset_table
-    return table is not None and table.table_name in (None, getattr(node.bounded_sources[-1], "table_name", ""))
+    return table is not None and table.table_name in (
+        None,
+        getattr(node.bounded_sources[-1], "table_name", ""),
+    )
 
 
 def describe_target(
@@ -104,7 +161,11 @@ def describe_target(
     key = graph.key_of(file.model, name)
     described = registry.describe(name, node, settings)[0]
     kept = described.get("table_name") or described.get("location")
-    writes = f"upserts and deletes by {', '.join(key)}{_left_out(file, name)}" if key and able.upsert else "appends"
+    writes = (
+        f"upserts and deletes by {', '.join(key)}{_left_out(file, name)}"
+        if key and able.upsert
+        else "appends"
+    )
     return ExplainedTarget(
         name=str(kept or ""),
         created=bool(kept) and able.creates_target,
@@ -124,7 +185,10 @@ def _left_out(file: PipelineFile, name: str) -> str:
     if not conditions:
         return ""
     if not follows_updates(file.model.sinks[name]):
-        return f"; deletes pass filters, an insert or update that a filter leaves out changes nothing: {conditions}"
+        return (
+            "; deletes pass filters, an insert or update that a filter leaves out changes nothing:"
+            f" {conditions}"
+        )
     return f"; an insert or update that a filter leaves out is a delete of its key: {conditions}"
 
 
@@ -133,8 +197,16 @@ def _guarantee(model: PipelineModel, name: str, able: SinkCapabilities) -> Guara
         return Guarantee("at_least_once", "the sink keeps no record of what it holds")
     if model.sinks[name].delivery == "at_least_once":
         return Guarantee("at_least_once", "as the file asks for")
-    fence = "refuses writers of an older generation" if able.fences else "cannot compare generations, so a takeover waits their commits out"
-    return Guarantee("exactly_once", f"rows and record of an epoch are one atomic act; it {fence}", tuple(_conditions(model, name)))
+    fence = (
+        "refuses writers of an older generation"
+        if able.fences
+        else "cannot compare generations, so a takeover waits their commits out"
+    )
+    return Guarantee(
+        "exactly_once",
+        f"rows and record of an epoch are one atomic act; it {fence}",
+        tuple(_conditions(model, name)),
+    )
 
 
 def _conditions(model: PipelineModel, name: str) -> list[str]:
@@ -142,22 +214,36 @@ def _conditions(model: PipelineModel, name: str) -> list[str]:
     found = []
     for source in graph.upstream_sources(model, name):
         node = model.sources[source]
-        phases: Sequence[Any] = node.bounded_sources if node.type == "hybrid" else [node] if positions.bounded_phases(node) else []
+        phases: Sequence[Any] = (
+            node.bounded_sources
+            if node.type == "hybrid"
+            else [node]
+            if positions.bounded_phases(node)
+            else []
+        )
         found += [
-            f"`{phase.table_name}` holds still until its history is written" for phase in phases if getattr(phase, "snapshot", "") == "none"
+            f"`{phase.table_name}` holds still until its history is written"
+            for phase in phases
+            if getattr(phase, "snapshot", "") == "none"
         ]
         if node.type == "hybrid" and not _exact(node):
             found.append(_overlap(node, graph.key_of(model, name)))
     if staged := nondeterministic_upstream(model, name):
         shown = ", ".join(f"`{node}`" for node in staged)
-        found.append(f"`staging.path` is a folder that every host which runs this pipeline sees: rows of {shown} are staged there")
+        found.append(
+            f"`staging.path` is a folder that every host which runs this pipeline sees: rows of {shown} are"
+            " staged there"
+        )
     return found
 
 
 def _overlap(node: Any, key: tuple[str, ...]) -> str:
     if node.cursor is not None:
         return f"rows arrive within {spell_duration(node.cursor.allowed_lateness)} of `{node.cursor.column}`"
-    return f"history lags its topic by less than the overlap, whose rows the upsert by {', '.join(key)} takes twice without harm"
+    return (
+        f"history lags its topic by less than the overlap, whose rows the upsert by {', '.join(key)}"
+        " takes twice without harm"
+    )
 
 
 def _visible(able: SinkCapabilities, load_path: LoadPath | None) -> str:

@@ -1,8 +1,17 @@
-"""An explanation for programs. The shape is documented in docs/guides/explain.md; `version` grows when it changes."""
+"""An explanation for programs.
+
+The shape is documented in docs/guides/explain.md; `version` grows when it changes.
+"""
 
 from __future__ import annotations
 
-from headrace.jobs.explain.model import ExplainedNode, ExplainedTarget, Explanation, HistorySplits, SplitSummary
+from headrace.jobs.explain.model import (
+    ExplainedNode,
+    ExplainedTarget,
+    Explanation,
+    HistorySplits,
+    SplitSummary,
+)
 from headrace.pipeline.lineage.relations import ColumnLineage
 from headrace.pipeline.protocol.epochs import Json
 
@@ -18,7 +27,11 @@ def document(found: Explanation) -> Json:
         "offline": found.offline,
         "nodes": [_node(node) for node in found.nodes],
         "edges": [{"from": start, "to": end, "key": list(key)} for start, end, key in found.edges],
-        "partitions": {"column": found.partitions[0], "every": found.partitions[1], "keys": list(found.partitions[2])}
+        "partitions": {
+            "column": found.partitions[0],
+            "every": found.partitions[1],
+            "keys": list(found.partitions[2]),
+        }
         if found.partitions
         else None,
         "splits": _splits(found.splits) if found.splits else None,
@@ -39,7 +52,13 @@ def _node(node: ExplainedNode) -> Json:
         "unchecked": list(node.unchecked),
         "lineage": [_derived(name, derived) for name, derived in node.lineage.items()],
         "reads": [
-            {"phase": part.phase, "type": part.type, "name": part.name, "snapshot": part.has_snapshot, "description": part.description}
+            {
+                "phase": part.phase,
+                "type": part.type,
+                "name": part.name,
+                "snapshot": part.has_snapshot,
+                "description": part.description,
+            }
             for part in node.parts
         ],
         "notes": dict(node.notes),
@@ -51,7 +70,10 @@ def _derived(name: str, derived: ColumnLineage) -> Json:
     return {
         "column": name,
         "sources": [{"node": origin.node, "column": origin.column} for origin in derived.origins],
-        "steps": [{"node": step.node, "column": step.column, "expression": step.expression} for step in derived.steps],
+        "steps": [
+            {"node": step.node, "column": step.column, "expression": step.expression}
+            for step in derived.steps
+        ],
     }
 
 
@@ -65,16 +87,25 @@ def _target(target: ExplainedTarget) -> Json:
             "reason": target.guarantee.reason,
             "provided": list(target.guarantee.provided),
         },
-        "order": {"wins": target.order.wins, "guaranteed": target.order.guaranteed, "notes": list(target.order.notes)}
+        "order": {
+            "wins": target.order.wins,
+            "guaranteed": target.order.guaranteed,
+            "notes": list(target.order.notes),
+        }
         if target.order
         else None,
         "visible": target.visible,
-        "history": {"path": target.load_path.path, "reason": target.load_path.reason} if target.load_path else None,
+        "history": {"path": target.load_path.path, "reason": target.load_path.reason}
+        if target.load_path
+        else None,
     }
 
 
 def _splits(splits: HistorySplits) -> Json:
-    return {"phases": [_split_summary(summary) for summary in splits.summaries], "unchecked": dict(splits.unchecked)}
+    return {
+        "phases": [_split_summary(summary) for summary in splits.summaries],
+        "unchecked": dict(splits.unchecked),
+    }
 
 
 def _split_summary(summary: SplitSummary) -> Json:

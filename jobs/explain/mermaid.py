@@ -8,7 +8,7 @@ from headrace.jobs.explain.model import ExplainedNode, Explanation
 
 _SHAPES = {"source": ("([", "])"), "transform": ("[", "]"), "table": ("[[", "]]"), "sink": ("[(", ")]")}
 _PLAIN = re.compile(r"[^\w .,:/+*()=-]")
-"""Whatever means something to Mermaid, to Markdown or to HTML inside a quoted label, and everything else that is no letter or digit."""
+"""Characters with a meaning in Mermaid, Markdown or HTML in a label, and other non-alphanumeric ones."""
 
 
 def mermaid(found: Explanation) -> str:
@@ -19,7 +19,9 @@ def mermaid(found: Explanation) -> str:
     lines += [f"    {_node(node, ids[node.name])}" for node in found.nodes]
     lines.append("  end")
     for start, end, key in found.edges:
-        lines.append(f'  {ids[start]} -->|"{escaped("key " + ", ".join(key) if key else "no key")}"| {ids[end]}')
+        lines.append(
+            f'  {ids[start]} -->|"{escaped("key " + ", ".join(key) if key else "no key")}"| {ids[end]}'
+        )
     lines += [f'  {ids[table]} -.->|"asked"| {ids[asker]}' for table, asker in found.asks]
     return "\n".join(lines)
 
@@ -32,14 +34,20 @@ def _node(node: ExplainedNode, name: str) -> str:
 def label(node: ExplainedNode) -> list[str]:
     """Return the lines of a node's box: its name, its type, and for a sink its guarantee."""
     if node.kind == "source":
-        return [node.name, *(f"{part.type} {part.name}{', snapshot' if part.has_snapshot else ''}" for part in node.parts)]
+        return [
+            node.name,
+            *(f"{part.type} {part.name}{', snapshot' if part.has_snapshot else ''}" for part in node.parts),
+        ]
     if node.target is None:
         return [node.name, node.type.replace("_", " ")]
     target = node.target
-    promised = [target.guarantee.delivery.replace("_", " "), *([f"history {target.load_path.path}"] if target.load_path else [])]
+    promised = [
+        target.guarantee.delivery.replace("_", " "),
+        *([f"history {target.load_path.path}"] if target.load_path else []),
+    ]
     return [node.name, f"{node.type} {target.name}".rstrip(), ", ".join(promised)]
 
 
 def escaped(text: str) -> str:
-    """Inside a quoted label: characters with a meaning become numbered entities, ends of lines become spaces."""
+    """Escape text for a quoted label: special characters become entities, line ends become spaces."""
     return _PLAIN.sub(lambda match: f"#{ord(match[0])};", " ".join(text.split()))

@@ -93,7 +93,10 @@ class ExplainedNode:
 
 @dataclass(frozen=True, slots=True)
 class SplitSummary:
-    """The splits of one phase of a source in one partition (empty: all of the history). First and last are (id, rows)."""
+    """The splits of one phase of a source in one partition (empty: all of the history).
+
+    First and last are (id, rows).
+    """
 
     source: str
     part: str

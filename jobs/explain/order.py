@@ -28,7 +28,11 @@ def order_of(model: PipelineModel, sink: str, spreads: Spreads, carried: Carried
     if not key or not registry.sink_class(node).capabilities.upsert:
         return None
     if version := getattr(node, "version_column", None):
-        return Order(f"the row with the highest `{version}`, and of equal ones {LAST}", True, tuple(_versioned(version)))
+        return Order(
+            f"the row with the highest `{version}`, and of equal ones {LAST}",
+            True,
+            tuple(_versioned(version)),
+        )
     guaranteed = dict(_facts(model, sink, ", ".join(key), spreads, carried))
     return Order(_wins(node), all(guaranteed.values()), tuple(guaranteed))
 
@@ -44,10 +48,15 @@ def _wins(node: Any) -> str:
 def _versioned(version: str) -> Iterator[str]:
     yield f"guaranteed: rows compete by `{version}` wherever and whenever they arrive"
     yield f"a delete whose `{version}` is null ends what came before it; others compete by their `{version}`"
-    yield f"no deleted keys are kept: a row that comes in a later epoch than the delete of its key is inserted, whatever its `{version}`"
+    yield (
+        "no deleted keys are kept: a row that comes in a later epoch than the delete of its key is"
+        f" inserted, whatever its `{version}`"
+    )
 
 
-def _facts(model: PipelineModel, sink: str, key: str, spreads: Spreads, carried: Carried) -> Iterator[tuple[str, bool]]:
+def _facts(
+    model: PipelineModel, sink: str, key: str, spreads: Spreads, carried: Carried
+) -> Iterator[tuple[str, bool]]:
     """Yield the facts that the order depends on, and whether each is guaranteed."""
     sources = graph.upstream_sources(model, sink)
     if len(sources) > 1:
@@ -59,20 +68,49 @@ def _facts(model: PipelineModel, sink: str, key: str, spreads: Spreads, carried:
             yield from _history(model, name, spreads, carried(name))
         if positions.is_unbounded(node) and not model.job_mode:
             topic = getattr(getattr(node, "unbounded_source", node), "topic", name)
-            yield f"assumed: one partition of `{topic}` has all messages of a key ({key}); the file cannot show it", False
+            yield (
+                (
+                    f"assumed: one partition of `{topic}` has all messages of a key ({key}); the file cannot"
+                    " show it"
+                ),
+                False,
+            )
 
 
-def _history(model: PipelineModel, name: str, spreads: Spreads, carried_key: Sequence[str]) -> Iterator[tuple[str, bool]]:
+def _history(
+    model: PipelineModel, name: str, spreads: Spreads, carried_key: Sequence[str]
+) -> Iterator[tuple[str, bool]]:
     if model.partitions and model.partitions.column not in carried_key:
-        yield f"assumed: one partition of the history of `{name}` has all rows of a key, or partitions run in their order", False
+        yield (
+            (
+                f"assumed: one partition of the history of `{name}` has all rows of a key,"
+                " or partitions run in their order"
+            ),
+            False,
+        )
     spread = spreads(name, carried_key)
     if spread == "":
-        yield f"guaranteed: the sorting key keeps all history rows of a key of `{name}` in one split or in order", True
+        yield (
+            (
+                f"guaranteed: the sorting key keeps all history rows of a key of `{name}` in one split or in"
+                " order"
+            ),
+            True,
+        )
         return
     by_offset = getattr(model.sources[name], "offset_table", None) is not None
     if by_offset and spread is None:
-        yield f"unchecked: whether the sorting key of `{name}` keeps all history rows of a key in one split", False
+        yield (
+            f"unchecked: whether the sorting key of `{name}` keeps all history rows of a key in one split",
+            False,
+        )
     elif by_offset:
-        yield f"assumed: the sorting key of `{name}` has the history rows of a key in the order of their offsets", False
+        yield (
+            (
+                f"assumed: the sorting key of `{name}` has the history rows of a key in the order of their"
+                " offsets"
+            ),
+            False,
+        )
     else:
         yield f"guaranteed: history rows of `{name}` go in the order of its splits", True

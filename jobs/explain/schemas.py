@@ -55,14 +55,19 @@ class DiscoveredSchemas:
 
         For sources at least those that the file declares.
         """
-        known = {name: {column.name: spark_type(column.type) for column in schema} for name, schema in self.nodes.items()}
+        known = {
+            name: {column.name: spark_type(column.type) for column in schema}
+            for name, schema in self.nodes.items()
+        }
         return declared_columns(sources) | known
 
 
 class SchemaDiscovery:
     """Discovers the schemas of one file and changes nothing. Closes what it opened."""
 
-    def __init__(self, file: PipelineFile, settings: Settings, *, offline: bool, spark: SparkSession | None) -> None:
+    def __init__(
+        self, file: PipelineFile, settings: Settings, *, offline: bool, spark: SparkSession | None
+    ) -> None:
         self.file = file
         self.sources: Mapping[str, PipelineSource] = create_pipeline_sources(file.model.sources, settings)
         self._settings = settings
@@ -73,7 +78,9 @@ class SchemaDiscovery:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for source in self.sources.values():
             source.close()
         if self._started and self._spark is not None:
@@ -117,7 +124,9 @@ class SchemaDiscovery:
                 found.own[source.name, phase] = part.schema(self._session_for(source))
             except _REACH as error:
                 unchecked.append(f"{what}: {error.message}")
-        payload = source.payload([found.own.get((source.name, phase)) for phase in range(len(source.bounded))])
+        payload = source.payload(
+            [found.own.get((source.name, phase)) for phase in range(len(source.bounded))]
+        )
         if payload is not None:
             found.payloads[source.name] = payload
 
@@ -125,10 +134,16 @@ class SchemaDiscovery:
         """Spark's analyzer over those transforms whose sources are all known."""
         model = self.file.model
         names = [name for name in model.transforms if graph.inputs_of(model, name)]
-        known = [name for name in names if all(source in found.payloads for source in graph.upstream_sources(model, name))]
+        known = [
+            name
+            for name in names
+            if all(source in found.payloads for source in graph.upstream_sources(model, name))
+        ]
         for name in names:
             if name not in known:
-                missing = [source for source in graph.upstream_sources(model, name) if source not in found.payloads]
+                missing = [
+                    source for source in graph.upstream_sources(model, name) if source not in found.payloads
+                ]
                 found.unchecked[name] = [f"SQL and types: the columns of `{missing[0]}` are not known"]
         if not known:
             return
@@ -138,7 +153,10 @@ class SchemaDiscovery:
             found.unchecked |= {name: [f"SQL and types: {error.message}"] for name in known}
             return
         planner = PipelinePlanner(
-            self.file, session, {name: FixedSchemaSource(payload) for name, payload in found.payloads.items()}, self._settings
+            self.file,
+            session,
+            {name: FixedSchemaSource(payload) for name, payload in found.payloads.items()},
+            self._settings,
         )
         found.nodes |= planner.schemas
         found.plan = planner.plan_text() if spark_plan else ""
@@ -153,7 +171,10 @@ class SchemaDiscovery:
 
     def _check_key(self, name: str, found: DiscoveredSchemas) -> None:
         with self.file.locate_errors():
-            for problem in (*missing_key(self.file, name, found.nodes[name].names), *version_problems(self.file, name, found.nodes[name])):
+            for problem in (
+                *missing_key(self.file, name, found.nodes[name].names),
+                *version_problems(self.file, name, found.nodes[name]),
+            ):
                 raise problem
 
     def spreads(self, source: PipelineSource, key: Sequence[str]) -> str | None:

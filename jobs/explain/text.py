@@ -71,7 +71,9 @@ def _node(found: Explanation, node: ExplainedNode, *, lineage: bool) -> Iterator
     if node.kind == "transform":
         yield from _fact("reads", f"{', '.join(node.inputs)}, by {node.type}")
     if node.kind == "table":
-        yield from _fact("filled by", f"{', '.join(node.inputs)}, before the same epoch asks" if node.inputs else "others")
+        yield from _fact(
+            "filled by", f"{', '.join(node.inputs)}, before the same epoch asks" if node.inputs else "others"
+        )
         yield from _fact("asked by", ", ".join(node.asked_by) or "nobody")
         return
     if node.target is not None:
@@ -93,7 +95,9 @@ def _part(part: SourcePart) -> str:
 def _target(node: ExplainedNode) -> Iterator[str]:
     target = node.target
     assert target is not None  # noqa: S101  only sinks come here
-    yield from _fact("target", f"{node.type} {target.name}".rstrip() + (" (made if missing)" if target.created else ""))
+    yield from _fact(
+        "target", f"{node.type} {target.name}".rstrip() + (" (made if missing)" if target.created else "")
+    )
     yield from _fact("writes", target.writes)
     yield from _fact("delivery", f"{target.guarantee.delivery.replace('_', ' ')}: {target.guarantee.reason}")
     for condition in target.guarantee.provided:
@@ -120,7 +124,9 @@ def _columns(found: Explanation, node: ExplainedNode) -> str:
         if before.columns == node.columns and node.columns:
             return f"the {len(node.columns)} of {before.name}" + ("" if node.complete else ", and others")
     # A name stays next to its type: lines do not break at these spaces.
-    column_list = ", ".join(f"{column.name} {column.type}".rstrip().replace(" ", _TIGHT) for column in node.columns)
+    column_list = ", ".join(
+        f"{column.name} {column.type}".rstrip().replace(" ", _TIGHT) for column in node.columns
+    )
     if node.complete:
         return column_list
     return f"{column_list}, and others" if column_list else "not known"
@@ -148,14 +154,24 @@ def _origins(derived: ColumnLineage) -> str:
 def _splits(found: HistorySplits) -> Iterator[str]:
     yield "\nsplits of history, as they would be cut now; no snapshot was created"
     for source, part in dict.fromkeys((summary.source, summary.part) for summary in found.summaries):
-        summaries = [summary for summary in found.summaries if (summary.source, summary.part) == (source, part)]
+        summaries = [
+            summary for summary in found.summaries if (summary.source, summary.part) == (source, part)
+        ]
         yield f"  {source}, {part}"
         yield f"    {'partition':10}  {'splits':>6}  {'rows':>13}  first, last"
         for summary in summaries[:_PARTITIONS]:
-            ends = "" if summary.first is None or summary.last is None else f"{summary.first[0]}, {summary.last[0]}"
-            yield f"    {summary.partition or 'all':10}  {summary.count:>6,}  {summary.rows:>13,}  {ends}"[:WIDTH].rstrip()
+            ends = (
+                ""
+                if summary.first is None or summary.last is None
+                else f"{summary.first[0]}, {summary.last[0]}"
+            )
+            yield f"    {summary.partition or 'all':10}  {summary.count:>6,}  {summary.rows:>13,}  {ends}"[
+                :WIDTH
+            ].rstrip()
         if len(summaries) > 1:
-            more = f" ({len(summaries) - _PARTITIONS:,} partitions more)" if len(summaries) > _PARTITIONS else ""
+            more = (
+                f" ({len(summaries) - _PARTITIONS:,} partitions more)" if len(summaries) > _PARTITIONS else ""
+            )
             total = (sum(summary.count for summary in summaries), sum(summary.rows for summary in summaries))
             yield f"    {'together':10}  {total[0]:>6,}  {total[1]:>13,}{more}"
     for source, reason in found.unchecked.items():
@@ -170,5 +186,7 @@ def _fact(label: str, sentence: str) -> list[str]:
 
 def _wrapped(head: str, sentence: str, indent: int | None = None) -> list[str]:
     lead = " " * (len(head) if indent is None else indent)
-    lines = textwrap.wrap(sentence, WIDTH, initial_indent=head, subsequent_indent=lead, break_on_hyphens=False)
+    lines = textwrap.wrap(
+        sentence, WIDTH, initial_indent=head, subsequent_indent=lead, break_on_hyphens=False
+    )
     return [line.replace(_TIGHT, " ") for line in lines] or [head.rstrip()]

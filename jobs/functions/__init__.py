@@ -1,4 +1,7 @@
-"""Functions of SQL that are no SQL: Arrow arrays in, an Arrow array out. A session knows those that its statements use."""
+"""Functions of SQL that are no SQL: Arrow arrays in, an Arrow array out.
+
+A session knows those that its statements use.
+"""
 
 from __future__ import annotations
 
@@ -41,18 +44,25 @@ def _register(spark: SparkSession, function: Function, node: str) -> None:
         raise UserError(msg, hint=_NEEDS, node=node) from error
     spark.udf.register(
         ARROW + function.name,
-        cast("Any", arrow_udf)(with_argument_errors(function.name, function.signature, found, node), function.returns),
+        cast("Any", arrow_udf)(
+            with_argument_errors(function.name, function.signature, found, node), function.returns
+        ),
     )
 
 
-def with_argument_errors(name: str, signature: str, found: Callable[..., pa.Array], node: str = "") -> Callable[..., pa.Array]:
+def with_argument_errors(
+    name: str, signature: str, found: Callable[..., pa.Array], node: str = ""
+) -> Callable[..., pa.Array]:
     """Wrap a function to raise SchemaError for argument types that only Spark's analyzer accepts."""
 
     def run(*arrays: pa.Array) -> pa.Array:
         try:
             return found(*arrays)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
-            msg = f"`{name}` cannot take {', '.join(str(array.type) for array in arrays)}: {str(error).splitlines()[0]}"
+            msg = (
+                f"`{name}` cannot take {', '.join(str(array.type) for array in arrays)}:"
+                f" {str(error).splitlines()[0]}"
+            )
             hint = f"It is called as {signature}; cast what is given to it, such as CAST(x AS STRING)."
             raise task_error(SchemaError(msg, hint=hint, node=node)) from error
 

@@ -59,9 +59,15 @@ def column_of(cells: Bytes, kept: Any, kind: pa.DataType, valid: Any = None) -> 
     data = cells[kept] if kept is not None else cells.reshape(-1)
     offsets = np.zeros(len(cells) + 1, dtype=np.int32)
     np.cumsum(counts, out=offsets[1:])
-    nulls = None if valid is None or valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little").tobytes())
+    nulls = (
+        None
+        if valid is None or valid.all()
+        else pa.py_buffer(np.packbits(valid, bitorder="little").tobytes())
+    )
     return pa.Array.from_buffers(
-        kind, len(cells), [nulls, pa.py_buffer(offsets.tobytes()), pa.py_buffer(np.ascontiguousarray(data).tobytes())]
+        kind,
+        len(cells),
+        [nulls, pa.py_buffer(offsets.tobytes()), pa.py_buffer(np.ascontiguousarray(data).tobytes())],
     )
 
 

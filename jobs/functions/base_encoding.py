@@ -32,14 +32,20 @@ def from_base58(value: pa.Array) -> pa.Array:
 
 
 def _by_length(
-    value: pa.Array, many: Callable[[pa.Array], tuple[Any, Any]], one: Callable[[bytes], bytes], kind: pa.DataType, valid: Any
+    value: pa.Array,
+    many: Callable[[pa.Array], tuple[Any, Any]],
+    one: Callable[[bytes], bytes],
+    kind: pa.DataType,
+    valid: Any,
 ) -> pa.Array:
     data = as_binary(value)
     if len(data) == 0:
         return pa.array([], kind)
     if lengths(data).max() > _LONGEST:
         found = [one(row) for row in data.to_pylist()]
-        return pa.array([row if valid is None or valid[place] else None for place, row in enumerate(found)], pa.binary()).cast(kind)
+        return pa.array(
+            [row if valid is None or valid[place] else None for place, row in enumerate(found)], pa.binary()
+        ).cast(kind)
     parts = []
     for start in range(0, len(data), _AT_ONCE):
         cells, kept = many(data.slice(start, _AT_ONCE))
@@ -137,7 +143,9 @@ def _converted(number: str | None, source: str | None, target: str | None) -> st
         return None
     try:
         base, goal = int(source), int(target)
-        if not (2 <= base <= 36 and 2 <= goal <= 36 and number.isascii() and number.removeprefix("-").isalnum()):
+        if not (
+            2 <= base <= 36 and 2 <= goal <= 36 and number.isascii() and number.removeprefix("-").isalnum()
+        ):
             return None
         value = int(number, base)
     except ValueError:

@@ -34,7 +34,11 @@ def _row(text: str | None, keys: list[str] | None) -> str:
         return _WRONG + text[:_SHOWN]
     if not isinstance(found, list):
         return _WRONG + text[:_SHOWN]
-    rows = found if _OBJECTS.issuperset(map(type, found)) else [one if isinstance(one, dict) else {} for one in found]
+    rows = (
+        found
+        if _OBJECTS.issuperset(map(type, found))
+        else [one if isinstance(one, dict) else {} for one in found]
+    )
     return "[" + ", ".join(["(" + ", ".join(map(_literal, map(one.get, keys))) + ")" for one in rows]) + "]"
 
 
@@ -71,7 +75,11 @@ def _json(value: Any) -> str:
     if isinstance(value, bytes):
         return value.decode()
     if isinstance(value, dict):
-        return "{" + ",".join(f"{json.dumps(key, ensure_ascii=False)}:{_json(one)}" for key, one in value.items()) + "}"
+        return (
+            "{"
+            + ",".join(f"{json.dumps(key, ensure_ascii=False)}:{_json(one)}" for key, one in value.items())
+            + "}"
+        )
     if isinstance(value, list):
         return "[" + ",".join(map(_json, value)) + "]"
     return json.dumps(value, ensure_ascii=False)

@@ -19,9 +19,15 @@ _HEX = re.compile(rb"0x(?:[0-9a-fA-F]{2})*")
 
 
 def keccak256(value: pa.Array) -> pa.Array:
-    """Return 0x and 64 hexadecimal digits per row. A string that is 0x and whole bytes in hexadecimal is hashed as those bytes. NULL stays NULL."""
+    """Return 0x and 64 hexadecimal digits per row.
+
+    A string that is 0x and whole bytes in hexadecimal is hashed as those bytes. NULL stays NULL.
+    """
     is_string = not pa.types.is_binary(value.type)
-    rows = (bytes.fromhex(row[2:].decode()) if is_string and _HEX.fullmatch(row) else row for row in as_binary(value).to_pylist())
+    rows = (
+        bytes.fromhex(row[2:].decode()) if is_string and _HEX.fullmatch(row) else row
+        for row in as_binary(value).to_pylist()
+    )
     return _with_nulls([f"0x{keccak.new(digest_bits=256, data=row).hexdigest()}" for row in rows], value)
 
 

@@ -53,14 +53,22 @@ def _numbers(name: str, column: Any, kind: WideInteger) -> list[_Number]:
     nothing = f"{ERROR}{name} does not support null values"
     if pa.types.is_null(column.type):
         return [nothing] * len(column)
-    if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type) or pa.types.is_fixed_size_binary(column.type):
+    if (
+        pa.types.is_binary(column.type)
+        or pa.types.is_large_binary(column.type)
+        or pa.types.is_fixed_size_binary(column.type)
+    ):
         return [nothing if value is None else _of_bytes(name, value, kind) for value in column.to_pylist()]
     if pa.types.is_integer(column.type):
         return [nothing if value is None else value for value in column.to_pylist()]
     if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
         column = pc.cast(column, pa.string())
     return [
-        nothing if value is None else int(value) if value.isdecimal() and value.isascii() else _of_text(name, value)
+        nothing
+        if value is None
+        else int(value)
+        if value.isdecimal() and value.isascii()
+        else _of_text(name, value)
         for value in column.to_pylist()
     ]
 
@@ -107,12 +115,18 @@ def _binary(name: str, operation: str, kind: WideInteger) -> Callable[[pa.Array,
         if sign in "/%" and b == 0:
             return f"{ERROR}{name}: division by zero: {a} {sign} 0"
         found = compute(a, b)
-        return found if low <= found <= high else f"{ERROR}{name} overflow: {a} {sign} {b} {_outside(found, kind)}"
+        return (
+            found
+            if low <= found <= high
+            else f"{ERROR}{name} overflow: {a} {sign} {b} {_outside(found, kind)}"
+        )
 
     def function(a: pa.Array, b: pa.Array) -> pa.Array:
         if (quick := _quick(operation, a, b, kind)) is not None:
             return quick
-        return _texts([one(x, y) for x, y in zip(_numbers(name, a, kind), _numbers(name, b, kind), strict=True)])
+        return _texts(
+            [one(x, y) for x, y in zip(_numbers(name, a, kind), _numbers(name, b, kind), strict=True)]
+        )
 
     function.__name__ = name
     return function
@@ -139,11 +153,17 @@ def _digits(column: pa.Array, kind: WideInteger) -> int:
     """Return how many digits the longest value has. 0 if a row is NULL or is not only digits."""
     if not pa.types.is_string(column.type) or column.null_count:
         return 0
-    bare = pc.replace_substring_regex(column, "^-", "") if kind.signed and pc.any(pc.starts_with(column, "-")).as_py() else column
+    bare = (
+        pc.replace_substring_regex(column, "^-", "")
+        if kind.signed and pc.any(pc.starts_with(column, "-")).as_py()
+        else column
+    )
     return pc.max(pc.binary_length(bare)).as_py() if pc.all(pc.ascii_is_decimal(bare)).as_py() else 0
 
 
-def _unary(name: str, compute: Callable[[int], int], kind: WideInteger, *, said: str = "{}") -> Callable[[pa.Array], pa.Array]:
+def _unary(
+    name: str, compute: Callable[[int], int], kind: WideInteger, *, said: str = "{}"
+) -> Callable[[pa.Array], pa.Array]:
     low, high = kind.lowest, kind.highest
 
     def one(value: _Number) -> _Number:

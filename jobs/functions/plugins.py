@@ -68,7 +68,9 @@ def _type(found: InstalledPlugin, text: str) -> pa.DataType:
         raise contract_error(found, f"it declares the type `{text}`: {error.message}", "") from None
 
 
-def _work(shipped: PickledPlugin, name: str, arguments: Sequence[pa.DataType], returns: pa.DataType) -> Callable[..., pa.Array]:
+def _work(
+    shipped: PickledPlugin, name: str, arguments: Sequence[pa.DataType], returns: pa.DataType
+) -> Callable[..., pa.Array]:
     wanted = list(arguments)
 
     def run(*arrays: pa.Array) -> pa.Array:
@@ -76,7 +78,11 @@ def _work(shipped: PickledPlugin, name: str, arguments: Sequence[pa.DataType], r
             msg = f"the function `{name}` takes {len(wanted)} arguments, and got {len(arrays)}"
             raise task_error(PluginError(msg))
         try:
-            arguments_of_batch = [array.cast(kind) for array, kind in zip(arrays, wanted, strict=True)] if wanted else list(arrays)
+            arguments_of_batch = (
+                [array.cast(kind) for array, kind in zip(arrays, wanted, strict=True)]
+                if wanted
+                else list(arrays)
+            )
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             msg = f"the function `{name}` takes {', '.join(map(str, wanted))}: {error}"
             raise task_error(PluginError(msg, hint="Cast the argument in the SQL.")) from error

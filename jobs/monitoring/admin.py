@@ -49,13 +49,17 @@ class EndpointData:
 class Admin:
     """A server that listens from its creation until `close`."""
 
-    def __init__(self, host: str, port: int, data: EndpointData, *, keep_alive: float = KEEP_ALIVE_SECONDS) -> None:
+    def __init__(
+        self, host: str, port: int, data: EndpointData, *, keep_alive: float = KEEP_ALIVE_SECONDS
+    ) -> None:
         import uvicorn
 
         self._socket = _listen(host, port)
         self._samples = data.samples
         app = application(data, keep_alive, _NAMES if host in _NAMES else ())
-        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=1)
+        config = uvicorn.Config(
+            app, log_config=None, access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=1
+        )
         self._server = uvicorn.Server(config)
         logging.getLogger("uvicorn").setLevel(logging.ERROR)
         self._thread = threading.Thread(target=self._serve, name="headrace-admin", daemon=True)
@@ -143,15 +147,27 @@ def application(data: EndpointData, keep_alive: float, names: Sequence[str] = ()
         samples = data.samples
         if samples is None:
             return JSONResponse({"message": "live_data_inspect_enabled is off"}, status_code=404)
-        nodes = [key.strip() for key in request.query_params.get("topology_node_keys", "").split(",") if key.strip()]
+        nodes = [
+            key.strip()
+            for key in request.query_params.get("topology_node_keys", "").split(",")
+            if key.strip()
+        ]
         if unknown := [key for key in nodes if key not in samples.nodes]:
-            return JSONResponse({"message": f"no node `{unknown[0]}`", "nodes": list(samples.nodes)}, status_code=404)
+            return JSONResponse(
+                {"message": f"no node `{unknown[0]}`", "nodes": list(samples.nodes)}, status_code=404
+            )
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        return StreamingResponse(_events(samples, nodes, keep_alive), media_type="text/event-stream", headers=headers)
+        return StreamingResponse(
+            _events(samples, nodes, keep_alive), media_type="text/event-stream", headers=headers
+        )
 
     routes = [("/metrics", metrics), ("/health", health), ("/admin/error", error), (LIVE_DATA, live_data)]
-    guards = [Middleware(TrustedHostMiddleware, allowed_hosts=list(names), www_redirect=False)] if names else []
-    return Starlette(routes=[Route(path, endpoint, methods=["GET"]) for path, endpoint in routes], middleware=guards)
+    guards = (
+        [Middleware(TrustedHostMiddleware, allowed_hosts=list(names), www_redirect=False)] if names else []
+    )
+    return Starlette(
+        routes=[Route(path, endpoint, methods=["GET"]) for path, endpoint in routes], middleware=guards
+    )
 
 
 async def _events(samples: SampleBuffer, nodes: list[str], keep_alive: float) -> AsyncIterator[str]:
@@ -192,4 +208,5 @@ def _offer(queue: asyncio.Queue[Any], sample: Sample | None) -> None:
 def event(sample: Sample) -> str:
     """One server-sent event."""
     node, row = sample
-    return f"data: {json.dumps({'topology_node_key': node, 'data': row}, ensure_ascii=False, separators=(',', ':'))}\n\n"
+    event = json.dumps({"topology_node_key": node, "data": row}, ensure_ascii=False, separators=(",", ":"))
+    return f"data: {event}\n\n"

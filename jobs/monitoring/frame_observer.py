@@ -36,10 +36,10 @@ class FrameObserver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EpochObserver:
-    """Counts the rows of `counted` nodes, which queries read, and keeps the frames of `kept` nodes for sampling.
+    """Counts the rows of `counted` nodes, which queries read. Keeps the frames of `kept` nodes as samples.
 
-    Frames of `impure` nodes are kept only after their rows were stored: sampling must not repeat their external calls.
-    `unstored` are those nodes, and the nodes that read them, before that.
+    Frames of `impure` nodes are kept only after their rows were stored: sampling must not repeat their
+    external calls. `unstored` are those nodes, and the nodes that read them, before that.
     """
 
     observation: EpochObservation
@@ -52,7 +52,9 @@ class EpochObserver:
 
     def __call__(self, name: str, frame: DataFrame, *, staged: bool = False) -> DataFrame:
         """See `FrameObserver`."""
-        if not staged and (name in self.impure or self.unstored.intersection(graph.inputs_of(self.model, name))):
+        if not staged and (
+            name in self.impure or self.unstored.intersection(graph.inputs_of(self.model, name))
+        ):
             self.unstored.add(name)
         if name in self.kept and name not in self.unstored:
             self.observation.frames[name] = frame

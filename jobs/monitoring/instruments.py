@@ -1,4 +1,4 @@
-"""The numbers of one run: one set of OpenTelemetry instruments, read by the scrape and pushed to a collector."""
+"""The metrics of one run: a set of OpenTelemetry instruments, read by scrapes and pushed to a collector."""
 
 from __future__ import annotations
 
@@ -45,8 +45,17 @@ class Meters:
         self._scraped = InMemoryMetricReader()
         readers: list[Any] = [self._scraped]
         if (exporter := otlp_exporter(settings)) is not None:
-            readers.append(PeriodicExportingMetricReader(exporter, export_interval_millis=settings.batch_interval_secs * 1000))
-        about = {"service.name": "headrace", "service.version": __version__, "service.instance.id": instance, "headrace.run_id": run_id}
+            readers.append(
+                PeriodicExportingMetricReader(
+                    exporter, export_interval_millis=settings.batch_interval_secs * 1000
+                )
+            )
+        about = {
+            "service.name": "headrace",
+            "service.version": __version__,
+            "service.instance.id": instance,
+            "headrace.run_id": run_id,
+        }
         resource = Resource.create({key: value for key, value in about.items() if value})
         self._provider = MeterProvider(metric_readers=readers, resource=resource, shutdown_on_exit=False)
         self._settings = settings
@@ -56,7 +65,10 @@ class Meters:
 
     def _make(self, settings: MetricsSettings) -> dict[str, Any]:
         wanted = [metric for metric in METRICS if not settings.denied(metric.name)]
-        return {metric.name: self._instrument(metric.kind, metric.name, metric.help, metric.bounds) for metric in wanted}
+        return {
+            metric.name: self._instrument(metric.kind, metric.name, metric.help, metric.bounds)
+            for metric in wanted
+        }
 
     def _instrument(self, kind: MetricType, name: str, about: str, bounds: Sequence[int] = DURATIONS) -> Any:
         meter = self._provider.get_meter("headrace", __version__)
@@ -65,7 +77,9 @@ class Meters:
             return meter.create_counter(name, description=about)
         if kind is MetricType.GAUGE:
             return meter.create_gauge(name, description=about)
-        return meter.create_histogram(name, description=about, explicit_bucket_boundaries_advisory=[float(bound) for bound in bounds])
+        return meter.create_histogram(
+            name, description=about, explicit_bucket_boundaries_advisory=[float(bound) for bound in bounds]
+        )
 
     def add(self, name: str, value: float, labels: Labels | None = None) -> None:
         """Increment a counter. An increment by zero only makes the series known."""
@@ -131,5 +145,6 @@ def otlp_exporter(settings: MetricsSettings) -> MetricExporter | None:
     url = url if parts.path.strip("/") else f"{url.rstrip('/')}/v1/metrics"
     headers = {key: value.get_secret_value() for key, value in settings.headers.items()}
     return create_logging_exporter(
-        metric_exporter.OTLPMetricExporter(endpoint=url, headers=headers or None, timeout=_EXPORT_SECONDS), where
+        metric_exporter.OTLPMetricExporter(endpoint=url, headers=headers or None, timeout=_EXPORT_SECONDS),
+        where,
     )

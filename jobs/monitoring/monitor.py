@@ -21,7 +21,12 @@ from headrace.jobs.monitoring.labels import node_labels
 from headrace.jobs.monitoring.plugin_metrics import offer
 from headrace.jobs.monitoring.sample_buffer import SampleBuffer
 from headrace.jobs.monitoring.sampler import Sampler
-from headrace.jobs.monitoring.spark_observation import EpochObservation, NodeFigures, event_times_by_node, upstream_nodes
+from headrace.jobs.monitoring.spark_observation import (
+    EpochObservation,
+    NodeFigures,
+    event_times_by_node,
+    upstream_nodes,
+)
 from headrace.jobs.staging.determinism import nondeterministic_nodes
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.config.values import is_url
@@ -64,7 +69,13 @@ class NullMonitor:
     def record_plan(self, plan: EpochPlan, *, again: bool = False) -> None:
         """Record that an epoch is in the ledger, or is tried `again`, in this run or after an earlier one."""
 
-    def record_commit(self, plan: EpochPlan, counts: Mapping[str, WriteCounts], steps: Mapping[str, float], backlog: int | None) -> None:
+    def record_commit(
+        self,
+        plan: EpochPlan,
+        counts: Mapping[str, WriteCounts],
+        steps: Mapping[str, float],
+        backlog: int | None,
+    ) -> None:
         """Record that all sinks committed the epoch."""
 
     def record_failure(self, error: BaseException) -> None:
@@ -103,7 +114,7 @@ class _CommittedEpoch:
 
 
 class RunMonitor(NullMonitor):
-    """Records metrics, and serves the admin endpoint if settings name a port or enable live data inspection."""
+    """Records metrics. Serves the admin endpoint if settings name a port or enable live data inspection."""
 
     def __init__(self, file: PipelineFile, settings: Settings, run_id: str) -> None:
         from headrace.jobs.monitoring.instruments import Meters
@@ -135,7 +146,9 @@ class RunMonitor(NullMonitor):
         """
         self._state.generation, self._state.epoch = generation, epoch
         self._begin(generation, epoch)
-        self._thread = threading.Thread(target=with_log_context(self._record_committed), name="headrace-watch", daemon=True)
+        self._thread = threading.Thread(
+            target=with_log_context(self._record_committed), name="headrace-watch", daemon=True
+        )
         self._thread.start()
         if self._settings.admin_api_port is None and self._samples is None:
             return {}
@@ -144,7 +157,9 @@ class RunMonitor(NullMonitor):
         try:
             port = self._settings.admin_api_port or 0
             self._admin = Admin(
-                self._settings.admin_api_host, port, EndpointData(self._meters.text, self._health, lambda: self._state.error, self._samples)
+                self._settings.admin_api_host,
+                port,
+                EndpointData(self._meters.text, self._health, lambda: self._state.error, self._samples),
             )
         except OSError as error:
             log.warning("admin=off host=%s error=%s", self._settings.admin_api_host, error.strerror)
@@ -167,9 +182,12 @@ class RunMonitor(NullMonitor):
         If live data is inspected, it also keeps frames to sample.
         """
         self._observation = observation = EpochObservation()
-        # None of an epoch that an earlier version of the file began: its nodes may have today's names and be others.
+        # None of an epoch that an earlier version of the file began: its nodes may have today's names and be
+        # others.
         kept = self._sampler.wanted() if self._sampler and model is self._model else frozenset[str]()
-        return EpochObserver(observation, model, upstream_nodes(model, sinks), kept, self._impure, event_times_by_node(model))
+        return EpochObserver(
+            observation, model, upstream_nodes(model, sinks), kept, self._impure, event_times_by_node(model)
+        )
 
     @log_errors
     def record_plan(self, plan: EpochPlan, *, again: bool = False) -> None:
@@ -180,7 +198,13 @@ class RunMonitor(NullMonitor):
         self.phase(plan.phase)
 
     @log_errors
-    def record_commit(self, plan: EpochPlan, counts: Mapping[str, WriteCounts], steps: Mapping[str, float], backlog: int | None) -> None:
+    def record_commit(
+        self,
+        plan: EpochPlan,
+        counts: Mapping[str, WriteCounts],
+        steps: Mapping[str, float],
+        backlog: int | None,
+    ) -> None:
         """Record the epoch. Rows by node follow in the monitor's thread, because Spark reports them later."""
         add, record, put = self._meters.add, self._meters.record, self._meters.set
         state = self._state
@@ -259,7 +283,11 @@ class RunMonitor(NullMonitor):
         """See `NullMonitor`."""
         for source, parts in lags.items():
             for part, lag in parts.items():
-                self._meters.set("kafka_consumer_messages_lag", lag, {**self._labels.get(source, {"id": source}), "partition": part})
+                self._meters.set(
+                    "kafka_consumer_messages_lag",
+                    lag,
+                    {**self._labels.get(source, {"id": source}), "partition": part},
+                )
         if lags:
             self._state.backlog = sum(sum(parts.values()) for parts in lags.values())
             self._meters.set("source_lag_rows", self._state.backlog)

@@ -9,7 +9,11 @@ from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult,
 
 log = logging.getLogger(__name__)
 
-_CHATTY = ("opentelemetry.exporter.otlp.proto.http.metric_exporter", "opentelemetry.sdk.metrics", "opentelemetry.exporter.otlp")
+_CHATTY = (
+    "opentelemetry.exporter.otlp.proto.http.metric_exporter",
+    "opentelemetry.sdk.metrics",
+    "opentelemetry.exporter.otlp",
+)
 
 
 def create_logging_exporter(exporter: Any, where: str) -> MetricExporter:
@@ -26,12 +30,17 @@ class _LoggingExporter(MetricExporter):
     """Wraps `inner`. `where` is host and port for messages, because the path of a URL may contain a token."""
 
     def __init__(self, inner: Any, where: str) -> None:
-        super().__init__(preferred_temporality=inner._preferred_temporality, preferred_aggregation=inner._preferred_aggregation)  # noqa: SLF001
+        super().__init__(
+            preferred_temporality=inner._preferred_temporality,  # noqa: SLF001
+            preferred_aggregation=inner._preferred_aggregation,  # noqa: SLF001
+        )
         self._inner = inner
         self._where = where
         self._away = False
 
-    def export(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **kwargs: Any) -> MetricExportResult:
+    def export(
+        self, metrics_data: MetricsData, timeout_millis: float = 10_000, **kwargs: Any
+    ) -> MetricExportResult:
         """Send one batch.
 
         If it fails, the next batch contains its values, because counters are cumulative.
@@ -43,7 +52,11 @@ class _LoggingExporter(MetricExporter):
             result, reason = MetricExportResult.FAILURE, type(error).__name__
         away = result is not MetricExportResult.SUCCESS
         if away and not self._away:
-            log.warning("metrics collector=%s state=away reason=%s; the pipeline goes on without it", self._where, reason)
+            log.warning(
+                "metrics collector=%s state=away reason=%s; the pipeline goes on without it",
+                self._where,
+                reason,
+            )
         elif self._away and not away:
             log.info("metrics collector=%s state=back", self._where)
         self._away = away

@@ -16,7 +16,10 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
 class PluginMeters:
-    """See `Metrics`. A figure `x` becomes the metric `plugin_x`, with the labels of the node, and `plugin` where there is none."""
+    """See `Metrics`.
+
+    A figure `x` becomes the metric `plugin_x`, with the labels of the node, and `plugin` where there is none.
+    """
 
     def __init__(self, meters: Meters, labels: Labels) -> None:
         self._meters = meters
@@ -39,7 +42,10 @@ class PluginMeters:
 
     def _put(self, kind: MetricType, name: str, value: float, labels: Labels) -> None:
         if not _NAME.fullmatch(name):
-            msg = f"`{name}` cannot be the name of a metric: write small letters, digits and underscores, and begin with a letter"
+            msg = (
+                f"`{name}` cannot be the name of a metric: write small letters, digits and underscores,"
+                " and begin with a letter"
+            )
             raise ValueError(msg)
         self._meters.put_own(kind, f"plugin_{name}", value, {**labels, **self._labels})
 

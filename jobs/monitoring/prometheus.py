@@ -44,8 +44,16 @@ def _family(metric: Any) -> Metric:
     from opentelemetry.sdk.metrics.export import Histogram, Sum
     from prometheus_client import Metric
 
-    kind = "counter" if isinstance(metric.data, Sum) else "histogram" if isinstance(metric.data, Histogram) else "gauge"
-    found = Metric(metric.name.removesuffix(_TOTAL) if kind == "counter" else metric.name, metric.description or "", kind)
+    kind = (
+        "counter"
+        if isinstance(metric.data, Sum)
+        else "histogram"
+        if isinstance(metric.data, Histogram)
+        else "gauge"
+    )
+    found = Metric(
+        metric.name.removesuffix(_TOTAL) if kind == "counter" else metric.name, metric.description or "", kind
+    )
     point: Any
     for point in metric.data.data_points:
         labels = {key: str(value) for key, value in sorted(point.attributes.items())}

@@ -22,7 +22,9 @@ SampleListener = Callable[[Sample | None], None]
 class SampleBuffer:
     """The rows of one run. Safe for threads. `clock` is a monotonic one, in seconds."""
 
-    def __init__(self, nodes: Iterable[str], records: int, refresh: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, nodes: Iterable[str], records: int, refresh: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._records, self._refresh, self._clock = records, refresh, clock
         self._rows: dict[str, deque[Json]] = {node: deque(maxlen=records) for node in nodes}
         self._used: dict[str, deque[float]] = {node: deque() for node in self._rows}
@@ -59,7 +61,9 @@ class SampleBuffer:
                     listener((node, row))
         return len(taken)
 
-    def listen(self, nodes: Collection[str], listener: SampleListener) -> tuple[list[Sample], Callable[[], None]]:
+    def listen(
+        self, nodes: Collection[str], listener: SampleListener
+    ) -> tuple[list[Sample], Callable[[], None]]:
         """Return the rows in the buffer, newest first, and a function that ends the subscription.
 
         Every later row is passed to the listener, none twice.

@@ -44,7 +44,10 @@ class NodeFigures:
         if other is None:
             return self
         askers = {**self.latest, **other.latest}
-        latest = {asker: max(at for at in (self.latest.get(asker), other.latest.get(asker)) if at is not None) for asker in askers}
+        latest = {
+            asker: max(at for at in (self.latest.get(asker), other.latest.get(asker)) if at is not None)
+            for asker in askers
+        }
         return NodeFigures(max(self.rows, other.rows), latest)
 
 
@@ -57,7 +60,10 @@ class EpochObservation:
     shared: list[Any] = field(default_factory=list)
 
     def share(self, frame: DataFrame) -> None:
-        """Rows that were just persisted, for several queries. Plans a query over them that never runs, since it leads to their counts."""
+        """Rows that were just persisted, for several queries.
+
+        Plans a query over them that never runs, since it leads to their counts.
+        """
         rows: Any = frame.select("*")._jdf  # noqa: SLF001
         execution = rows.queryExecution()
         execution.executedPlan()  # now: when the rows are given back, a query is planned without them
@@ -74,7 +80,9 @@ class EpochObservation:
         while self.waiting:
             for node in list(self.waiting):
                 observation, askers = self.waiting[node]
-                row = _jvm(observation).getRowOrEmpty()  # `get` would wait for ever where no query reads the node
+                row = _jvm(
+                    observation
+                ).getRowOrEmpty()  # `get` would wait for ever where no query reads the node
                 if row.isDefined():
                     found[node] = _figures(row.get(), askers).or_more(found.get(node))
                     del self.waiting[node]
@@ -116,14 +124,22 @@ def event_times_by_node(model: PipelineModel) -> dict[str, dict[str, EventTime]]
     return found
 
 
-def observe_frame(frame: DataFrame, times: Mapping[str, EventTime]) -> tuple[DataFrame, tuple[Observation, tuple[str, ...]]]:
+def observe_frame(
+    frame: DataFrame, times: Mapping[str, EventTime]
+) -> tuple[DataFrame, tuple[Observation, tuple[str, ...]]]:
     """Return the same rows with an observation of their number and their latest event times."""
     from pyspark.sql import Observation
     from pyspark.sql import functions as F  # noqa: N812
 
-    columns = {asker: column for asker, time_ in times.items() if (column := _millis(frame, time_)) is not None}
-    passed = F.col(f"{POS}.sub") >= 0 if POS in frame.columns else F.lit(True)  # rows that a filter marks are not the node's
-    latest = [F.max(F.when(passed, column)).alias(f"latest_{at}") for at, column in enumerate(columns.values())]
+    columns = {
+        asker: column for asker, time_ in times.items() if (column := _millis(frame, time_)) is not None
+    }
+    passed = (
+        F.col(f"{POS}.sub") >= 0 if POS in frame.columns else F.lit(True)
+    )  # rows that a filter marks are not the node's
+    latest = [
+        F.max(F.when(passed, column)).alias(f"latest_{at}") for at, column in enumerate(columns.values())
+    ]
     seen = Observation()
     return frame.observe(seen, F.count(F.when(passed, 1)).alias("rows"), *latest), (seen, tuple(columns))
 

@@ -82,13 +82,16 @@ class _Translator:
         self._columns = {field.name: kind_of(field.type) for field in schema}
         self._names = {source_name}
         self._rules: dict[type[exp.Expr], Callable[[Any], TypedSql]] = {
-            exp.Column: self._column, exp.Paren: lambda node: self.value(node.this), exp.Literal: literal, exp.Neg: self._negative,
-            exp.Boolean: lambda node: TypedSql("true" if node.this else "false", "Bool"), exp.Null: lambda _: TypedSql("NULL", NULL),
-            exp.Add: self._arithmetic, exp.Sub: self._arithmetic, exp.Mul: self._arithmetic, exp.Div: self._division,
-            exp.EQ: self._comparison, exp.NEQ: self._comparison, exp.LT: self._comparison, exp.LTE: self._comparison,
-            exp.GT: self._comparison, exp.GTE: self._comparison, exp.Between: self._between, exp.In: self._in, exp.Like: self._like,
-            exp.And: self._logic, exp.Or: self._logic, exp.Not: self._not, exp.Is: self._is, exp.Case: self._case, exp.If: self._if,
-            exp.Coalesce: self._coalesce, exp.Cast: self._cast, exp.TryCast: self._cast, exp.DPipe: self._concat, exp.Concat: self._concat,
+            exp.Column: self._column, exp.Paren: lambda node: self.value(node.this), exp.Literal: literal,
+            exp.Neg: self._negative,
+            exp.Boolean: lambda node: TypedSql("true" if node.this else "false", "Bool"),
+            exp.Null: lambda _: TypedSql("NULL", NULL), exp.Add: self._arithmetic, exp.Sub: self._arithmetic,
+            exp.Mul: self._arithmetic, exp.Div: self._division, exp.EQ: self._comparison,
+            exp.NEQ: self._comparison, exp.LT: self._comparison, exp.LTE: self._comparison,
+            exp.GT: self._comparison, exp.GTE: self._comparison, exp.Between: self._between, exp.In: self._in,
+            exp.Like: self._like, exp.And: self._logic, exp.Or: self._logic, exp.Not: self._not,
+            exp.Is: self._is, exp.Case: self._case, exp.If: self._if, exp.Coalesce: self._coalesce,
+            exp.Cast: self._cast, exp.TryCast: self._cast, exp.DPipe: self._concat, exp.Concat: self._concat,
         }  # fmt: skip
 
     def select(self, found: exp.Select) -> str:
@@ -96,10 +99,16 @@ class _Translator:
 
         It has two levels, so that no alias hides a column from an expression.
         """
-        if set(_present_arguments(found)) - {"expressions", "from_", "where", "kind"} or found.args.get("kind"):
+        if set(_present_arguments(found)) - {"expressions", "from_", "where", "kind"} or found.args.get(
+            "kind"
+        ):
             raise leave_out(found)
         table = found.args["from_"].this if found.args.get("from_") else None
-        if not isinstance(table, exp.Table) or set(_present_arguments(table)) - {"this", "alias"} or table.name != self._source:
+        if (
+            not isinstance(table, exp.Table)
+            or set(_present_arguments(table)) - {"this", "alias"}
+            or table.name != self._source
+        ):
             raise leave_out(table)
         if table.alias:
             if _present_arguments(table.args["alias"]) != ["this"]:
@@ -110,13 +119,18 @@ class _Translator:
         if len(set(names)) != len(names):
             raise leave_out(found)
         inner = ", ".join(f"{text} AS _headrace_out_{place}" for place, (_, text) in enumerate(outputs))
-        outer = ", ".join(f"_headrace_out_{place} AS {quote(name)}" for place, (name, _) in enumerate(outputs))
+        outer = ", ".join(
+            f"_headrace_out_{place} AS {quote(name)}" for place, (name, _) in enumerate(outputs)
+        )
         where = found.args.get("where")
         condition = f" WHERE {self._truth(where.this).sql}" if where else ""
         return f"SELECT {outer} FROM (SELECT {inner} FROM {self._over}{condition})"  # noqa: S608  every part is from the whitelist
 
     def _outputs(self, node: exp.Expr) -> list[tuple[str, str]]:
-        """(name, SQL) of what one item of the SELECT list gives. Expressions need an alias: Spark makes names up for the rest."""
+        """(name, SQL) of what one item of the SELECT list gives.
+
+        Expressions need an alias: Spark makes names up for the rest.
+        """
         if isinstance(node, exp.Star):
             if _present_arguments(node):
                 raise leave_out(node)
@@ -191,15 +205,24 @@ class _Translator:
         return _negated(node, f"({compare(exp.GTE, found, low).sql} AND {compare(exp.LTE, found, high).sql})")
 
     def _in(self, node: exp.In) -> TypedSql:
-        if set(_present_arguments(node)) - {"this", "expressions", "negate"} or not 0 < len(node.expressions) <= _MANY:
+        if (
+            set(_present_arguments(node)) - {"this", "expressions", "negate"}
+            or not 0 < len(node.expressions) <= _MANY
+        ):
             raise leave_out(node)
         found = self.value(node.this)
-        return _negated(node, f"({' OR '.join(compare(exp.EQ, found, self.value(one)).sql for one in node.expressions)})")
+        return _negated(
+            node, f"({' OR '.join(compare(exp.EQ, found, self.value(one)).sql for one in node.expressions)})"
+        )
 
     def _like(self, node: exp.Like) -> TypedSql:
-        """Patterns of % alone: what `_` matches differs outside of ASCII, and Spark's patterns miss what needs two UTF-16 units."""
+        """Patterns with `%` only. `_` differs outside of ASCII, and Spark matches UTF-16 units."""
         found, pattern = self.value(node.this), self.value(node.expression)
-        if set(_present_arguments(node)) - {"this", "expression", "negate"} or found.kind != "String" or pattern.kind != TEXT:
+        if (
+            set(_present_arguments(node)) - {"this", "expression", "negate"}
+            or found.kind != "String"
+            or pattern.kind != TEXT
+        ):
             raise leave_out(node)
         if "_" in pattern.sql or max(pattern.sql) > "\uffff":
             raise leave_out(node)
@@ -232,11 +255,15 @@ class _Translator:
     def _if(self, node: exp.If) -> TypedSql:
         return self._choice([self._truth(node.this)], [node.args["true"]], node.args.get("false"))
 
-    def _choice(self, conditions: Sequence[TypedSql], results: Sequence[exp.Expr], default: exp.Expr | None) -> TypedSql:
+    def _choice(
+        self, conditions: Sequence[TypedSql], results: Sequence[exp.Expr], default: exp.Expr | None
+    ) -> TypedSql:
         found = [self.value(result) for result in results]
         otherwise = self.value(default) if default is not None else TypedSql("NULL", NULL)
         kind = common([*found, otherwise])
-        pairs = " ".join(f"WHEN {when.sql} THEN {typed(then, kind)}" for when, then in zip(conditions, found, strict=True))
+        pairs = " ".join(
+            f"WHEN {when.sql} THEN {typed(then, kind)}" for when, then in zip(conditions, found, strict=True)
+        )
         return TypedSql(f"(CASE {pairs} ELSE {typed(otherwise, kind)} END)", kind)
 
     def _coalesce(self, node: exp.Coalesce) -> TypedSql:

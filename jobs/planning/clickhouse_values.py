@@ -21,8 +21,9 @@ TIMESTAMP = "DateTime64(6, 'UTC')"
 NUMBER, TEXT, NULL, OTHER = "number", "text", "null", "other"
 _LITERALS = (NUMBER, TEXT, NULL)
 _ARROW = {
-    pa.int8(): "Int8", pa.int16(): "Int16", pa.int32(): "Int32", pa.int64(): "Int64", pa.float32(): "Float32", pa.float64(): "Float64",
-    pa.bool_(): "Bool", pa.string(): "String", pa.date32(): "Date32", pa.timestamp("us", "UTC"): TIMESTAMP,
+    pa.int8(): "Int8", pa.int16(): "Int16", pa.int32(): "Int32", pa.int64(): "Int64", pa.float32(): "Float32",
+    pa.float64(): "Float64", pa.bool_(): "Bool", pa.string(): "String", pa.date32(): "Date32",
+    pa.timestamp("us", "UTC"): TIMESTAMP,
 }  # fmt: skip
 _DAY = re.compile(r"\d{4}-\d\d-\d\d")
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d{1,6})?")
@@ -40,7 +41,7 @@ def leave_out(what: object) -> UntranslatableError:
 
 @dataclass(frozen=True, slots=True)
 class TypedSql:
-    """SQL for ClickHouse and its type there; literals are typed by what they meet, so theirs is `number`, `text` or `null`."""
+    """SQL for ClickHouse and its type. A literal has the type `number`, `text` or `null`."""
 
     sql: str
     kind: str
@@ -135,7 +136,11 @@ def compare(how: type, left: TypedSql, right: TypedSql) -> TypedSql:
     if right.literal:
         right = _meeting(right, left.kind)
     both_whole = left.kind in INTS and right.kind in INTS
-    if left.kind == OTHER or not (left.kind == right.kind or both_whole) or (left.kind == "Bool" and how not in (exp.EQ, exp.NEQ)):
+    if (
+        left.kind == OTHER
+        or not (left.kind == right.kind or both_whole)
+        or (left.kind == "Bool" and how not in (exp.EQ, exp.NEQ))
+    ):
         raise leave_out(left)
     return TypedSql(f"({left.sql} {_SIGNS[how]} {right.sql})", "Bool")
 
@@ -147,7 +152,9 @@ def _meeting(literal: TypedSql, kind: str) -> TypedSql:
     if literal.kind == NUMBER and kind.startswith("Decimal"):
         precision, scale = (int(part) for part in re.findall(r"\d+", kind))
         value = Decimal(literal.sql)
-        if value != value.quantize(Decimal(1).scaleb(-scale)) or abs(value) >= Decimal(10) ** (precision - scale):
+        if value != value.quantize(Decimal(1).scaleb(-scale)) or abs(value) >= Decimal(10) ** (
+            precision - scale
+        ):
             raise leave_out(literal)
         return TypedSql(f"CAST('{value:f}' AS {kind})", kind)
     if literal.kind == TEXT and kind == "String":
@@ -181,7 +188,9 @@ def _compare_floats(how: type, left: TypedSql, right: TypedSql) -> TypedSql:
     """As Spark compares: NaN equals NaN and is above every other number."""
     for one, other in ((left, right), (right, left)):
         # A float meets an integer as a float or as a double, by Spark's mode: only where that is the same.
-        if one.kind == "Float32" and (other.kind in INTS or (other.kind == NUMBER and not _fits_float(other.sql))):
+        if one.kind == "Float32" and (
+            other.kind in INTS or (other.kind == NUMBER and not _fits_float(other.sql))
+        ):
             raise leave_out(other)
     if how in _FLIPPED:
         how, left, right = _FLIPPED[how], right, left
@@ -200,4 +209,6 @@ def _fits_float(text: str) -> bool:
     Spark compares the latter as doubles.
     """
     value = float(text)
-    return not re.fullmatch(r"-?\d+", text) or (abs(value) < 2**100 and struct.unpack("f", struct.pack("f", value))[0] == int(text))
+    return not re.fullmatch(r"-?\d+", text) or (
+        abs(value) < 2**100 and struct.unpack("f", struct.pack("f", value))[0] == int(text)
+    )

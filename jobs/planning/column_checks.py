@@ -1,4 +1,4 @@
-"""Checks columns that the file names: keys must exist, and `version_column` needs the same order at every sink."""
+"""Checks the columns that a file names: keys must exist, and versions need one order at all sinks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,12 @@ def version_problems(file: PipelineFile, sink: str, schema: pa.Schema) -> Iterat
         return
     if column not in schema.names:
         msg = f"`version_column` names `{column}`, and the rows have {', '.join(schema.names)}"
-        yield SchemaError(msg, hint="Correct it, or select the column in the transform.", node=sink, keys=("version_column",))
+        yield SchemaError(
+            msg,
+            hint="Correct it, or select the column in the transform.",
+            node=sink,
+            keys=("version_column",),
+        )
     elif not is_ordered(schema.field(column).type):
         msg = f"`version_column` `{column}` is {schema.field(column).type}, which is not {ORDERED}"
         hint = "Cast it in a transform: text and floating point have no order that is the same at every sink."
@@ -45,5 +50,8 @@ def missing_key(file: PipelineFile, name: str, columns: Sequence[str]) -> Iterat
     if missing := [column for column in graph.key_of(file.model, name) if column not in columns]:
         shown = ", ".join(f'"{column}"' for column in missing)
         available = ", ".join(f'"{column}"' for column in [*columns, OP])
-        msg = f"Primary key validation failed for node '{name}': columns [{shown}] not found in schema. Available columns: [{available}]"
+        msg = (
+            f"Primary key validation failed for node '{name}': columns [{shown}] not found in schema."
+            f" Available columns: [{available}]"
+        )
         yield SchemaError(msg, node=name, keys=("primary_key",))

@@ -42,7 +42,11 @@ def node_types(file: PipelineFile) -> frozenset[str]:
 
 def target_text(described: Mapping[str, Any]) -> str:
     """Return a target's name for messages, from the result of `Sink.describe`."""
-    named = described.get("location") if described.get("kind") == "delta" else described.get("table_name") or described.get("location")
+    named = (
+        described.get("location")
+        if described.get("kind") == "delta"
+        else described.get("table_name") or described.get("location")
+    )
     return f"the {described.get('kind', '')} table `{named}`" if named else "the target"
 
 
@@ -136,8 +140,12 @@ class PipelineSink:
             return None
         last = next(self._ledger.epochs(state.name, state.lane, state.committed, state.committed), None)
         if last is None:
-            return CommitRecord.for_registration(self._key, state.generation, state.committed, state.ended, "", None)
-        before = CommitRecord.for_registration(self._key, state.generation, state.committed - 1, last.plan.start, "", None)
+            return CommitRecord.for_registration(
+                self._key, state.generation, state.committed, state.ended, "", None
+            )
+        before = CommitRecord.for_registration(
+            self._key, state.generation, state.committed - 1, last.plan.start, "", None
+        )
         return before.after_epoch(last.plan, state.generation, WriteCounts())
 
 
@@ -168,13 +176,19 @@ class CompiledPipeline:
         """Return new sinks of this file for one pipeline. They connect when they are prepared."""
         found: dict[str, PipelineSink] = {}
         for name, node in self.file.model.sinks.items():
-            key, schema, columns = SinkKey(uuid, self.file.name, lane, name), self.planner.schemas[name], self.planner.keys[name]
+            key, schema, columns = (
+                SinkKey(uuid, self.file.name, lane, name),
+                self.planner.schemas[name],
+                self.planner.keys[name],
+            )
             extra = {"key": columns, "sinks": tuple(self.file.model.sinks)}
             context = SinkContext(key, node, self.settings, schema, self.planner.spark, extra)
             found[name] = PipelineSink(registry.open_sink(context), context, ledger, self.file.path)
         return found
 
-    def open_tables(self, uuid: str, lane: str, ledger: Ledger, note: Callable[[str, int], None], *, former: bool = False) -> None:
+    def open_tables(
+        self, uuid: str, lane: str, ledger: Ledger, note: Callable[[str, int], None], *, former: bool = False
+    ) -> None:
         """Open the dynamic tables for one pipeline; reopen them if they were open.
 
         `note` records in the ledger the first epoch of a table in memory. `former`: see `CommittedTables`.
@@ -186,9 +200,13 @@ class CompiledPipeline:
         committed, generation = (state.committed, state.generation) if state else (0, 0)
         known = CommittedTables(committed, joined, note, generation, former=former)
         self._close_tables()
-        self.planner.tables = open_tables(self.file.model, self.settings, self.planner.spark, pipeline=uuid, lane=lane, known=known)
+        self.planner.tables = open_tables(
+            self.file.model, self.settings, self.planner.spark, pipeline=uuid, lane=lane, known=known
+        )
 
-    def open_former_tables(self, uuid: str, lane: str, ledger: Ledger, note: Callable[[str, int], None]) -> None:
+    def open_former_tables(
+        self, uuid: str, lane: str, ledger: Ledger, note: Callable[[str, int], None]
+    ) -> None:
         """Open the dynamic tables for an earlier version of the file, whose epochs are only written again.
 
         Does nothing if they are open.

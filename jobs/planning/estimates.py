@@ -17,7 +17,12 @@ def estimate_bytes(readings: Mapping[str, SourceBatch]) -> int | None:
 
 
 def estimate_rows(
-    model: PipelineModel, name: str, readings: Mapping[str, SourceBatch], staged: Mapping[str, int], *, one_of_one: bool = False
+    model: PipelineModel,
+    name: str,
+    readings: Mapping[str, SourceBatch],
+    staged: Mapping[str, int],
+    *,
+    one_of_one: bool = False,
 ) -> int | None:
     """Return an upper bound of the rows of a node: what its sources read, times the number of paths to it.
 
@@ -34,7 +39,11 @@ def estimate_rows(
     by_sql = node.type == "sql"
     if not one_of_one and (not by_sql or statements.multiplies(node.sql, node=name, dialect=node.dialect)):
         return None
-    uses = statements.table_uses(node.sql, node=name, dialect=node.dialect) if by_sql else dict.fromkeys(node.inputs(name), 1)
+    uses = (
+        statements.table_uses(node.sql, node=name, dialect=node.dialect)
+        if by_sql
+        else dict.fromkeys(node.inputs(name), 1)
+    )
     total = 0
     for upstream, times in uses.items():
         rows = estimate_rows(model, upstream, readings, staged, one_of_one=one_of_one)

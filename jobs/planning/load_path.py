@@ -38,7 +38,7 @@ class LoadPath:
     query: str | None = None
     key: tuple[str, ...] = ()
     last: bool = False
-    """Whether `query` is to see the last row of each key alone: it filters, and the row that decides may be one that it leaves out."""
+    """Whether `query` reads only the last row of each key, which may fail the query's filter."""
 
     @property
     def is_bulk_copy(self) -> bool:
@@ -58,19 +58,27 @@ class Columns:
     payloads: Mapping[str, pa.Schema]
     nodes: Mapping[str, pa.Schema]
     itself: Callable[[PipelineSource], pa.Schema | None]
-    spreads: Callable[[PipelineSource, Sequence[str]], str | None] = lambda source, key: source.bounded[0].explain_key_spread(key)
+    spreads: Callable[[PipelineSource, Sequence[str]], str | None] = lambda source, key: source.bounded[
+        0
+    ].explain_key_spread(key)
 
 
-def plan_load_paths(file: PipelineFile, planner: PipelinePlanner, sources: Mapping[str, PipelineSource]) -> dict[str, LoadPath]:
+def plan_load_paths(
+    file: PipelineFile, planner: PipelinePlanner, sources: Mapping[str, PipelineSource]
+) -> dict[str, LoadPath]:
     """Return the load path of history to every sink.
 
     It is deterministic: an epoch must be finished with the load path that it began with.
     """
-    columns = Columns(planner.source_schemas, planner.schemas, lambda source: source.bounded[0].schema(planner.spark))
+    columns = Columns(
+        planner.source_schemas, planner.schemas, lambda source: source.bounded[0].schema(planner.spark)
+    )
     return {name: plan_load_path(file, columns, sources, name) for name in file.model.sinks}
 
 
-def plan_load_path(file: PipelineFile, columns: Columns, sources: Mapping[str, PipelineSource], sink: str) -> LoadPath:
+def plan_load_path(
+    file: PipelineFile, columns: Columns, sources: Mapping[str, PipelineSource], sink: str
+) -> LoadPath:
     """Return the load path to one sink. Its path is `unchecked` if columns that decide are not known."""
     names = graph.upstream_sources(file.model, sink)
     source = sources[names[0]]
@@ -97,7 +105,9 @@ def plan_load_path(file: PipelineFile, columns: Columns, sources: Mapping[str, P
     return LoadPath("direct", why, source.name, query, key, last=bool(filtering))
 
 
-def carried_key(model: PipelineModel, nodes: Mapping[str, pa.Schema], sink: str, source: str) -> tuple[str, ...]:
+def carried_key(
+    model: PipelineModel, nodes: Mapping[str, pa.Schema], sink: str, source: str
+) -> tuple[str, ...]:
     """Return the source columns that the sink's primary key contains unchanged.
 
     `nodes` are the columns of nodes, as far as they are known.
@@ -125,7 +135,11 @@ def _obstacle(file: PipelineFile, sources: Mapping[str, PipelineSource], sink: s
         return f"it reads {len(names)} sources"
     if len(source.bounded) != 1 or not source.bounded[0].capabilities.direct:
         return f"`{source.name}` cannot be read by tasks alone"
-    return "history is cut by a cursor, which Spark applies" if getattr(source.node, "cursor", None) is not None else ""
+    return (
+        "history is cut by a cursor, which Spark applies"
+        if getattr(source.node, "cursor", None) is not None
+        else ""
+    )
 
 
 def _filter(file: PipelineFile, sink: str) -> str:
@@ -138,7 +152,9 @@ def _filter(file: PipelineFile, sink: str) -> str:
     return next((name for name in nodes if name in file.model.transforms), "")
 
 
-def _query(file: PipelineFile, sink: str, source: PipelineSource, columns: Columns, have: pa.Schema | None) -> str | None:
+def _query(
+    file: PipelineFile, sink: str, source: PipelineSource, columns: Columns, have: pa.Schema | None
+) -> str | None:
     """Return the transforms between source and sink as one query in the source's SQL.
 
     Returns None if rows pass unchanged. `have` are the columns of the history itself. Raises UserError if the
@@ -151,7 +167,9 @@ def _query(file: PipelineFile, sink: str, source: PipelineSource, columns: Colum
     upstream, query = source.name, ""
     for name in _chain(file, sink, source.name):
         node: Any = file.model.transforms[name]
-        query = _translated(f"transform `{name}`", node.spark_sql(name), upstream, _get_schema(columns.nodes, upstream), query)
+        query = _translated(
+            f"transform `{name}`", node.spark_sql(name), upstream, _get_schema(columns.nodes, upstream), query
+        )
         upstream = name
     want = _get_schema(columns.payloads, source.name)
     if have is None:
@@ -187,7 +205,10 @@ def _chain(file: PipelineFile, sink: str, source: str) -> list[str]:
             msg = f"transform `{at}` is a {node.type}, which runs in Spark's workers"
             raise UserError(msg)
         if tables := graph.looked_up_tables(file.model, at):
-            msg = f"transform `{at}` looks up the dynamic table `{tables[0]}`, which only Spark's workers can do"
+            msg = (
+                f"transform `{at}` looks up the dynamic table `{tables[0]}`, which only Spark's workers"
+                " can do"
+            )
             raise UserError(msg)
         inputs = statements.table_uses(node.sql, node=at, dialect=node.dialect)
         if len(inputs) != 1:

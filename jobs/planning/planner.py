@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from headrace.connectors.frame import EpochFrame
 from headrace.connectors.spark_plan import refuse_relative_timestamps
 from headrace.connectors.spark_types import marked, spark_schema, wide_columns
-from headrace.jobs.dynamic_tables.base import DynamicTableBackend, EmptyLookup, ValueLookup, check_arguments, distinct_texts, register
+from headrace.jobs.dynamic_tables.base import (
+    DynamicTableBackend,
+    EmptyLookup,
+    ValueLookup,
+    check_arguments,
+    distinct_texts,
+    register,
+)
 from headrace.jobs.functions import provide
 from headrace.jobs.functions.plugins import register_functions
 from headrace.jobs.planning.column_checks import missing_key, version_problems
@@ -28,7 +35,13 @@ from headrace.jobs.staging.determinism import nondeterminism_reason
 from headrace.jobs.staging.store import StoredResults
 from headrace.jobs.transforms.base import RowTransform, TransformContext
 from headrace.jobs.transforms.registry import KEYS, open_transform
-from headrace.jobs.transforms.retractions import SinkBoundary, bypass_marked_rows, retractions_of, shared_problems, without_marked
+from headrace.jobs.transforms.retractions import (
+    SinkBoundary,
+    bypass_marked_rows,
+    retractions_of,
+    shared_problems,
+    without_marked,
+)
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import PipelineFileError, PluginError, SchemaError, UserError
 from headrace.pipeline.file.loader import PipelineFile
@@ -78,7 +91,9 @@ class PipelinePlanner:
     PipelineFileError if there are several errors.
     """
 
-    def __init__(self, file: PipelineFile, spark: SparkSession, sources: Mapping[str, HasSchema], settings: Settings) -> None:
+    def __init__(
+        self, file: PipelineFile, spark: SparkSession, sources: Mapping[str, HasSchema], settings: Settings
+    ) -> None:
         self.file = file
         self.pipeline = ""
         self._settings = settings
@@ -87,13 +102,19 @@ class PipelinePlanner:
         self._transforms: dict[str, RowTransform] = {}
         self._statements: dict[str, tuple[exp.Query, WideColumns]] = {}
         self.spark = spark.newSession()
-        self.source_schemas: dict[str, pa.Schema] = {name: source.schema(self.spark) for name, source in sources.items()}
+        self.source_schemas: dict[str, pa.Schema] = {
+            name: source.schema(self.spark) for name, source in sources.items()
+        }
         self.keys: dict[str, tuple[str, ...]] = {}
         self.schemas: dict[str, pa.Schema] = {}
         self.tables: Mapping[str, DynamicTableBackend] = {}
         """The dynamic tables, opened; without them their SQL is analysed and no epoch can be computed."""
-        self._lookups: dict[str, ValueLookup] = {name: EmptyLookup() for name in graph.dynamic_tables(file.model)}
-        self._looked_up = frozenset(table for name in file.model.transforms for table in graph.looked_up_tables(file.model, name))
+        self._lookups: dict[str, ValueLookup] = {
+            name: EmptyLookup() for name in graph.dynamic_tables(file.model)
+        }
+        self._looked_up = frozenset(
+            table for name in file.model.transforms for table in graph.looked_up_tables(file.model, name)
+        )
         self.retractions = retractions_of(file.model)
         self._steps = graph.steps(file.model)
         self._order = graph.in_order(file.model)
@@ -101,7 +122,9 @@ class PipelinePlanner:
         """The sources that each node reads, directly or not."""
         for name in self._order:
             inputs = graph.inputs_of(file.model, name)
-            self._upstream_sources[name] = frozenset[str]().union(*(self._upstream_sources.get(upstream, ()) for upstream in inputs))
+            self._upstream_sources[name] = frozenset[str]().union(
+                *(self._upstream_sources.get(upstream, ()) for upstream in inputs)
+            )
         if self._lookups:
             register(self.spark, self._lookups)
         with file.locate_errors():
@@ -114,18 +137,24 @@ class PipelinePlanner:
         for name, node in nodes.items():
             if text := getattr(node, "sql", None):
                 try:
-                    register_functions(self.spark, [statements.spark_text(text, node=name, dialect=node.dialect)])
+                    register_functions(
+                        self.spark, [statements.spark_text(text, node=name, dialect=node.dialect)]
+                    )
                 except PluginError as error:
                     error.node, error.keys = name, ("sql",)
                     raise
 
     def _analyse(self) -> None:
         problems: list[UserError] = []
-        views = self._views({name: SourceBatch(self._empty(name), 0) for name in self.source_schemas}, None, problems)
+        views = self._views(
+            {name: SourceBatch(self._empty(name), 0) for name in self.source_schemas}, None, problems
+        )
         for name, frame in views.items():
             try:
                 self.schemas[name] = payload_of(frame)
-                if name in self.file.model.transforms and (why := nondeterminism_reason(self.file.model, name)):
+                if name in self.file.model.transforms and (
+                    why := nondeterminism_reason(self.file.model, name)
+                ):
                     check_staged(frame, why)
             except UserError as error:
                 problems.append(UserError(error.message, hint=error.hint, node=name, keys=("sql",)))
@@ -138,7 +167,9 @@ class PipelinePlanner:
         lacking: set[str] = set()
         for name in [*model.sources, *self._order, *model.sinks]:
             self.keys[name] = graph.key_of(model, name)
-            missing = list(missing_key(self.file, name, self.schemas[name].names)) if name in self.schemas else []
+            missing = (
+                list(missing_key(self.file, name, self.schemas[name].names)) if name in self.schemas else []
+            )
             # A lost key is reported only at the node that loses it, not at those that inherit it.
             if missing and not lacking.intersection(graph.inputs_of(model, name)):
                 problems += missing
@@ -153,7 +184,9 @@ class PipelinePlanner:
 
         payload = spark_schema(self.source_schemas[name])
         hidden = StructType.fromDDL(f"{OP} string, {POS} {POS_TYPE}")
-        return self.spark.createDataFrame([], StructType([*payload.fields, *cast("StructType", hidden).fields]))
+        return self.spark.createDataFrame(
+            [], StructType([*payload.fields, *cast("StructType", hidden).fields])
+        )
 
     def _views(
         self,
@@ -171,12 +204,20 @@ class PipelinePlanner:
         by their stored rows. `each` receives every frame of a transform, and of a source that has rows, and
         returns the one to use.
         """
-        found = {name: each(name, reading.frame) if each and reading.rows != 0 else reading.frame for name, reading in readings.items()}
-        names = {name: "hr_" + re.sub(r"\W", "_", name) + f"_{index}" for index, name in enumerate([*found, *self._order])}
+        found = {
+            name: each(name, reading.frame) if each and reading.rows != 0 else reading.frame
+            for name, reading in readings.items()
+        }
+        names = {
+            name: "hr_" + re.sub(r"\W", "_", name) + f"_{index}"
+            for index, name in enumerate([*found, *self._order])
+        }
         for name, frame in found.items():
             frame.createOrReplaceTempView(names[name])
         for name in self._steps:
-            if problems is not None and any(upstream not in found for upstream in graph.inputs_of(self.file.model, name)):
+            if problems is not None and any(
+                upstream not in found for upstream in graph.inputs_of(self.file.model, name)
+            ):
                 continue
             try:
                 if name in self._lookups:
@@ -197,7 +238,9 @@ class PipelinePlanner:
             found[name].createOrReplaceTempView(names[name])
         return found
 
-    def _frame(self, name: str, found: Mapping[str, DataFrame], views: dict[str, str], plan: EpochPlan | None) -> DataFrame:
+    def _frame(
+        self, name: str, found: Mapping[str, DataFrame], views: dict[str, str], plan: EpochPlan | None
+    ) -> DataFrame:
         """Return a transform's rows, computed from the frames of its inputs."""
         node: Any = self.file.model.transforms[name]
         if node.type == "sql":
@@ -205,7 +248,9 @@ class PipelinePlanner:
         (upstream,) = node.inputs(name)
         if name not in self._transforms:
             self._transforms[name] = self._open_transform(name, node, payload_of(found[upstream]))
-        return bypass_marked_rows(self._transforms[name], name, upstream, found[upstream], plan, self.retractions)
+        return bypass_marked_rows(
+            self._transforms[name], name, upstream, found[upstream], plan, self.retractions
+        )
 
     def _statement(self, name: str, node: Any, views: Mapping[str, str]) -> exp.Query:
         """Return a sql node's query in Spark SQL, adapted to the types of its inputs.
@@ -217,10 +262,16 @@ class PipelinePlanner:
             self._check_double_quotes(name, node, frames)
             query = node.query(name)
             wide = {upstream: wide_columns([frame]) for upstream, frame in frames.items()}
-            nested = {upstream: self._statements[upstream][1].nested if upstream in self._statements else {} for upstream in frames}
+            nested = {
+                upstream: self._statements[upstream][1].nested if upstream in self._statements else {}
+                for upstream in frames
+            }
             columns = WideColumns({}, {})
             if needs_types(query, any([*wide.values(), *nested.values()])):
-                types = {upstream: types_of(frame, wide[upstream], nested[upstream]) for upstream, frame in frames.items()}
+                types = {
+                    upstream: types_of(frame, wide[upstream], nested[upstream])
+                    for upstream, frame in frames.items()
+                }
                 columns = apply_types(query, types, node=name)
             self._statements[name] = query, columns
         return self._statements[name][0]
@@ -234,8 +285,14 @@ class PipelinePlanner:
         for upstream, frame in frames.items() if quoted else ():
             names = {column.lower(): column for column in frame.columns}
             if text := next((text for text in quoted if text.lower() in names), None):
-                msg = f'"{text}" is a text in Spark\'s SQL, and a column of `{upstream}` is called `{names[text.lower()]}`'
-                hint = f"For the column add `dialect: datafusion` (or postgres) to the node, or write `{text}` in backticks;"
+                msg = (
+                    f'"{text}" is a text in Spark\'s SQL, and a column of `{upstream}` is called'
+                    f" `{names[text.lower()]}`"
+                )
+                hint = (
+                    "For the column add `dialect: datafusion` (or postgres) to the node, or write"
+                    f" `{text}` in backticks;"
+                )
                 hint += f" for the text write '{text}'."
                 raise SchemaError(msg, hint=hint, node=name)
 
@@ -247,14 +304,20 @@ class PipelinePlanner:
         node: Any = self.file.model.transforms[name]
         if node.inputs(name) and (plan is None or self.tables[name].needs_values(plan)):
             frame = self._select(name, views, plan)
-            frame = (without_marked(frame) if not self.retractions.marked.isdisjoint(node.inputs(name)) else frame).drop(*HIDDEN)
+            frame = (
+                without_marked(frame) if not self.retractions.marked.isdisjoint(node.inputs(name)) else frame
+            ).drop(*HIDDEN)
             kind = frame.schema[0].dataType.simpleString()
             if kind not in ("string", "void"):
                 msg = f"dynamic table side output expects a string column, got {kind}"
                 raise SchemaError(msg, hint="Cast it: CAST(column AS STRING).", node=name)
             if plan is not None:
                 self.tables[name].fill(plan, distinct_texts(frame, name))
-        if plan is not None and name in self._looked_up and (lookup := self.tables[name].lookup(plan)) is not self._lookups[name]:
+        if (
+            plan is not None
+            and name in self._looked_up
+            and (lookup := self.tables[name].lookup(plan)) is not self._lookups[name]
+        ):
             self._lookups[name] = lookup
             register(self.spark, self._lookups)
 
@@ -278,7 +341,12 @@ class PipelinePlanner:
                 check_arguments(frame, name)
             if statements.may_have_relative_timestamps(node.sql):
                 still = statements.compile_statement(
-                    query, HIDDEN, now=datetime.now(UTC), rename=views, node=name, sources=self._upstream_sources
+                    query,
+                    HIDDEN,
+                    now=datetime.now(UTC),
+                    rename=views,
+                    node=name,
+                    sources=self._upstream_sources,
                 )
                 calls = statements.nondeterministic_calls(node.sql, dialect=node.dialect)
                 refuse_relative_timestamps(self.spark.sql(still), node.sql, name, calls)
@@ -323,7 +391,9 @@ class PipelinePlanner:
             message, hint = explain_analysis_error(error, node.sql)
             raise SchemaError(message, hint=hint, node=name) from None
         names = [column for column in frame.columns if column not in HIDDEN]
-        if doubled := sorted({column for column in names if [other.lower() for other in names].count(column.lower()) > 1}):
+        if doubled := sorted(
+            {column for column in names if [other.lower() for other in names].count(column.lower()) > 1}
+        ):
             msg = f"column `{doubled[0]}` appears twice"
             raise SchemaError(msg, hint="Give one of them another name with AS.", node=name)
         kinds = self._statements[name][1].numbers
@@ -331,8 +401,14 @@ class PipelinePlanner:
 
     def plan_text(self) -> str:
         """Return Spark's plans of the transforms, over sources without rows."""
-        views = self._views({name: SourceBatch(self._empty(name), 0) for name in self.source_schemas}, None, [])
-        texts = [(name, cast("Any", views[name])._jdf.queryExecution().toString()) for name in self._order if name in views]  # noqa: SLF001  explain() only prints
+        views = self._views(
+            {name: SourceBatch(self._empty(name), 0) for name in self.source_schemas}, None, []
+        )
+        texts = [
+            (name, cast("Any", views[name])._jdf.queryExecution().toString())  # noqa: SLF001  explain() only prints
+            for name in self._order
+            if name in views
+        ]
         return "\n".join(f"== {name} ==\n{text}" for name, text in texts)
 
     def nodes(self, readings: Mapping[str, SourceBatch], plan: EpochPlan) -> dict[str, DataFrame]:
@@ -363,12 +439,16 @@ class PipelinePlanner:
         every = self._complete(readings)
         filled = [name for name, table in self.tables.items() if table.needs_values(plan)]
         wanted = staging.required_nodes([*sinks, *filled]) if staging else ()
-        views = self._views(every, plan, staged=dict.fromkeys(wanted, staging.load_or_compute) if staging else None, each=each)
+        views = self._views(
+            every, plan, staged=dict.fromkeys(wanted, staging.load_or_compute) if staging else None, each=each
+        )
         counts = staging.rows if staging else {}
         model = self.file.model
         boundary = SinkBoundary(model, self.retractions, self.keys)
         shared = {
-            model.sinks[sink].from_ for sink in sinks if sum(model.sinks[other].from_ == model.sinks[sink].from_ for other in sinks) > 1
+            model.sinks[sink].from_
+            for sink in sinks
+            if sum(model.sinks[other].from_ == model.sinks[sink].from_ for other in sinks) > 1
         }
         persisted = {name: views[name].persist() for name in shared if readings and name not in counts}
         if each is not None:
@@ -377,7 +457,9 @@ class PipelinePlanner:
         try:
             yield {
                 sink: EpochFrame(
-                    rows=boundary.rows(sink, persisted.get(model.sinks[sink].from_, views[model.sinks[sink].from_])),
+                    rows=boundary.rows(
+                        sink, persisted.get(model.sinks[sink].from_, views[model.sinks[sink].from_])
+                    ),
                     schema=self.schemas[sink],
                     key=self.keys[sink],
                     estimate=estimate_rows(model, sink, every, counts),

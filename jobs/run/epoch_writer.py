@@ -57,7 +57,9 @@ class EpochWriter:
         self.seconds = 0.0
         """How long the last `write` took."""
 
-    def staging(self, plan: EpochPlan, pending: Sequence[str], *, replayed: bool = False) -> StoredResults | None:
+    def staging(
+        self, plan: EpochPlan, pending: Sequence[str], *, replayed: bool = False
+    ) -> StoredResults | None:
         """Return the store of this epoch's non-deterministic rows, or None if it has none.
 
         Raises SinkStateError if those rows would have to be recomputed although sinks or dynamic tables hold
@@ -71,16 +73,28 @@ class EpochWriter:
 
         def holders() -> dict[str, str]:
             whole = {name: f"sink {name} has this epoch" for name in model.sinks if name not in pending}
-            some = {name: f"sink {name} has a part of this epoch" for name in pending if self._sinks[name].has_partial_epoch(plan)}
-            kept = {name: f"dynamic table {name} has the values of this epoch" for name, table in tables.items() if table.has_values(plan)}
+            some = {
+                name: f"sink {name} has a part of this epoch"
+                for name in pending
+                if self._sinks[name].has_partial_epoch(plan)
+            }
+            kept = {
+                name: f"dynamic table {name} has the values of this epoch"
+                for name, table in tables.items()
+                if table.has_values(plan)
+            }
             return whole | some | kept
 
         filled = [name for name, table in tables.items() if table.needs_values(plan)]
-        found = StoredResults(self._stages.for_epoch(plan, self._hash), NodeGraph.of(model), list(impure), holders)
+        found = StoredResults(
+            self._stages.for_epoch(plan, self._hash), NodeGraph.of(model), list(impure), holders
+        )
         found.check([*pending, *filled], replayed=replayed, recompute=self._stages.recompute)
         return found
 
-    def write(self, plan: EpochPlan, pending: Sequence[str], *, replayed: bool = False) -> dict[str, WriteCounts]:
+    def write(
+        self, plan: EpochPlan, pending: Sequence[str], *, replayed: bool = False
+    ) -> dict[str, WriteCounts]:
         """Write the epoch to the pending sinks in parallel and return the counts that each one acknowledged.
 
         `replayed` means that the epoch is already committed and is written again. Raises the first error as a
@@ -95,9 +109,15 @@ class EpochWriter:
             if self._side is not None:
                 marked = self._planner.retractions.marked
                 self._side.see(
-                    plan, {name: replace(one, frame=without_marked(one.frame)) if name in marked else one for name, one in readings.items()}
+                    plan,
+                    {
+                        name: replace(one, frame=without_marked(one.frame)) if name in marked else one
+                        for name, one in readings.items()
+                    },
                 )
-            look = self._monitor.create_observer(self._planner.file.model, [name for name in pending if not self._direct(plan, name)])
+            look = self._monitor.create_observer(
+                self._planner.file.model, [name for name in pending if not self._direct(plan, name)]
+            )
             with self._planner.frames(plan, readings, pending, staging, look) as frames:
                 staged = staging.seconds if staging else {}
                 self.steps |= {f"stage {name}": seconds for name, seconds in staged.items()}
@@ -116,19 +136,31 @@ class EpochWriter:
         for name, source in self._sources.items():
             if plan.phase is Phase.HISTORY:
                 for phase, splits in splits_by_phase(plan.splits, name).items():
-                    found[name] = source.read_history(spark, plan.start[name], phase, splits, self._planner.source_schemas[name])
+                    found[name] = source.read_history(
+                        spark, plan.start[name], phase, splits, self._planner.source_schemas[name]
+                    )
             elif source.unbounded is not None and plan.start[name].get("stream") != plan.end[name]["stream"]:
-                start = plan.start[name] if "stream" in plan.start[name] else {**plan.start[name], "stream": plan.start[name]["fence"]}
+                start = (
+                    plan.start[name]
+                    if "stream" in plan.start[name]
+                    else {**plan.start[name], "stream": plan.start[name]["fence"]}
+                )
                 appends = graph.appending_sinks(self._planner.file.model, name) if start.get("cursor") else ()
-                found[name] = source.read_stream(spark, start, plan.end[name], appends, self._planner.file.model.epoch.max_bytes)
+                found[name] = source.read_stream(
+                    spark, start, plan.end[name], appends, self._planner.file.model.epoch.max_bytes
+                )
         return found
 
-    def _write_concurrently(self, plan: EpochPlan, frames: Mapping[str, EpochFrame]) -> dict[str, WriteCounts]:
+    def _write_concurrently(
+        self, plan: EpochPlan, frames: Mapping[str, EpochFrame]
+    ) -> dict[str, WriteCounts]:
         if len(frames) == 1:
             return {name: self._write_sink(plan, name, frame) for name, frame in frames.items()}
         with ThreadPoolExecutor(len(frames), thread_name_prefix="sink") as pool:
             waiting = {
-                name: pool.submit(with_log_context(_in_pool(self._planner.spark, name, self._write_sink)), plan, name, frame)
+                name: pool.submit(
+                    with_log_context(_in_pool(self._planner.spark, name, self._write_sink)), plan, name, frame
+                )
                 for name, frame in frames.items()
             }
             errors = [error for future in waiting.values() if (error := future.exception()) is not None]
@@ -142,13 +174,19 @@ class EpochWriter:
         Rows of a key that several splits share need one order, so they are loaded through Spark.
         """
         route = self._routes.get(name)
-        if plan.phase is not Phase.HISTORY or route is None or not route.is_bulk_copy or not isinstance(self._sinks[name], DirectSink):
+        if (
+            plan.phase is not Phase.HISTORY
+            or route is None
+            or not route.is_bulk_copy
+            or not isinstance(self._sinks[name], DirectSink)
+        ):
             return False
         keyed = bool(graph.key_of(self._planner.file.model, name))
         source = self._sources[route.source]
         pieces = splits_by_phase(plan.splits, route.source)
         return not keyed or all(
-            source.bounded[phase].keeps_together(splits, route.key, ever=route.last) for phase, splits in pieces.items()
+            source.bounded[phase].keeps_together(splits, route.key, ever=route.last)
+            for phase, splits in pieces.items()
         )
 
     def _fetch(self, plan: EpochPlan, name: str) -> tuple[DirectSink, SplitReader] | None:
@@ -157,7 +195,9 @@ class EpochWriter:
         if route is None or not isinstance(sink, DirectSink) or not self._direct(plan, name):
             return None
         for phase, splits in splits_by_phase(plan.splits, route.source).items():
-            found = self._sources[route.source].fetch(plan.start[route.source], phase, splits, route.query, route.key, last=route.last)
+            found = self._sources[route.source].fetch(
+                plan.start[route.source], phase, splits, route.query, route.key, last=route.last
+            )
             return (sink, found) if found is not None else None
         return None
 
@@ -177,7 +217,9 @@ class EpochWriter:
             self.steps[f"write {name}"] = time.monotonic() - started
 
 
-def _in_pool(spark: SparkSession, pool: str, function: Callable[..., WriteCounts]) -> Callable[..., WriteCounts]:
+def _in_pool(
+    spark: SparkSession, pool: str, function: Callable[..., WriteCounts]
+) -> Callable[..., WriteCounts]:
     """Run the function in its own scheduler pool, so that sinks share the cores instead of queueing."""
 
     def run(*args: object) -> WriteCounts:

@@ -114,7 +114,9 @@ class CallsPending:
 Event = EpochCommitted | PhaseChanged | PartitionCompleted | RunMessage
 """What the caller's listener receives."""
 Listener = Callable[[Event], None]
-RunEvent = Event | EpochStarted | AttemptFailed | RunFailed | LagMeasured | StreamIdle | StreamStalled | CallsPending
+RunEvent = (
+    Event | EpochStarted | AttemptFailed | RunFailed | LagMeasured | StreamIdle | StreamStalled | CallsPending
+)
 """What the subscribers inside a run receive."""
 
 

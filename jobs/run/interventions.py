@@ -53,9 +53,9 @@ class Exit:
 def rewind(file: PipelineFile, settings: Settings, *, to: str, dry_run: bool = False) -> Exit:
     """Let the next epoch start where an earlier one ended: stream rows after it are read and written again.
 
-    `to` is an epoch or an ISO time (UTC without an offset): the last epoch committed by then. Raise PipelineStateError for a position in
-    the history, GuaranteeError for sinks without a key, RetentionError where the topic no longer has the rows, TargetError where
-    it was deleted and created again.
+    `to` is an epoch or an ISO time (UTC without an offset): the last epoch committed by then. Raise
+    PipelineStateError for a position in the history, GuaranteeError for sinks without a key, RetentionError
+    where the topic no longer has the rows, TargetError where it was deleted and created again.
     """
     with _ledger(file, settings) as ledger:
         _state(ledger, file)  # before the lease, which would register a pipeline that never ran
@@ -79,15 +79,31 @@ def skip_open(file: PipelineFile, settings: Settings, *, dry_run: bool = False) 
     if plan is None:
         msg = f"pipeline `{file.name}` has no open epoch"
         raise PipelineStateError(
-            msg, hint=f"`headrace run {file.path}` continues; `headrace reset {file.path}` starts over with a new snapshot."
+            msg,
+            hint=f"`headrace run {file.path}` continues; `headrace reset {file.path}` starts over with a"
+            " new snapshot.",
         )
     ranges = skipped_ranges({"data": plan.to_json()})
     if dry_run:
         return Exit((f"Epoch {plan.number} would be closed. Sinks that do not have it would lack {ranges}.",))
-    run = PipelineRun(file, settings, listener=None, stop=None, max_run_time=None, launched_by="skip-open", run_id="", spark=None)
+    run = PipelineRun(
+        file,
+        settings,
+        listener=None,
+        stop=None,
+        max_run_time=None,
+        launched_by="skip-open",
+        run_id="",
+        spark=None,
+    )
     with run as pipeline_run:
         number, lacking = pipeline_run.coordinator.skip_open()
-    return Exit((f"Epoch {number} is closed. It was skipped at: {', '.join(lacking)}.", f"They lack {ranges}; every audit shows it."))
+    return Exit(
+        (
+            f"Epoch {number} is closed. It was skipped at: {', '.join(lacking)}.",
+            f"They lack {ranges}; every audit shows it.",
+        )
+    )
 
 
 def reset(file: PipelineFile, settings: Settings, *, empty: bool, dry_run: bool = False) -> Exit:
@@ -109,10 +125,21 @@ def reset(file: PipelineFile, settings: Settings, *, empty: bool, dry_run: bool 
             changes.append(f"Epoch {state.open_plan.number} is open; it is closed.")
         if dry_run:
             return Exit(tuple(changes))
-        run = PipelineRun(file, settings, listener=None, stop=None, max_run_time=None, launched_by="reset", run_id="", spark=None)
+        run = PipelineRun(
+            file,
+            settings,
+            listener=None,
+            stop=None,
+            max_run_time=None,
+            launched_by="reset",
+            run_id="",
+            spark=None,
+        )
         with run.open_target_sinks(ledger, state.pipeline) as opened:
             for name, what in sinks.items():
-                _check_target(file, opened[name], name, what, "--empty-targets" if empty else "--keep-targets")
+                _check_target(
+                    file, opened[name], name, what, "--empty-targets" if empty else "--keep-targets"
+                )
         with hold_lease(ledger, file, "reset") as lease:
             ledger.reset(lease, {name: what is TargetHandling.EMPTIED for name, what in sinks.items()})
     with run:
@@ -153,21 +180,29 @@ def _state(ledger: Ledger, file: PipelineFile) -> PipelineState:
 
 def _check_keyed(file: PipelineFile) -> None:
     for name, node in file.model.sinks.items():
-        if registry.sink_class(node).capabilities.delivery is Delivery.EXACTLY_ONCE and not _is_keyed(file, name):
+        if registry.sink_class(node).capabilities.delivery is Delivery.EXACTLY_ONCE and not _is_keyed(
+            file, name
+        ):
             msg = "it has no key, so rows that are read again would be there twice"
             hint = f"`headrace reset {file.path} --empty-targets` starts over with empty targets."
             raise GuaranteeError(msg, hint=hint, node=name)
 
 
 def _is_keyed(file: PipelineFile, sink: str) -> bool:
-    return registry.sink_class(file.model.sinks[sink]).capabilities.upsert and bool(graph.key_of(file.model, sink))
+    return registry.sink_class(file.model.sinks[sink]).capabilities.upsert and bool(
+        graph.key_of(file.model, sink)
+    )
 
 
 def _target(ledger: Ledger, file: PipelineFile, state: PipelineState, to: str) -> tuple[int, Position]:
     """Return the epoch to go back to, and its position. Only streams move; history stays."""
     if state.open_plan is not None:
         msg = f"epoch {state.open_plan.number} is open; it must be finished first"
-        raise PipelineStateError(msg, hint=f"`headrace run {file.path}` finishes it, `headrace replay {file.path} --skip-open` skips it.")
+        raise PipelineStateError(
+            msg,
+            hint=f"`headrace run {file.path}` finishes it, `headrace replay {file.path} --skip-open` skips"
+            " it.",
+        )
     number = _number(ledger, file, state, to)
     row = next(ledger.epochs(file.name, LANE, number, number), None)
     if row is None or row.committed_at is None:
@@ -180,7 +215,9 @@ def _target(ledger: Ledger, file: PipelineFile, state: PipelineState, to: str) -
             if place == before:
                 continue
             msg = f"epoch {number} is in the history of source '{name}'; only a stream can be read again"
-            raise PipelineStateError(msg, hint=f"`headrace reset {file.path}` starts over with a new snapshot.")
+            raise PipelineStateError(
+                msg, hint=f"`headrace reset {file.path}` starts over with a new snapshot."
+            )
         position[name] = positions.with_overlap(place, before) | {"stream": before["stream"]}
     return number, position
 
@@ -202,7 +239,9 @@ def _number(ledger: Ledger, file: PipelineFile, state: PipelineState, to: str) -
     if not number:
         msg = f"no epoch that the ledger has was committed by {moment.isoformat()}"
         raise PipelineStateError(
-            msg, hint=f"It has epochs {state.kept_from} to {state.committed}. `headrace reset {file.path}` starts over."
+            msg,
+            hint=f"It has epochs {state.kept_from} to {state.committed}. `headrace reset {file.path}`"
+            " starts over.",
         )
     return number
 
@@ -220,7 +259,9 @@ def check_offsets_kept(file: PipelineFile, settings: Settings, position: Positio
 
 def _rewound(state: PipelineState, number: int, position: Position) -> tuple[str, ...]:
     rows = sum(
-        positions.offset_lag(place["stream"], state.position[name]["stream"]) for name, place in position.items() if "stream" in place
+        positions.offset_lag(place["stream"], state.position[name]["stream"])
+        for name, place in position.items()
+        if "stream" in place
     )
     return (
         f"Epoch {state.committed + 1} starts where epoch {number} ended.",
@@ -242,25 +283,42 @@ def _reset_sinks(file: PipelineFile, *, empty: bool) -> Mapping[str, TargetHandl
     return found
 
 
-def _check_target(file: PipelineFile, sink: PipelineSink, name: str, what: TargetHandling, option: str) -> None:
-    """Raise UserError for a target that must not be emptied, GuaranteeError for one that must be empty and is not."""
+def _check_target(
+    file: PipelineFile, sink: PipelineSink, name: str, what: TargetHandling, option: str
+) -> None:
+    """Raise UserError for a target that must not be emptied, GuaranteeError for one that must be empty."""
     if what is TargetHandling.KEPT:
         return
     keyed = _is_keyed(file, name)
     if others := sorted({claim.key.name for claim in sink.others()}):
         if what is TargetHandling.EMPTIED or keyed:
             msg = f"pipeline {', '.join(others)} writes the target too, and all its rows would be removed"
-            hint = f"Delete the rows of this pipeline yourself, then: headrace reset {file.path} --keep-targets"
+            hint = (
+                f"Delete the rows of this pipeline yourself, then: headrace reset {file.path} --keep-targets"
+            )
             raise UserError(msg, hint=hint, node=name)
         return
     if what is TargetHandling.EMPTIED:
         return
-    counted, empties = sink.read_row_count(), registry.sink_class(file.model.sinks[name]).capabilities.can_truncate
+    counted, empties = (
+        sink.read_row_count(),
+        registry.sink_class(file.model.sinks[name]).capabilities.can_truncate,
+    )
     if counted is None and option == "--empty-targets":
         msg = f"Headrace cannot empty a target of type `{file.model.sinks[name].type}`"
-        raise UserError(msg, hint=f"Drop it yourself, then: headrace reset {file.path} --keep-targets", node=name)
+        raise UserError(
+            msg, hint=f"Drop it yourself, then: headrace reset {file.path} --keep-targets", node=name
+        )
     if rows := counted[1] if counted else 0:
-        why = "Headrace cannot remove them" if keyed else "it has no key: rows of the new snapshot would be there twice"
-        hint = f"headrace reset {file.path} --empty-targets" if empties else f"Drop it yourself, then: headrace reset {file.path} {option}"
+        why = (
+            "Headrace cannot remove them"
+            if keyed
+            else "it has no key: rows of the new snapshot would be there twice"
+        )
+        hint = (
+            f"headrace reset {file.path} --empty-targets"
+            if empties
+            else f"Drop it yourself, then: headrace reset {file.path} {option}"
+        )
         msg = f"its target has {rows} rows, and {why}"
         raise GuaranteeError(msg, hint=hint, node=name)

@@ -16,7 +16,15 @@ from headrace.jobs.dynamic_tables.factory import EVENT
 from headrace.jobs.monitoring.monitor import open_monitor
 from headrace.jobs.planning.compiled_pipeline import CompiledPipeline, PipelineSink, node_types
 from headrace.jobs.run.epoch_writer import EpochWriter
-from headrace.jobs.run.events import AttemptFailed, EpochCommitted, EpochStarted, Listener, RunFailed, RunMessage, RunResult
+from headrace.jobs.run.events import (
+    AttemptFailed,
+    EpochCommitted,
+    EpochStarted,
+    Listener,
+    RunFailed,
+    RunMessage,
+    RunResult,
+)
 from headrace.jobs.run.file_check import check_file
 from headrace.jobs.run.reporter import RunReporter
 from headrace.jobs.run.rollup import RollingUp
@@ -127,10 +135,14 @@ class PipelineRun:
             self._drop_stale_snapshots()
             done = threading.Event()
             stack.callback(done.set)
-            threading.Thread(target=with_log_context(self._abort_late), args=(done,), name="headrace-abort", daemon=True).start()
+            threading.Thread(
+                target=with_log_context(self._abort_late), args=(done,), name="headrace-abort", daemon=True
+            ).start()
             self._stack = stack.pop_all()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if isinstance(error, Exception):
             self.reporter.publish(RunFailed(error))
             self.file.locate(error)
@@ -205,7 +217,10 @@ class PipelineRun:
         assert state is not None  # noqa: S101  the lease was taken before
         token = f"{snapshot_owner(state.pipeline)}_{state.generation}_{uuid4().hex[:6]}"
         opened = open_sources(self.assembly.sources, self.assembly.planner.spark, token, self.file.model)
-        return {name: keep_opening(self._ledger, self.file.model.sources[name], position) for name, position in opened.items()}
+        return {
+            name: keep_opening(self._ledger, self.file.model.sources[name], position)
+            for name, position in opened.items()
+        }
 
     def _drop_stale_snapshots(self) -> None:
         """Drop snapshots that an earlier start created and did not store, before the first epoch.
@@ -217,7 +232,9 @@ class PipelineRun:
         try:
             drop_stale_snapshots(self.assembly.sources, self.coordinator.lease, self.coordinator.position)
         except HeadraceError as error:
-            self.reporter.publish(RunMessage(f"snapshots of an earlier start were not dropped: {error}", "warning"))
+            self.reporter.publish(
+                RunMessage(f"snapshots of an earlier start were not dropped: {error}", "warning")
+            )
 
     # --- epochs
 
@@ -229,7 +246,11 @@ class PipelineRun:
     def finish_open(self) -> None:
         """Finish the epoch that an earlier run left open, with its original plan and file."""
         if self.coordinator.has_open_epoch:
-            self.reporter.publish(RunMessage(f"finishing epoch {self.coordinator.committed + 1}, which an earlier run left open"))
+            self.reporter.publish(
+                RunMessage(
+                    f"finishing epoch {self.coordinator.committed + 1}, which an earlier run left open"
+                )
+            )
             self._finish_epoch()
 
     def run_epoch(self, step: EpochRange, backlog: Callable[[Position], int | None] | None = None) -> None:
@@ -246,7 +267,8 @@ class PipelineRun:
         stored results of an epoch are missing, and RetentionError if the topic no longer has its messages.
         """
         right = (
-            f"If the target is right as it is: headrace accept-target {self.file.path} --sink {sink}. Else: headrace reset {self.file.path}"
+            f"If the target is right as it is: headrace accept-target {self.file.path} --sink {sink}."
+            f" Else: headrace reset {self.file.path}"
         )
         retained = RetentionCheck(self.assembly.sources, "the replay", right)
 
@@ -257,7 +279,9 @@ class PipelineRun:
         def write(pending: Pending) -> Mapping[str, WriteCounts]:
             if self._stop.is_set():
                 msg = f"stopped before epoch {pending.plan.number} was written again"
-                raise PipelineStateError(msg, hint=f"Continue with: headrace replay {self.file.path} --sink {sink}.")
+                raise PipelineStateError(
+                    msg, hint=f"Continue with: headrace replay {self.file.path} --sink {sink}."
+                )
             started = time.monotonic()
             with log_context(epoch=pending.plan.number):
                 writer = self._writer(pending)
@@ -269,7 +293,9 @@ class PipelineRun:
 
         self.coordinator.replay(sink, write, first, check)
 
-    def _finish_epoch(self, backlog: Callable[[Position], int | None] | None = None, planning: float = 0.0) -> None:
+    def _finish_epoch(
+        self, backlog: Callable[[Position], int | None] | None = None, planning: float = 0.0
+    ) -> None:
         """Write and commit the open epoch. Retry transient failures with growing pauses.
 
         `planning` is the time in seconds that it took to plan the epoch.
@@ -284,8 +310,12 @@ class PipelineRun:
                         return
                     self.reporter.publish(EpochStarted(pending.plan, again=True))
                     writer = self._writer(pending) if pending.sinks else None
-                    counts = self.coordinator.commit(writer.write(pending.plan, pending.sinks) if writer else {})
-                    self._after_commit(pending.plan, counts, _step_seconds(writer, started, planning), backlog)
+                    counts = self.coordinator.commit(
+                        writer.write(pending.plan, pending.sinks) if writer else {}
+                    )
+                    self._after_commit(
+                        pending.plan, counts, _step_seconds(writer, started, planning), backlog
+                    )
                     return
                 except FencedError:
                     raise
@@ -297,9 +327,13 @@ class PipelineRun:
     def _wait_to_retry(self, failure: HeadraceError, elapsed: float, pause: float) -> bool:
         """Record a failed attempt at the open epoch, wait `pause` seconds and return True.
 
-        Returns False if a stop was requested. Raises if the failure is permanent, or if attempts have failed for too long.
+        Returns False if a stop was requested. Raises if the failure is permanent, or if attempts have failed
+        for too long.
         """
-        error = explain_death(self.spark, self.settings, 5.0 if isinstance(failure, SparkJvmError) else 0.0) or failure
+        error = (
+            explain_death(self.spark, self.settings, 5.0 if isinstance(failure, SparkJvmError) else 0.0)
+            or failure
+        )
         if self._stop.is_set():
             abandoned = f"epoch {self.coordinator.committed + 1} was abandoned; the next run finishes it"
             self.reporter.publish(RunMessage(abandoned, "warning"))
@@ -308,7 +342,9 @@ class PipelineRun:
         attempts = self.coordinator.record_failure(error.node or "?", error)
         if not error.retriable or elapsed > RETRY_FOR:
             raise error from (failure if failure is not error else failure.__cause__)
-        self.reporter.publish(RunMessage(f"attempt {attempts} failed, trying again in {pause:.1f} s: {error}", "warning"))
+        self.reporter.publish(
+            RunMessage(f"attempt {attempts} failed, trying again in {pause:.1f} s: {error}", "warning")
+        )
         self.wait(pause)
         return True
 
@@ -317,7 +353,9 @@ class PipelineRun:
         assembly = self.assembly_of(self._version(pending.compiled))
         assembly.open_former_tables(self.coordinator.lease.pipeline, LANE, self._ledger, self._note_table)
         assembly.planner.pipeline = self.coordinator.lease.pipeline
-        sinks = {name: sink.sink for name, sink in self.coordinator.sinks.items() if isinstance(sink, PipelineSink)}
+        sinks = {
+            name: sink.sink for name, sink in self.coordinator.sinks.items() if isinstance(sink, PipelineSink)
+        }
         routes = assembly.load_paths if pending.plan.phase is Phase.HISTORY else None
         writer = EpochWriter(
             assembly.planner,
@@ -341,11 +379,15 @@ class PipelineRun:
     ) -> None:
         self._stages.sweep(self.coordinator.committed)
         self._rolling.after_commit(self.coordinator)
-        self.reporter.record_commit(EpochCommitted(plan, counts, steps, backlog(plan.end) if backlog else None))
+        self.reporter.record_commit(
+            EpochCommitted(plan, counts, steps, backlog(plan.end) if backlog else None)
+        )
 
     def idle(self, backlog: int | None) -> None:
         """Report an idle stream. Raise if this run no longer owns the pipeline."""
-        self.reporter.idle(backlog, [name for name, source in self.assembly.sources.items() if source.unbounded])
+        self.reporter.idle(
+            backlog, [name for name, source in self.assembly.sources.items() if source.unbounded]
+        )
         self.coordinator.check()
 
     def wait(self, seconds: float) -> None:

@@ -45,20 +45,31 @@ def replay(
     """
     _check_sink(file, sink)
     if recompute:
-        settings = settings.model_copy(update={"staging": settings.staging.model_copy(update={"recompute": True})})
+        settings = settings.model_copy(
+            update={"staging": settings.staging.model_copy(update={"recompute": True})}
+        )
     with _open_run(file, settings, sink, "replay", listener, stop, spark) as pipeline_run:
         pipeline_run.rewrite(sink, from_epoch)
         return pipeline_run.result(caught_up=False)
 
 
-def accept_target(file: PipelineFile, settings: Settings, *, sink: str, take_over: bool = False, spark: SparkSession | None = None) -> None:
+def accept_target(
+    file: PipelineFile,
+    settings: Settings,
+    *,
+    sink: str,
+    take_over: bool = False,
+    spark: SparkSession | None = None,
+) -> None:
     """Accept the rows in a sink's target as the state of the last committed epoch.
 
     They become the new baseline. `take_over` first ends and fences the claims of other pipelines to the
     target. Without it, such a claim raises SinkStateError.
     """
     _check_sink(file, sink)
-    with _open_run(file, settings, sink, "accept-target", None, None, spark, take_over=take_over) as pipeline_run:
+    with _open_run(
+        file, settings, sink, "accept-target", None, None, spark, take_over=take_over
+    ) as pipeline_run:
         if not take_over or pipeline_run.coordinator.disagrees(sink):
             pipeline_run.coordinator.accept_target(sink)
 
@@ -109,5 +120,13 @@ def _open_run(
 ) -> PipelineRun:
     options = {"repair": (sink,), "take_over": (sink,) if take_over else ()}
     return PipelineRun(
-        file, settings, listener=listener, stop=stop, max_run_time=None, launched_by=launched_by, run_id="", spark=spark, **options
+        file,
+        settings,
+        listener=listener,
+        stop=stop,
+        max_run_time=None,
+        launched_by=launched_by,
+        run_id="",
+        spark=spark,
+        **options,
     )

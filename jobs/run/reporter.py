@@ -6,7 +6,15 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from headrace.jobs.run.events import EpochCommitted, PartitionCompleted, PhaseChanged, PhaseFigures, RunMessage, RunResult, StreamIdle
+from headrace.jobs.run.events import (
+    EpochCommitted,
+    PartitionCompleted,
+    PhaseChanged,
+    PhaseFigures,
+    RunMessage,
+    RunResult,
+    StreamIdle,
+)
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.epochs import EpochPlan, Json, Phase, Position, WriteCounts
 
@@ -42,8 +50,12 @@ class RunReporter:
     def report_stream_start(self, begun: Position) -> None:
         """Report the phase and the offsets at which the stream begins, and the handoff position."""
         begun = {name: place for name, place in begun.items() if name in self._file.model.sources}
-        streams = {name: positions.offsets(place["stream"]) for name, place in begun.items() if "stream" in place}
-        fences = {name: positions.offsets(place.get("fence")) for name, place in begun.items() if place.get("fence")}
+        streams = {
+            name: positions.offsets(place["stream"]) for name, place in begun.items() if "stream" in place
+        }
+        fences = {
+            name: positions.offsets(place.get("fence")) for name, place in begun.items() if place.get("fence")
+        }
         phase = Phase.CATCHING_UP if positions.is_catching_up(begun.values()) else Phase.LIVE
         self.enter(phase, {"offsets": streams, "fence": fences})
 
@@ -57,7 +69,10 @@ class RunReporter:
             self._idle_since = now + 1e9
             where = ", ".join(f"`{name}`" for name in sources)
             self.publish(
-                RunMessage(f"nothing new from {where} for {_IDLE_NOTICE:.0f} s; the stream is at its end ({backlog} offsets behind)")
+                RunMessage(
+                    f"nothing new from {where} for {_IDLE_NOTICE:.0f} s; the stream is at its end"
+                    f" ({backlog} offsets behind)"
+                )
             )
 
     def record_commit(self, event: EpochCommitted) -> None:
@@ -68,7 +83,9 @@ class RunReporter:
         self._first = self._first or plan.number
         self.last_seconds = event.steps["total"]
         before = self._figures.get(plan.phase, PhaseFigures(0, 0, 0.0))
-        self._figures[plan.phase] = PhaseFigures(before.epochs + 1, before.rows + event.largest_rows, before.seconds + self.last_seconds)
+        self._figures[plan.phase] = PhaseFigures(
+            before.epochs + 1, before.rows + event.largest_rows, before.seconds + self.last_seconds
+        )
         for name, count in counts.items():
             self._counts[name] = self._counts.get(name, WriteCounts()) + count
         self.publish(event)

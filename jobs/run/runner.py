@@ -73,9 +73,17 @@ def run(
     check_side_outputs(settings)
     until = Until.HISTORY if file.model.job_mode or partitions is not None else until
     with PipelineRun(
-        file, settings, listener=listener, stop=stop, max_run_time=max_run_time, launched_by=launched_by, run_id=run_id, spark=spark
+        file,
+        settings,
+        listener=listener,
+        stop=stop,
+        max_run_time=max_run_time,
+        launched_by=launched_by,
+        run_id=run_id,
+        spark=spark,
     ) as pipeline_run:
-        # Rows are met before any epoch is planned too: some sources count or look through theirs to divide them.
+        # Rows are met before any epoch is planned too: some sources count or look through theirs to divide
+        # them.
         with pipeline_run.translate_errors():
             pipeline_run.finish_open()
             _history(pipeline_run, wanted)
@@ -96,7 +104,9 @@ def _select_partitions(file: PipelineFile, windows: Sequence[str] | None) -> lis
     if unknown := [key for key in windows if key not in every]:
         shown = f"{every[0]} … {every[-1]}" if every != [""] else "none: the file has no `partitions`"
         msg = f"`{unknown[0]}` is not a partition of this pipeline's history"
-        raise UserError(msg, hint=f"Partitions: {shown}. Later ones belong to the stream.", place=file.place("partitions"))
+        raise UserError(
+            msg, hint=f"Partitions: {shown}. Later ones belong to the stream.", place=file.place("partitions")
+        )
     return [key for key in every if key in windows]
 
 
@@ -106,9 +116,15 @@ def _history(pipeline_run: PipelineRun, windows: Sequence[str]) -> None:
     def note(page: Json) -> None:
         coordinator.ledger.event(coordinator.lease, "splits", page)
 
-    known = [event["data"] for event in coordinator.ledger.events(model.name, coordinator.lease.lane) if event["kind"] == "splits"]
+    known = [
+        event["data"]
+        for event in coordinator.ledger.events(model.name, coordinator.lease.lane)
+        if event["kind"] == "splits"
+    ]
     sources = pipeline_run.assembly.sources
-    history = BackfillPlanner(model, sources, SplitCache(known, note), model.epoch.history_rows, model.epoch.max_bytes)
+    history = BackfillPlanner(
+        model, sources, SplitCache(known, note), model.epoch.history_rows, model.epoch.max_bytes
+    )
     done = positions.completed_partitions(model, coordinator.position)
     if left := [key for key in windows if key not in done]:
         pipeline_run.reporter.enter(Phase.HISTORY, {"windows": len(left)})
@@ -128,14 +144,19 @@ def _out_of_order(file: PipelineFile, left: Sequence[str], done: Sequence[str]) 
     sinks = [
         name
         for name, sink in model.sinks.items()
-        if (key := graph.key_of(model, name)) and not graph.lacks_commit_record(sink) and getattr(sink, "version_column", None) is None
-        if model.partitions is not None and model.partitions.column.lower() not in {column.lower() for column in key}
+        if (key := graph.key_of(model, name))
+        and not graph.lacks_commit_record(sink)
+        and getattr(sink, "version_column", None) is None
+        if model.partitions is not None
+        and model.partitions.column.lower() not in {column.lower() for column in key}
     ]
     if not late or not sinks:
         return ""
     return (
-        f"window {late[0]} is read after window {max(done)}: a key that is in both keeps the row that is written last, at {', '.join(sinks)}."
-        f" Set `version_column` there if keys move between windows; `headrace audit {file.path} --content --full` compares the rows."
+        f"window {late[0]} is read after window {max(done)}: a key that is in both keeps the row that is"
+        f" written last, at {', '.join(sinks)}."
+        f" Set `version_column` there if keys move between windows; `headrace audit {file.path} --content"
+        " --full` compares the rows."
     )
 
 

@@ -21,10 +21,14 @@ MARGIN = 60.0
 
 
 class StallWatch:
-    """Publishes the stalls of one run's streams: a message now and then, and StreamStalled for the heartbeat."""
+    """Publishes the stalls of a run's streams: a message at intervals, StreamStalled for the heartbeat."""
 
-    def __init__(self, sources: Mapping[str, PipelineSource], publish: Callable[[RunMessage | StreamStalled], None]) -> None:
-        self._sources = {name: source.unbounded for name, source in sources.items() if source.unbounded is not None}
+    def __init__(
+        self, sources: Mapping[str, PipelineSource], publish: Callable[[RunMessage | StreamStalled], None]
+    ) -> None:
+        self._sources = {
+            name: source.unbounded for name, source in sources.items() if source.unbounded is not None
+        }
         self._publish = publish
         self._since: dict[tuple[str, str, int], float] = {}
         self._reported = -REPORT_EVERY
@@ -45,7 +49,11 @@ class StallWatch:
         if now - self._checked < CHECK_EVERY:
             return
         self._checked = now
-        found = {(name, one.partition, one.last_stable): one for name in self._sources for one in self._of(name, position)}
+        found = {
+            (name, one.partition, one.last_stable): one
+            for name in self._sources
+            for one in self._of(name, position)
+        }
         self._since = {key: self._since.get(key, now) for key in found}
         if not found:
             self._publish(StreamStalled(""))
@@ -57,7 +65,11 @@ class StallWatch:
             if now - self._reported >= REPORT_EVERY:
                 self._reported = now
                 for (source, *_), one in found.items():
-                    self._publish(RunMessage(f"node '{source}': {explain_stall(one)}. {transaction_hint(one)}", "warning"))
+                    self._publish(
+                        RunMessage(
+                            f"node '{source}': {explain_stall(one)}. {transaction_hint(one)}", "warning"
+                        )
+                    )
         if ending and waited > self._limit(name):
             msg = f"{explain_stall(stall)}; the run waited {waited:.0f} s for it"
             raise TargetError(msg, hint=transaction_hint(stall), node=name)
@@ -71,7 +83,11 @@ class StallWatch:
 
 def explain_stall(stall: Stall) -> str:
     """Return why a partition cannot be read further."""
-    since = "" if stall.since_ms is None else f" since {datetime.fromtimestamp(stall.since_ms / 1000, UTC).isoformat(timespec='seconds')}"
+    since = (
+        ""
+        if stall.since_ms is None
+        else f" since {datetime.fromtimestamp(stall.since_ms / 1000, UTC).isoformat(timespec='seconds')}"
+    )
     return (
         f"partition {stall.partition} of topic `{stall.topic}` has an open transaction{since}:"
         f" {stall.high_watermark - stall.last_stable} offsets wait (last stable offset {stall.last_stable},"
@@ -83,6 +99,8 @@ def transaction_hint(stall: Stall) -> str:
     """Return how to end a transaction that its producer has left open."""
     place = f"--topic {stall.topic} --partition {stall.partition}"
     return (
-        "End or restart its producer. If the transaction hangs: kafka-transactions.sh --bootstrap-server BROKER find-hanging"
-        f" {place}, then kafka-transactions.sh --bootstrap-server BROKER abort {place} --start-offset {stall.last_stable}."
+        "End or restart its producer. If the transaction hangs: kafka-transactions.sh --bootstrap-server"
+        " BROKER find-hanging"
+        f" {place}, then kafka-transactions.sh --bootstrap-server BROKER abort {place} --start-offset"
+        f" {stall.last_stable}."
     )

@@ -10,7 +10,9 @@ from headrace.pipeline.protocol.ledger import PipelineState
 
 def history_complete(file: PipelineFile, state: PipelineState | None) -> bool:
     """Return whether all history is in every sink, according to the ledger."""
-    return bool(state and state.position) and positions.history_complete(file.model, state.position if state else {})
+    return bool(state and state.position) and positions.history_complete(
+        file.model, state.position if state else {}
+    )
 
 
 def completed_partitions(file: PipelineFile, state: PipelineState | None) -> list[str]:
@@ -20,7 +22,9 @@ def completed_partitions(file: PipelineFile, state: PipelineState | None) -> lis
 
 def has_stream_work(file: PipelineFile) -> bool:
     """Return whether the pipeline continues with a stream after its history is complete."""
-    return not file.model.job_mode and any(positions.is_unbounded(node) for node in file.model.sources.values())
+    return not file.model.job_mode and any(
+        positions.is_unbounded(node) for node in file.model.sources.values()
+    )
 
 
 def phase(file: PipelineFile, state: PipelineState | None) -> Phase:
@@ -29,6 +33,8 @@ def phase(file: PipelineFile, state: PipelineState | None) -> Phase:
         return Phase.HISTORY
     position = state.position if state else {}
     started = [
-        position[name] for name, node in file.model.sources.items() if positions.is_unbounded(node) and "stream" in position.get(name, {})
+        position[name]
+        for name, node in file.model.sources.items()
+        if positions.is_unbounded(node) and "stream" in position.get(name, {})
     ]
     return Phase.CATCHING_UP if positions.is_catching_up(started) else Phase.LIVE

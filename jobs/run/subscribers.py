@@ -1,4 +1,4 @@
-"""The stream of a run's events, and those who subscribe to it: the log, the lease's heartbeat, the metrics, the caller's listener."""
+"""The events of a run and their subscribers: the log, the lease's heartbeat, the metrics, the listener."""
 
 from __future__ import annotations
 
@@ -37,20 +37,29 @@ Subscriber = Callable[[RunEvent], None]
 class EventStream:
     """Passes each event of a run to all subscribers, in the order in which they subscribed.
 
-    Events of one thread reach every subscriber in the order in which they were published. The run's own thread publishes all
-    events except `CallsPending`, which the heartbeat's thread publishes.
+    Events of one thread reach every subscriber in the order in which they were published. The run's own
+    thread publishes all events except `CallsPending`, which the heartbeat's thread publishes.
     """
 
     def __init__(self, *subscribers: Subscriber) -> None:
         self._subscribers = subscribers
 
     def publish(self, event: RunEvent) -> None:
-        """Pass an event to every subscriber. A subscriber that fails is logged, and neither the others nor the run fail."""
+        """Pass an event to every subscriber.
+
+        A subscriber that fails is logged, and neither the others nor the run fail.
+        """
         for subscriber in self._subscribers:
             try:
                 subscriber(event)
             except Exception as error:  # rows must not depend on those who watch
-                log.warning("event=%s subscriber failed: %s: %s", type(event).__name__, type(error).__name__, error, exc_info=error)
+                log.warning(
+                    "event=%s subscriber failed: %s: %s",
+                    type(event).__name__,
+                    type(error).__name__,
+                    error,
+                    exc_info=error,
+                )
 
 
 def log_event(event: RunEvent) -> None:
@@ -86,7 +95,7 @@ def forward_to_monitor(monitor: NullMonitor) -> Subscriber:
 
 
 def forward_to_listener(listener: Listener) -> Subscriber:
-    """Return the subscriber that passes the events of `Event` to the caller's listener, in the run's thread."""
+    """Return the subscriber that passes the events of `Event` to the listener, in the run's thread."""
 
     def forward(event: RunEvent) -> None:
         if isinstance(event, Event):
@@ -95,14 +104,16 @@ def forward_to_listener(listener: Listener) -> Subscriber:
     return forward
 
 
-def create_event_stream(heartbeat: HeartbeatDetails, monitor: NullMonitor, listener: Listener | None) -> EventStream:
+def create_event_stream(
+    heartbeat: HeartbeatDetails, monitor: NullMonitor, listener: Listener | None
+) -> EventStream:
     """Return the event stream of a run, with all its subscribers."""
     to_listener = [forward_to_listener(listener)] if listener is not None else []
     return EventStream(log_event, heartbeat, forward_to_monitor(monitor), *to_listener)
 
 
 class HeartbeatDetails:
-    """The data that the lease's heartbeat stores in the ledger: phase, rows, backlog, last error, pending external calls.
+    """The heartbeat's data in the ledger: phase, rows, backlog, last error, pending external calls.
 
     As a subscriber it runs in the run's thread; `read` runs in the heartbeat's.
     """
@@ -130,11 +141,13 @@ class HeartbeatDetails:
     def read(self, folder: Path, publish: Callable[[CallsPending], None]) -> Json:
         """Return the data for a heartbeat.
 
-        Reads the external calls that tasks wait for from `folder`, and publishes a CallsPending event if what the run waits
-        for has changed.
+        Reads the external calls that tasks wait for from `folder`, and publishes a CallsPending event if what
+        the run waits for has changed.
         """
         calls = read_pending_calls(folder)
-        message = "; ".join([*(f"{node}: {call}" for node, call in calls.items()), *([self._stall] if self._stall else [])])
+        message = "; ".join(
+            [*(f"{node}: {call}" for node, call in calls.items()), *([self._stall] if self._stall else [])]
+        )
         if message != self._message:
             started = {node: call for node, call in calls.items() if node not in self._calls}
             self._calls, self._message = calls, message

@@ -38,10 +38,14 @@ class SplitCache:
     """
 
     def __init__(self, known: Sequence[Json], note: Callable[[Json], None]) -> None:
-        self._pages = {(page["source"], page["window"], page["phase"], page.get("of")): page["splits"] for page in known}
+        self._pages = {
+            (page["source"], page["window"], page["phase"], page.get("of")): page["splits"] for page in known
+        }
         self._note = note
 
-    def splits(self, source: str, window: str, phase: int, of: str, work_out: Callable[[], list[Json]]) -> list[Json]:
+    def splits(
+        self, source: str, window: str, phase: int, of: str, work_out: Callable[[], list[Json]]
+    ) -> list[Json]:
         """Return the splits of one phase in one partition."""
         key = source, window, phase, of
         if key not in self._pages:
@@ -54,7 +58,14 @@ class SplitCache:
 class BackfillPlanner:
     """Plans the bounded part of a pipeline."""
 
-    def __init__(self, model: PipelineModel, sources: Mapping[str, PipelineSource], book: SplitCache, rows: int, size: int) -> None:
+    def __init__(
+        self,
+        model: PipelineModel,
+        sources: Mapping[str, PipelineSource],
+        book: SplitCache,
+        rows: int,
+        size: int,
+    ) -> None:
         self._model = model
         self._sources = sources
         self._book = book
@@ -78,16 +89,31 @@ class BackfillPlanner:
         phase, done, known = positions.window_progress(position_of_source, window)
         bounds = self._window(window)
         of = positions.fingerprint(
-            [positions.pins_ref(position_of_source), position_of_source["fence"], bounds and [bounds.column, bounds.start, bounds.end]]
+            [
+                positions.pins_ref(position_of_source),
+                position_of_source["fence"],
+                bounds and [bounds.column, bounds.start, bounds.end],
+            ]
         )
-        splits = self._book.splits(name, window, phase, of, lambda: source.splits(spark, position_of_source, phase, bounds))
+        splits = self._book.splits(
+            name, window, phase, of, lambda: source.splits(spark, position_of_source, phase, bounds)
+        )
         mark = positions.fingerprint(splits)
         if done and known != mark:
-            msg = f"the splits of window `{window or 'all'}` are not those that its first {done} epochs were cut by"
-            raise SinkStateError(msg, hint="Start this window again: headrace replay FILE --from the epoch that began it.", node=name)
+            msg = (
+                f"the splits of window `{window or 'all'}` are not those that its first {done} epochs"
+                " were cut by"
+            )
+            raise SinkStateError(
+                msg,
+                hint="Start this window again: headrace replay FILE --from the epoch that began it.",
+                node=name,
+            )
         taken = _take(splits[done:], self._rows, self._size)
         at = (phase + 1, 0, "") if done + len(taken) == len(splits) else (phase, done + len(taken), mark)
-        position_of_source = positions.advance_partition(self._model, source.node, position_of_source, window, at)
+        position_of_source = positions.advance_partition(
+            self._model, source.node, position_of_source, window, at
+        )
         pieces = tuple({"source": name, "phase": phase, "split": split} for split in taken)
         return EpochRange(Phase.HISTORY, {**position, name: position_of_source}, window or None, pieces)
 

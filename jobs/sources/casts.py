@@ -1,4 +1,4 @@
-"""Casts of history to the types of its stream: those that lose nothing, and those that fail on the first row that would change."""
+"""Casts of history to the types of its stream: lossless ones, and ones that fail on a changed value."""
 
 from __future__ import annotations
 
@@ -60,8 +60,15 @@ def _of_wide(have: pa.DataType, want: pa.DataType) -> Cast:
         return Cast.SAFE
     if is_nested(have) or is_nested(want):
         return Cast.LOSSY
-    whole = [is_wide(one) or kinds.is_integer(one) or (kinds.is_decimal(one) and one.scale == 0) for one in (have, want)]
-    return Cast.CHECKED if whole[1] and (whole[0] or kinds.is_string(have)) and _scale(have) == 0 == _scale(want) else Cast.LOSSY
+    whole = [
+        is_wide(one) or kinds.is_integer(one) or (kinds.is_decimal(one) and one.scale == 0)
+        for one in (have, want)
+    ]
+    return (
+        Cast.CHECKED
+        if whole[1] and (whole[0] or kinds.is_string(have)) and _scale(have) == 0 == _scale(want)
+        else Cast.LOSSY
+    )
 
 
 def _scale(kind: pa.DataType) -> int:
@@ -77,7 +84,11 @@ def _of(have: DataType, want: DataType) -> Cast:
         return _inner([(have.keyType, want.keyType), (have.valueType, want.valueType)])
     if isinstance(have, T.StructType) and isinstance(want, T.StructType):
         names = have.fieldNames() == want.fieldNames()
-        return _inner([(a.dataType, b.dataType) for a, b in zip(have, want, strict=True)]) if names else Cast.LOSSY
+        return (
+            _inner([(a.dataType, b.dataType) for a, b in zip(have, want, strict=True)])
+            if names
+            else Cast.LOSSY
+        )
     if _is_safe(have, want):
         return Cast.SAFE
     return Cast.CHECKED if _is_checked(have, want) else Cast.LOSSY
@@ -87,7 +98,11 @@ def _is_safe(have: DataType, want: DataType) -> bool:
     from pyspark.sql import types as T  # noqa: N812
 
     have_type, want_type = have.simpleString(), want.simpleString()
-    if holds_every_value(want, have) or {have_type, want_type} <= _TIMES or (have_type == "date" and want_type in _TIMES):
+    if (
+        holds_every_value(want, have)
+        or {have_type, want_type} <= _TIMES
+        or (have_type == "date" and want_type in _TIMES)
+    ):
         return True
     if isinstance(want, T.StringType):
         return not isinstance(have, T.BinaryType | T.ArrayType | T.MapType | T.StructType)
@@ -102,7 +117,11 @@ def _is_checked(have: DataType, want: DataType) -> bool:
     have_type, want_type = have.simpleString(), want.simpleString()
     if isinstance(want, T.DecimalType):
         return have_type in _DIGITS or (isinstance(have, T.DecimalType) and want.scale >= have.scale)
-    whole = have_type in _DIGITS or isinstance(have, T.StringType) or (isinstance(have, T.DecimalType) and have.scale == 0)
+    whole = (
+        have_type in _DIGITS
+        or isinstance(have, T.StringType)
+        or (isinstance(have, T.DecimalType) and have.scale == 0)
+    )
     return whole and want_type in _DIGITS
 
 
@@ -118,11 +137,19 @@ def cast_column(name: str, have: pa.DataType, want: pa.DataType, node: str) -> C
     column, kind = F.col(quote_identifier(name)), _spark(want)
     if have == want or cast_of(have, want) is Cast.SAFE:
         return column.cast(kind).alias(name)
-    what = F.concat(F.lit(f"column `{name}` of history has "), column.cast("string"), F.lit(f", which is no {spell_type(want)}"))
+    what = F.concat(
+        F.lit(f"column `{name}` of history has "),
+        column.cast("string"),
+        F.lit(f", which is no {spell_type(want)}"),
+    )
     wrong = row_error(node, what, f"Declare `{name}` wider in the stream's `schema`, or correct the value.")
     if is_wide(want):
         text = column.cast("string")
         sign = "" if str(want).startswith("uint") else "-?"
-        return F.when(text.isNull() | text.rlike(f"^{sign}[0-9]+$"), text).otherwise(wrong.cast("string")).alias(name)
+        return (
+            F.when(text.isNull() | text.rlike(f"^{sign}[0-9]+$"), text)
+            .otherwise(wrong.cast("string"))
+            .alias(name)
+        )
     fitted = cast("Any", column).try_cast(kind)
     return F.when(column.isNotNull() & fitted.isNull(), wrong.cast(kind)).otherwise(fitted).alias(name)

@@ -16,7 +16,12 @@ from headrace.pipeline.model.hybrid import HybridSourceConfig
 from headrace.pipeline.model.sources import OffsetTable
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.epochs import Json
-from headrace.pipeline.protocol.table_offsets import HandoffFilter, HandoffPosition, TableOffsets, find_handoff_position
+from headrace.pipeline.protocol.table_offsets import (
+    HandoffFilter,
+    HandoffPosition,
+    TableOffsets,
+    find_handoff_position,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,7 +38,9 @@ class Handoff:
     `appends` are the sinks without a key, which must get each row once.
     """
 
-    def __init__(self, name: str, node: HybridSourceConfig, history: Sequence[BoundedSource], stream: UnboundedSource) -> None:
+    def __init__(
+        self, name: str, node: HybridSourceConfig, history: Sequence[BoundedSource], stream: UnboundedSource
+    ) -> None:
         self.name = name
         self.node = node
         self._history = history
@@ -50,7 +57,9 @@ class Handoff:
         if (table := self.exact) is None or fence is None:
             return None
         topic = table.topic_name or self.node.unbounded_source.topic
-        return HandoffFilter(table.partition_column, table.offset_column, positions.offsets(fence), table.topic_column, topic)
+        return HandoffFilter(
+            table.partition_column, table.offset_column, positions.offsets(fence), table.topic_column, topic
+        )
 
     def position_before_snapshot(self) -> tuple[Json | None, str | None]:
         """Return handoff position and cursor that must be known before a snapshot of history is created.
@@ -69,11 +78,14 @@ class Handoff:
         since = now - (node.handoff_lag or DEFAULT_LAG)
         if node.cursor is None:
             return self._stream.offsets_for_time(_millis(since)), None
-        # Between two seconds: a table that keeps whole seconds, or milliseconds, has each row on the side that its message is on.
+        # Between two seconds: a table that keeps whole seconds, or milliseconds, has each row on the side
+        # that its message is on.
         settled = (now - node.cursor.allowed_lateness).replace(microsecond=0) - timedelta(microseconds=1)
         return self._stream.offsets_for_time(_millis(min(since, settled))), settled.isoformat()
 
-    def position_from_snapshot(self, spark: SparkSession, snapshot: Snapshot, appends: Sequence[str] = ()) -> Json:
+    def position_from_snapshot(
+        self, spark: SparkSession, snapshot: Snapshot, appends: Sequence[str] = ()
+    ) -> Json:
         """Return the handoff position from the rows of a snapshot.
 
         The rows have every message before it that the topic still has. Raises TargetError if the rows are of
@@ -82,7 +94,9 @@ class Handoff:
         assert self.exact is not None  # noqa: S101
         earliest = self._stream.earliest_offsets()
         first = positions.offsets(earliest)
-        have = self._history[-1].measure_offsets(spark, snapshot, self.exact, self.node.unbounded_source.topic, first)
+        have = self._history[-1].measure_offsets(
+            spark, snapshot, self.exact, self.node.unbounded_source.topic, first
+        )
         self._check_partitions(have, first)
         fence = find_handoff_position(have, first, self._stream.find_filled_gaps)
         if appends:
@@ -91,27 +105,46 @@ class Handoff:
         if fence.missing:
             log.warning(
                 "history lacks offsets that the topic has, the stream starts there: source=%s %s",
-                *(self.name, _format_items(f"partition {part}: [{low}, {high})" for part, (low, high) in fence.missing.items())),
+                *(
+                    self.name,
+                    _format_items(
+                        f"partition {part}: [{low}, {high})" for part, (low, high) in fence.missing.items()
+                    ),
+                ),
             )
         self._check_lost(fence, first)
-        return earliest | {"offsets": {part: max(offset, first[part]) for part, offset in fence.offsets.items()}}
+        return earliest | {
+            "offsets": {part: max(offset, first[part]) for part, offset in fence.offsets.items()}
+        }
 
     def _check_lost(self, fence: HandoffPosition, first: dict[str, int]) -> None:
         """Raise RetentionError if the topic dropped messages after the end of history.
 
         The file can allow this gap.
         """
-        lost = [f"partition {part}: [{offset}, {first[part]})" for part, offset in fence.offsets.items() if offset < first[part]]
+        lost = [
+            f"partition {part}: [{offset}, {first[part]})"
+            for part, offset in fence.offsets.items()
+            if offset < first[part]
+        ]
         if not lost:
             return
         table = self.node.offset_table
         assert table is not None  # noqa: S101
         if table.allow_missing:
-            log.warning("offsets that neither table nor topic has are skipped: source=%s %s", self.name, _format_items(lost))
+            log.warning(
+                "offsets that neither table nor topic has are skipped: source=%s %s",
+                self.name,
+                _format_items(lost),
+            )
             return
-        msg = f"neither the history table nor topic `{self.node.unbounded_source.topic}` has the offsets {_format_items(lost)}"
+        msg = (
+            f"neither the history table nor topic `{self.node.unbounded_source.topic}` has the offsets"
+            f" {_format_items(lost)}"
+        )
         hint = (
-            "Load these messages into the table and run again. If they were deletes or transaction markers, set"
+            "Load these messages into the table and run again. If they were deletes or transaction markers,"
+            " set"
             " `allow_missing: true` under `offset_table`."
         )
         raise RetentionError(msg, hint=hint, node=self.name)
@@ -124,12 +157,15 @@ class Handoff:
         table = self.node.offset_table
         assert table is not None  # noqa: S101
         msg = (
-            f"history has rows of partition {_format_items(unknown)}, topic `{self.node.unbounded_source.topic}` has only partition"
+            f"history has rows of partition {_format_items(unknown)}, topic"
+            f" `{self.node.unbounded_source.topic}` has only partition"
             f" {_format_items(sorted(topic, key=int))}: they are offsets of another topic"
         )
         hint = (
-            "Where the table holds several topics, name `topic_column` under `offset_table`. Where the topic was deleted and created"
-            f" again, set `{table.partition_column}` and `{table.offset_column}` of the old rows to NULL, or use `handoff_lag`."
+            "Where the table holds several topics, name `topic_column` under `offset_table`. Where the"
+            " topic was deleted and created"
+            f" again, set `{table.partition_column}` and `{table.offset_column}` of the old rows to NULL,"
+            " or use `handoff_lag`."
         )
         raise TargetError(msg, hint=hint, node=self.name)
 
@@ -137,9 +173,13 @@ class Handoff:
         twice = {part: offsets.duplicates for part, offsets in have.partitions.items() if offsets.duplicates}
         if twice:
             listed = _format_items(f"partition {part}: {rows}" for part, rows in twice.items())
-            msg = f"history has messages more than once (rows too many by {listed}), and sink '{sink}' has no key"
+            msg = (
+                f"history has messages more than once (rows too many by {listed}), and sink '{sink}' has"
+                " no key"
+            )
             hint = (
-                "Remove the duplicates from the table (OPTIMIZE TABLE … DEDUPLICATE), give the sink a primary_key,"
+                "Remove the duplicates from the table (OPTIMIZE TABLE … DEDUPLICATE), give the sink a"
+                " primary_key,"
                 " or set delivery: at_least_once at the sink."
             )
             raise GuaranteeError(msg, hint=hint, node=self.name)
@@ -151,10 +191,16 @@ class Handoff:
         """
         if len(self._history) == 1 or not fence.missing:
             return
-        listed = _format_items(f"partition {part}: [{low}, {high})" for part, (low, high) in fence.missing.items())
-        msg = f"the last history table lacks offsets that the topic has ({listed}), and sink '{sink}' has no key"
+        listed = _format_items(
+            f"partition {part}: [{low}, {high})" for part, (low, high) in fence.missing.items()
+        )
+        msg = (
+            f"the last history table lacks offsets that the topic has ({listed}), and sink '{sink}' has"
+            " no key"
+        )
         hint = (
-            "An earlier phase may have these rows, so reading them from the topic could write them twice. Load them into the table,"
+            "An earlier phase may have these rows, so reading them from the topic could write them twice."
+            " Load them into the table,"
             " give the sink a primary_key, or set delivery: at_least_once at the sink."
         )
         raise GuaranteeError(msg, hint=hint, node=self.name)

@@ -50,13 +50,22 @@ class PipelineSource:
         """Returns what the ledger stores under a reference, or None."""
         self._pins: dict[str, list[Json]] = {}
         endless = positions.is_unbounded(node)
-        phases = [part.node() for part in node.bounded_sources] if node.type == "hybrid" else [] if endless else [node]
+        phases = (
+            [part.node() for part in node.bounded_sources]
+            if node.type == "hybrid"
+            else []
+            if endless
+            else [node]
+        )
         self.bounded: list[BoundedSource] = [
-            registry.bounded_source(name, part, settings, index * ORDINALS_PER_NODE + rank) for rank, part in enumerate(phases)
+            registry.bounded_source(name, part, settings, index * ORDINALS_PER_NODE + rank)
+            for rank, part in enumerate(phases)
         ]
         stream = node.unbounded_source.node() if node.type == "hybrid" else node if endless else None
         self.unbounded: UnboundedSource | None = (
-            registry.unbounded_source(name, stream, settings, (index + 1) * ORDINALS_PER_NODE - 1) if stream is not None else None
+            registry.unbounded_source(name, stream, settings, (index + 1) * ORDINALS_PER_NODE - 1)
+            if stream is not None
+            else None
         )
         self.handoff: Handoff | None = None
         if isinstance(node, HybridSourceConfig) and self.unbounded is not None:
@@ -94,21 +103,37 @@ class PipelineSource:
         have, wanted = schema.names, self.unbounded.schema().names
         if missing := [column for column in wanted if column not in have]:
             described = part.describe()
-            msg = f"history `{described.get('table_name') or described['location']}` lacks the columns {', '.join(missing)} of the stream"
+            msg = (
+                f"history `{described.get('table_name') or described['location']}` lacks the columns"
+                f" {', '.join(missing)} of the stream"
+            )
             hint = f"History has: {', '.join(have)}. Add them there, or remove them from `schema`."
             raise SchemaError(msg, hint=hint, node=self.name)
-        cursor = self.node.cursor.column if isinstance(self.node, HybridSourceConfig) and self.node.cursor else None
+        cursor = (
+            self.node.cursor.column
+            if isinstance(self.node, HybridSourceConfig) and self.node.cursor
+            else None
+        )
         if cursor is not None and cursor in wanted:
             self._check_cursor(cursor, schema.field(cursor).type, self.unbounded.schema().field(cursor).type)
         lossy = [
-            f"`{field.name}` is {spell_type(schema.field(field.name).type)} in history and {spell_type(field.type)} in the stream"
+            (
+                f"`{field.name}` is {spell_type(schema.field(field.name).type)} in history and"
+                f" {spell_type(field.type)} in the stream"
+            )
             for field in self.unbounded.schema()
             if cast_of(schema.field(field.name).type, field.type) is Cast.LOSSY
         ]
         if lossy:
             about = part.describe()
-            msg = f"history `{about.get('table_name') or about['location']}` cannot be cast to the stream's types without loss: {', '.join(lossy)}"
-            hint = "Declare these columns in the stream's `schema` with a type that holds both, and cast them in a transform."
+            msg = (
+                f"history `{about.get('table_name') or about['location']}` cannot be cast to the stream's"
+                f" types without loss: {', '.join(lossy)}"
+            )
+            hint = (
+                "Declare these columns in the stream's `schema` with a type that holds both, and cast"
+                " them in a transform."
+            )
             raise SchemaError(msg, hint=hint, node=self.name)
 
     def _check_cursor(self, column: str, history: pa.DataType, stream: pa.DataType) -> None:
@@ -119,7 +144,10 @@ class PipelineSource:
         from pyarrow.types import is_date
 
         if is_date(history) != is_date(stream):
-            msg = f"cursor column `{column}` is {spell_type(history)} in history and {spell_type(stream)} in the stream"
+            msg = (
+                f"cursor column `{column}` is {spell_type(history)} in history and {spell_type(stream)}"
+                " in the stream"
+            )
             raise SchemaError(msg, hint="Name a column that has the same time in both.", node=self.name)
 
     def create_initial_position(self, spark: SparkSession, token: str, appends: Sequence[str] = ()) -> Json:
@@ -162,7 +190,8 @@ class PipelineSource:
         if not all(snapshot.is_stable for snapshot in snapshots):
             return {}
         nulls = any(
-            part.has_nulls(spark, snapshot, self.node.cursor.column) for part, snapshot in zip(self.bounded, snapshots, strict=True)
+            part.has_nulls(spark, snapshot, self.node.cursor.column)
+            for part, snapshot in zip(self.bounded, snapshots, strict=True)
         )
         return {"overlap": {"end": self.unbounded.end_offsets(), "nulls": nulls}}
 
@@ -170,7 +199,9 @@ class PipelineSource:
         """Return the handoff filter, or None if history does not carry the stream's offsets."""
         return self.handoff.handoff_filter(position.get("fence")) if self.handoff else None
 
-    def splits(self, spark: SparkSession, position: Json, phase: int, window: HistoryPartition | None) -> list[Json]:
+    def splits(
+        self, spark: SparkSession, position: Json, phase: int, window: HistoryPartition | None
+    ) -> list[Json]:
         """Return the splits of one phase in one partition."""
         cut = self.handoff_filter(position) if phase == len(self.bounded) - 1 else None
         return list(self.bounded[phase].splits(spark, self._snapshot(position, phase), window, cut))
@@ -182,21 +213,38 @@ class PipelineSource:
         """
         seen = [part.describe_snapshot(spark) for part in self.bounded]
         exact = self.handoff is not None and self.handoff.exact is not None
-        cut = self.handoff.handoff_filter(self.handoff.position_from_snapshot(spark, seen[-1])) if exact and self.handoff else None
+        cut = (
+            self.handoff.handoff_filter(self.handoff.position_from_snapshot(spark, seen[-1]))
+            if exact and self.handoff
+            else None
+        )
 
         def pieces(phase: int, window: HistoryPartition | None) -> list[Json]:
-            return list(self.bounded[phase].splits(spark, seen[phase], window, cut if phase == len(self.bounded) - 1 else None))
+            return list(
+                self.bounded[phase].splits(
+                    spark, seen[phase], window, cut if phase == len(self.bounded) - 1 else None
+                )
+            )
 
         return pieces
 
     def fetch(
-        self, position: Json, phase: int, splits: Sequence[Json], query: str | None, key: Sequence[str] = (), *, last: bool = False
+        self,
+        position: Json,
+        phase: int,
+        splits: Sequence[Json],
+        query: str | None,
+        key: Sequence[str] = (),
+        *,
+        last: bool = False,
     ) -> SplitReader | None:
         """Return the reader with which tasks bulk-copy these splits, or None.
 
         Rows with the same `key` keep their order. With `last`, only the last row of each key is read.
         """
-        found: Any = self.bounded[phase].create_split_reader(self._snapshot(position, phase), splits, query, key)
+        found: Any = self.bounded[phase].create_split_reader(
+            self._snapshot(position, phase), splits, query, key
+        )
         return replace(found, last_by=tuple(key)) if last and found is not None else found
 
     def snapshot_handles(self, position: Json) -> list[Json]:
@@ -211,8 +259,13 @@ class PipelineSource:
         if ref not in self._pins:
             found = self.contents(ref)
             if found is None:
-                msg = "the handles of the pinned history are lost: the ledger does not keep what the position refers to"
-                raise SinkStateError(msg, hint="Start over with a new snapshot: headrace reset FILE.", node=self.name)
+                msg = (
+                    "the handles of the pinned history are lost: the ledger does not keep what the"
+                    " position refers to"
+                )
+                raise SinkStateError(
+                    msg, hint="Start over with a new snapshot: headrace reset FILE.", node=self.name
+                )
             self._pins[ref] = found
         return self._pins[ref]
 
@@ -220,7 +273,9 @@ class PipelineSource:
         handle = self.snapshot_handles(position)[phase]
         return Snapshot(handle, is_stable=bool(handle.get("pinned", True)))
 
-    def read_history(self, spark: SparkSession, position: Json, phase: int, splits: Sequence[Json], schema: pa.Schema) -> SourceBatch:
+    def read_history(
+        self, spark: SparkSession, position: Json, phase: int, splits: Sequence[Json], schema: pa.Schema
+    ) -> SourceBatch:
         """Return the rows of these splits, cast to the source's columns."""
         frame = self.bounded[phase].read(spark, self._snapshot(position, phase), splits, schema.names)
         if cursor := position.get("cursor"):
@@ -230,9 +285,18 @@ class PipelineSource:
 
     def _cast(self, frame: DataFrame, schema: pa.Schema) -> DataFrame:
         have = arrow_schema(cast("StructType", frame.select(*map(quote_identifier, schema.names)).schema))
-        return frame.select(*[cast_column(field.name, have.field(field.name).type, field.type, self.name) for field in schema], OP, POS)
+        return frame.select(
+            *[
+                cast_column(field.name, have.field(field.name).type, field.type, self.name)
+                for field in schema
+            ],
+            OP,
+            POS,
+        )
 
-    def read_stream(self, spark: SparkSession, start: Json, end: Json, appends: Sequence[str] = (), most: int = 256 << 20) -> SourceBatch:
+    def read_stream(
+        self, spark: SparkSession, start: Json, end: Json, appends: Sequence[str] = (), most: int = 256 << 20
+    ) -> SourceBatch:
         """Return the stream's rows between two positions, without those that history has already.
 
         `most` limits the size estimate; see `UnboundedSource.estimate_bytes`.
@@ -255,14 +319,21 @@ class PipelineSource:
 
         column = self.node.cursor.column
         ends = F.from_json(F.lit(json.dumps(positions.offsets(overlap["end"]))), "map<string,bigint>")
-        inside = F.col(f"{POS}.off") < F.coalesce(F.element_at(ends, F.col(f"{POS}.part").cast("string")), F.lit(0))
+        inside = F.col(f"{POS}.off") < F.coalesce(
+            F.element_at(ends, F.col(f"{POS}.part").cast("string")), F.lit(0)
+        )
         moment = F.col(quote_identifier(column))
         drops = F.coalesce(moment <= F.lit(cursor).cast("timestamp"), F.lit(False))
         if exact and overlap["nulls"]:
-            what = f"cursor column `{column}` is NULL, and history has rows with NULL too: the row may be one of them"
+            what = (
+                f"cursor column `{column}` is NULL, and history has rows with NULL too: the row may be"
+                " one of them"
+            )
             hint = "Fill the column, give the sink a primary_key, or set delivery: at_least_once at the sink."
             where = {"partition": F.col(f"{POS}.part"), "offset": F.col(f"{POS}.off")}
-            drops = F.when(moment.isNull(), row_error(self.name, what, hint, **where).cast("boolean")).otherwise(drops)
+            drops = F.when(
+                moment.isNull(), row_error(self.name, what, hint, **where).cast("boolean")
+            ).otherwise(drops)
         return frame.where(F.when(inside, ~drops).otherwise(F.lit(True)))
 
     def stream_start(self, position: Json) -> Json:
@@ -274,7 +345,11 @@ class PipelineSource:
             return dict(position)
         assert self.unbounded is not None  # noqa: S101
         stream = self.unbounded.ordered_start(position["fence"])
-        return dict(position) | {"stream": stream, "began": position["fence"], "catch_up": self.unbounded.end_offsets()}
+        return dict(position) | {
+            "stream": stream,
+            "began": position["fence"],
+            "catch_up": self.unbounded.end_offsets(),
+        }
 
     def next_end_offsets(self, position: Json, limits: ReadLimits) -> Json:
         """Return the position that one stream epoch after `position` may reach."""
@@ -291,11 +366,20 @@ class PipelineSource:
         if fence is None or self.unbounded is None:
             return
         earliest = positions.offsets(self.unbounded.earliest_offsets())
-        lost = {part: (offset, earliest[part]) for part, offset in positions.offsets(fence).items() if earliest.get(part, 0) > offset}
+        lost = {
+            part: (offset, earliest[part])
+            for part, offset in positions.offsets(fence).items()
+            if earliest.get(part, 0) > offset
+        }
         if lost:
-            lost_offsets = ", ".join(f"partition {part}: fence {at}, earliest {first}" for part, (at, first) in lost.items())
+            lost_offsets = ", ".join(
+                f"partition {part}: fence {at}, earliest {first}" for part, (at, first) in lost.items()
+            )
             msg = f"the topic's retention has passed the fence: {lost_offsets}"
-            hint = "History and stream both lack the rows between. Lengthen retention.ms. `headrace reset FILE` starts over with a new snapshot."
+            hint = (
+                "History and stream both lack the rows between. Lengthen retention.ms. `headrace reset"
+                " FILE` starts over with a new snapshot."
+            )
             raise RetentionError(msg, hint=hint, node=self.name)
 
     def drop_stale_snapshots(self, owner: str, generation: int, keep: Sequence[Json]) -> None:
@@ -332,10 +416,15 @@ def declared_columns(sources: Mapping[str, PipelineSource]) -> dict[str, dict[st
     for name, source in sources.items():
         payload = source.payload([None] * len(source.bounded))
         listed: dict[str, str] = dict.fromkeys(getattr(source.node, "columns", ()), "")
-        found[name] = listed if payload is None else {column.name: spark_type(column.type) for column in payload}
+        found[name] = (
+            listed if payload is None else {column.name: spark_type(column.type) for column in payload}
+        )
     return {name: columns for name, columns in found.items() if columns}
 
 
 def create_pipeline_sources(sources: Mapping[str, Any], settings: Settings) -> dict[str, PipelineSource]:
     """Return the sources of a pipeline file, in its order."""
-    return {name: PipelineSource(name, node, settings, index) for index, (name, node) in enumerate(sources.items())}
+    return {
+        name: PipelineSource(name, node, settings, index)
+        for index, (name, node) in enumerate(sources.items())
+    }

@@ -34,7 +34,7 @@ class RetentionCheck:
                 self.check({name: {"stream": stream}})
 
     def check(self, position: Position) -> None:
-        """Raise RetentionError for rows that the topic no longer has, TargetError where it is another topic."""
+        """Raise RetentionError for rows that the topic no longer has, TargetError if it is another topic."""
         for name, place in position.items():
             source, stream = self._sources.get(name), place.get("stream")
             if source is None or source.unbounded is None or stream is None:
@@ -45,7 +45,10 @@ class RetentionCheck:
 
     def _compare(self, name: str, stream: Json, now: Json) -> None:
         if any(stream[key] != now.get(key) for key in stream if key not in _MOVING):
-            msg = f"{self._back} would read from a topic that was deleted and created again, or is another one, since"
+            msg = (
+                f"{self._back} would read from a topic that was deleted and created again, or is another"
+                " one, since"
+            )
             raise TargetError(msg, hint=self._hint, node=name)
         first = positions.offsets(now)
         for part, offset in positions.offsets(stream).items():

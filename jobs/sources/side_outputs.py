@@ -52,7 +52,11 @@ def check_side_outputs(settings: Settings) -> None:
 
 def _named(plugin_id: str, settings: Settings) -> tuple[InstalledPlugin, Plugin, BaseModel]:
     found, plugin = load_plugin_of_type(plugin_id, PluginType.SIDE_OUTPUT, "side_output_ids")
-    return found, plugin, options_of(found, plugin, settings.plugin.side_output_options, "side_output_options")
+    return (
+        found,
+        plugin,
+        options_of(found, plugin, settings.plugin.side_output_options, "side_output_options"),
+    )
 
 
 class SideOutputs:
@@ -72,13 +76,17 @@ class SideOutputs:
             return
         for source, reading in readings.items():
             if source not in self._instances:
-                self._instances[source] = [self._open(plugin_id, source) for plugin_id in self._settings.plugin.side_output_ids]
+                self._instances[source] = [
+                    self._open(plugin_id, source) for plugin_id in self._settings.plugin.side_output_ids
+                ]
             for output in self._instances[source]:
                 output.epoch(plan, reading.frame)
 
     def _open(self, plugin_id: str, source: str) -> SideOutput:
         found, plugin, options = _named(plugin_id, self._settings)
-        context = PluginContext(source, options, found, self._pipeline, self._settings.home, labels=plugin.labels)
+        context = PluginContext(
+            source, options, found, self._pipeline, self._settings.home, labels=plugin.labels
+        )
         checks = {"epoch": lambda _: "", "close": lambda _: ""}
         return create_checked(lambda: plugin.make(context), SideOutput, found, source, checks)
 

@@ -26,7 +26,9 @@ def snapshot_owner(pipeline: str) -> str:
     return pipeline.replace("-", "")[:12]
 
 
-def open_sources(sources: Mapping[str, PipelineSource], spark: SparkSession, token: str, model: PipelineModel) -> Position:
+def open_sources(
+    sources: Mapping[str, PipelineSource], spark: SparkSession, token: str, model: PipelineModel
+) -> Position:
     """Return the position of a new pipeline. If a source cannot be opened, no snapshot stays.
 
     `token` is new for each attempt: a snapshot of an earlier attempt may lack rows before the current handoff
@@ -35,7 +37,9 @@ def open_sources(sources: Mapping[str, PipelineSource], spark: SparkSession, tok
     opened: dict[str, Json] = {}
     try:
         for index, (name, source) in enumerate(sources.items()):
-            opened[name] = source.create_initial_position(spark, f"{token}_{index}", graph.appending_sinks(model, name))
+            opened[name] = source.create_initial_position(
+                spark, f"{token}_{index}", graph.appending_sinks(model, name)
+            )
             if model.partitions is not None:
                 check_windows(source, spark, opened[name], model.partitions)
     except HeadraceError:
@@ -46,7 +50,7 @@ def open_sources(sources: Mapping[str, PipelineSource], spark: SparkSession, tok
 
 
 def keep_opening(ledger: Ledger, node: Any, opened: Json) -> Json:
-    """Return the first position of one source, whose larger parts the ledger keeps once and the position refers to."""
+    """Return the first position of a source. It refers to large parts that the ledger stores once."""
     opened = normalize_position(opened)
     refers: Json = {"source": ledger.store_content(source_identity(node))}
     if "pins" in opened:

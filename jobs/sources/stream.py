@@ -29,7 +29,10 @@ class StreamPlanner:
 
     def begin(self, position: Position) -> Position:
         """Return the position with every stream started at its handoff position."""
-        return {**position, **{name: source.stream_start(position[name]) for name, source in self._sources.items()}}
+        return {
+            **position,
+            **{name: source.stream_start(position[name]) for name, source in self._sources.items()},
+        }
 
     def next(self, position: Position) -> EpochRange | None:
         """Return the next step after a position whose streams have started, or None without new rows."""
@@ -68,7 +71,10 @@ class StreamPlanner:
 
     def has_reached(self, position: Position, target: Position) -> bool:
         """Return whether every stream has reached `target`."""
-        return not any(positions.is_before(position[name].get("stream"), target[name]["stream"]) for name in self._sources)
+        return not any(
+            positions.is_before(position[name].get("stream"), target[name]["stream"])
+            for name in self._sources
+        )
 
     def has_more(self, step: EpochRange) -> bool:
         """Return whether more rows can be read after a step.

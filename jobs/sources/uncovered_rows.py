@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from headrace.jobs.sources.pipeline_source import PipelineSource
 
 
-def check_windows(source: PipelineSource, spark: SparkSession, position: Json, partitions: PartitionsConfig) -> None:
+def check_windows(
+    source: PipelineSource, spark: SparkSession, position: Json, partitions: PartitionsConfig
+) -> None:
     """Raise GuaranteeError for rows of a snapshot that would be lost.
 
     `position` is the one before the first epoch.
@@ -38,14 +40,19 @@ def check_windows(source: PipelineSource, spark: SparkSession, position: Json, p
         where = f"history `{about.get('table_name') or about.get('location') or source.name}`"
         if found.nulls:
             msg = (
-                f"{where} has {_rows(found.nulls)} with NULL in `{partitions.column}`, by which `partitions` divides it: no window has them"
+                f"{where} has {_rows(found.nulls)} with NULL in `{partitions.column}`, by which"
+                " `partitions` divides it: no window has them"
             )
-            hint = f"Fill the column, or leave these rows out: `filter: {partitions.column} IS NOT NULL` at the bounded source."
+            hint = (
+                f"Fill the column, or leave these rows out: `filter: {partitions.column} IS NOT NULL` at"
+                " the bounded source."
+            )
             raise GuaranteeError(msg, hint=hint, node=source.name)
         if found.later and source.unbounded is not None and (until is None or until > end):
             after = date.fromisoformat(found.last[:10]) + timedelta(days=1)
             msg = (
-                f"{where} has {_rows(found.later)} after the last window, which ends at {end}, and the stream begins after them:"
+                f"{where} has {_rows(found.later)} after the last window, which ends at {end}, and the"
+                " stream begins after them:"
                 " they would be in neither"
             )
             hint = f"Set `history_end` in `partitions` to {after} or later, and `end` too if it is earlier."

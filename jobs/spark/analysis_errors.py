@@ -33,8 +33,13 @@ _UNKNOWN = {"UNRESOLVED_COLUMN": "column", "FIELD_NOT_FOUND": "field", "UNRESOLV
 def explain_analysis_error(error: PySparkException, text: str) -> tuple[str, str]:
     """Message and hint for an error over the statement `text` of the file."""
     parameters = error.getMessageParameters() or {}
-    kind = next((name_type for sign, name_type in _UNKNOWN.items() if (error.getCondition() or "").startswith(sign)), None)
-    wrong = (parameters.get("objectName") or parameters.get("fieldName") or parameters.get("routineName") or "").replace("`", "")
+    kind = next(
+        (name_type for sign, name_type in _UNKNOWN.items() if (error.getCondition() or "").startswith(sign)),
+        None,
+    )
+    wrong = (
+        parameters.get("objectName") or parameters.get("fieldName") or parameters.get("routineName") or ""
+    ).replace("`", "")
     shown = f"--- SQL ---\n{text.strip()}"
     if kind is None or not wrong:
         message, hint = _of_rows(error.getCondition() or "", parameters)
@@ -43,12 +48,20 @@ def explain_analysis_error(error: PySparkException, text: str) -> tuple[str, str
     if kind == "function":
         written = re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text, re.IGNORECASE)
         return (
-            f"there is no function `{written[0] if written else wrong}`{suggest_closest(name.lower(), [*suggestable_names(), *function_names()])}",
+            (
+                "there is no function"
+                f" `{written[0] if written else wrong}`"
+                f"{suggest_closest(name.lower(), [*suggestable_names(), *function_names()])}"
+            ),
             _where(text, name),
         )
     proposed = (parameters.get("proposal") or parameters.get("fields") or "").split(", ")
     near = list(
-        dict.fromkeys(last for one in proposed if (last := one.split("`.`")[-1].strip("`")) and not last.startswith(_INTERNAL_PREFIX))
+        dict.fromkeys(
+            last
+            for one in proposed
+            if (last := one.split("`.`")[-1].strip("`")) and not last.startswith(_INTERNAL_PREFIX)
+        )
     )
     lead = "There are, among others" if kind == "column" and len(proposed) >= _PROPOSED else "There are"
     return f"there is no {kind} `{wrong}`{suggest_closest(name, near)}", _where(text, name) + (
@@ -57,25 +70,44 @@ def explain_analysis_error(error: PySparkException, text: str) -> tuple[str, str
 
 
 def _of_rows(condition: str, found: Mapping[str, str]) -> tuple[str, str]:
-    """Message and hint for what is wrong with branches, and with functions that make several rows of one; nothing for the rest.
+    """Return message and hint for errors in branches and in generator functions; nothing for others.
 
     Numbers of columns count the hidden ones, which the user has not written.
     """
     match condition:
         case "NUM_COLUMNS_MISMATCH":
             first, other = (int(found[key]) - len(HIDDEN) for key in ("firstNumColumns", "invalidNumColumns"))
-            msg = f"the {found['invalidOrdinalNum']} branch of UNION ALL has {_counted(other)}, and the first has {first}"
-            return msg, "Branches need the same columns in the same order; write NULL for one that a branch lacks."
+            msg = (
+                f"the {found['invalidOrdinalNum']} branch of UNION ALL has {_counted(other)}, and the"
+                f" first has {first}"
+            )
+            return (
+                msg,
+                "Branches need the same columns in the same order; write NULL for one that a branch lacks.",
+            )
         case "INCOMPATIBLE_COLUMN_TYPE":
             kinds = [found[key].replace('"', "") for key in ("dataType1", "dataType2")]
-            which = f"the {found['columnOrdinalNumber']} column of the {found['tableOrdinalNumber']} branch of UNION ALL"
-            return f"{which} is {kinds[0]}, and of the first branch {kinds[1]}", "Make them the same with CAST."
+            which = (
+                f"the {found['columnOrdinalNumber']} column of the {found['tableOrdinalNumber']} branch"
+                " of UNION ALL"
+            )
+            return (
+                f"{which} is {kinds[0]}, and of the first branch {kinds[1]}",
+                "Make them the same with CAST.",
+            )
         case "UDTF_ALIAS_NUMBER_MISMATCH":
-            named = [name for name in found["aliasesNames"].split(",") if not name.strip().startswith("_gs_n")]
+            named = [
+                name for name in found["aliasesNames"].split(",") if not name.strip().startswith("_gs_n")
+            ]
             unseen = int("_gs_n" in found["aliasesNames"])
-            msg = f"{_counted(int(found['aliasesSize']) - unseen)} to be named where one row becomes several, and {len(named)} named"
+            msg = (
+                f"{_counted(int(found['aliasesSize']) - unseen)} to be named where one row becomes"
+                f" several, and {len(named)} named"
+            )
             return msg, "A list gives one column, a map two (key and value), and inline one for each field."
-        case "DATATYPE_MISMATCH.UNEXPECTED_INPUT_TYPE" if found["sqlExpr"].strip('"').startswith(("posexplode(", "inline(")):
+        case "DATATYPE_MISMATCH.UNEXPECTED_INPUT_TYPE" if (
+            found["sqlExpr"].strip('"').startswith(("posexplode(", "inline("))
+        ):
             structs = found["sqlExpr"].strip('"').startswith("inline(")
             kind = found["inputType"].strip('"')
             kind = kind.removeprefix("ARRAY<").removesuffix(">") if structs else kind

@@ -12,7 +12,11 @@ from pathlib import Path
 def user_cache() -> Path:
     """`$HEADRACE_CACHE`, else `$XDG_CACHE_HOME/headrace`, else `~/.cache/headrace`; made if missing."""
     own = os.environ.get("HEADRACE_CACHE")
-    folder = Path(own).expanduser() if own else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "headrace"
+    folder = (
+        Path(own).expanduser()
+        if own
+        else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "headrace"
+    )
     folder.mkdir(parents=True, exist_ok=True)
     return folder.resolve()
 

@@ -52,7 +52,10 @@ def has_archive() -> bool:
 
 
 def _path(java: Java) -> Path:
-    """One per Java and class path. Another installation of pyspark in the same folder needs another archive."""
+    """One per Java and class path.
+
+    Another installation of pyspark in the same folder needs another archive.
+    """
     parts = [str(java.path), java.version, _hash_jars(_class_path())]
     digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
     return user_cache() / "archives" / f"{digest}.jsa"
@@ -87,10 +90,22 @@ def _train(path: Path) -> None:
         fresh = Path(folder) / path.name
         command = [sys.executable, "-m", "headrace.jobs.spark.cds_training", str(fresh)]
         try:
-            subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT, check=True, stdin=subprocess.DEVNULL)
-            trained = {"class_path": [str(folder) for folder in _class_path()], "hash": _hash_jars(_class_path())}
+            subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                timeout=_TIMEOUT,
+                check=True,
+                stdin=subprocess.DEVNULL,
+            )
+            trained = {
+                "class_path": [str(folder) for folder in _class_path()],
+                "hash": _hash_jars(_class_path()),
+            }
             path.with_suffix(".json").write_text(json.dumps(trained))
             fresh.rename(path)
         except (OSError, subprocess.SubprocessError) as error:
             output = str(getattr(error, "stderr", "") or "").strip()[-400:]
-            log.warning("no class-data archive, Spark will start more slowly: error=%s said=%s", error, output)
+            log.warning(
+                "no class-data archive, Spark will start more slowly: error=%s said=%s", error, output
+            )

@@ -1,4 +1,4 @@
-"""The training run of the class-data archive, in a process of its own: `python -m headrace.jobs.spark.cds_training FILE`."""
+"""The training run of the class-data archive: `python -m headrace.jobs.spark.cds_training FILE`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ def main() -> None:
     target = Path(sys.argv[1])
     home = target.parent
     options = f"-XX:ArchiveClassesAtExit={target}"
-    settings = Settings.model_validate({"home": home, "spark": {"master": "local[2]", "driver_memory": "1g", "jvm_options": options}})
+    settings = Settings.model_validate(
+        {"home": home, "spark": {"master": "local[2]", "driver_memory": "1g", "jvm_options": options}}
+    )
     spark = start_session(settings, ["delta"])
     _rows(spark)
     _delta(spark, home / "table")
@@ -33,11 +35,14 @@ def _rows(spark: SparkSession) -> None:
     """Arrow in, SQL, Arrow out, and Python workers."""
     import pyarrow as pa
 
-    table = pa.table({"id": pa.array([1, 2], pa.int64()), "name": ["a", "b"], "doc": ['{"a": 1}', '{"a": 2}']})
+    table = pa.table(
+        {"id": pa.array([1, 2], pa.int64()), "name": ["a", "b"], "doc": ['{"a": 1}', '{"a": 2}']}
+    )
     frame = spark.createDataFrame(table)
     frame.createOrReplaceTempView("trained")
     picked = spark.sql(
-        "SELECT id, upper(name) AS name, from_json(doc, 'a INT').a AS a, current_timestamp() AS at FROM trained WHERE id > 0"
+        "SELECT id, upper(name) AS name, from_json(doc, 'a INT').a AS a, current_timestamp() AS at FROM"
+        " trained WHERE id > 0"
         " UNION ALL SELECT id, name, NULL, NULL FROM trained"
     )
     picked.repartition(2, "id").mapInArrow(lambda batches: batches, picked.schema).toArrow()
@@ -48,7 +53,11 @@ def _delta(spark: SparkSession, path: Path) -> None:
     """Create a keyed table, merge into it, and read it."""
     from delta.tables import DeltaTable
 
-    builder: Any = DeltaTable.createIfNotExists(spark).location(str(path)).property("delta.enableDeletionVectors", "true")
+    builder: Any = (
+        DeltaTable.createIfNotExists(spark)
+        .location(str(path))
+        .property("delta.enableDeletionVectors", "true")
+    )
     builder.addColumn("id", "bigint").addColumn("name", "string").execute()
     table: Any = DeltaTable.forPath(spark, str(path))
     for rows in (3, 5):
@@ -70,7 +79,9 @@ def _kafka(spark: SparkSession) -> None:
     for key, value in {"bootstrap.servers": "127.0.0.1:9", "group.id": "none"}.items():
         names.setProperty(key, value)
     for side in ("key", "value"):
-        names.setProperty(f"{side}.deserializer", "org.apache.kafka.common.serialization.ByteArrayDeserializer")
+        names.setProperty(
+            f"{side}.deserializer", "org.apache.kafka.common.serialization.ByteArrayDeserializer"
+        )
     with contextlib.suppress(Exception):
         jvm.org.apache.kafka.clients.consumer.KafkaConsumer(names).close()
 

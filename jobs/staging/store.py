@@ -2,11 +2,13 @@
 
     <staging.path>/<pipeline uuid>/<lane>/<epoch>-<digest>/<node>/
         g<generation>-<token>/      one attempt: Parquet files of Spark tasks
-        manifest.json               names the valid attempt; written whole to another name, then linked: the first one wins
+        manifest.json               names the valid attempt; written whole to another name, then linked: the
+        first one wins
 
-The digest is that of the plan and the hash of the compiled pipeline, so an epoch that was planned again never reads the
-rows of a dropped plan. An attempt without the manifest is never read. A dead attempt cannot be distinguished from one that a
-paused process is still writing, so attempts are swept only if the manifest names another one, or if the epoch is past.
+The digest is that of the plan and the hash of the compiled pipeline, so an epoch that was planned again never
+reads the rows of a dropped plan. An attempt without the manifest is never read. A dead attempt cannot be
+distinguished from one that a paused process is still writing, so attempts are swept only if the manifest
+names another one, or if the epoch is past.
 """
 
 from __future__ import annotations
@@ -92,7 +94,9 @@ class ResultStore:
 
         A sink that was added later is replayed with the current pipeline.
         """
-        digest = hashlib.sha256(json.dumps([plan.to_json(), pipeline_hash], sort_keys=True).encode()).hexdigest()[:16]
+        digest = hashlib.sha256(
+            json.dumps([plan.to_json(), pipeline_hash], sort_keys=True).encode()
+        ).hexdigest()[:16]
         return EpochResultStore(self, plan, digest, self._folder / f"{plan.number:012}-{digest}")
 
     def sweep(self, committed: int) -> None:
@@ -101,7 +105,11 @@ class ResultStore:
         Files that cannot be removed are logged and left.
         """
         try:
-            past = [folder for folder, number in self._epochs() if number <= committed - self._keep] if self._folder.is_dir() else []
+            past = (
+                [folder for folder, number in self._epochs() if number <= committed - self._keep]
+                if self._folder.is_dir()
+                else []
+            )
         except OSError as error:
             log.warning("stages were not swept: path=%s error=%s", self._folder, error.strerror)
             return
@@ -156,16 +164,23 @@ class EpochResultStore:
         manifest = self.load_manifest(node)
         assert manifest is not None  # noqa: S101  callers ask `held` first
         fields = like.schema.fields
-        stored = StructType([StructField(f"c{at}", field.dataType, nullable=True) for at, field in enumerate(fields)])
+        stored = StructType(
+            [StructField(f"c{at}", field.dataType, nullable=True) for at, field in enumerate(fields)]
+        )
         folder = self._of(node) / manifest.attempt
         frame = (
-            like.sparkSession.read.schema(stored).parquet(*(_pattern(folder / name) for name, _ in manifest.files))
+            like.sparkSession.read.schema(stored).parquet(
+                *(_pattern(folder / name) for name, _ in manifest.files)
+            )
             if manifest.files
             else None
         )
         if frame is None:
             frame = like.sparkSession.createDataFrame([], stored)
-        columns = [F.col(f"c{at}").alias(field.name, metadata=field.metadata or {}) for at, field in enumerate(fields)]
+        columns = [
+            F.col(f"c{at}").alias(field.name, metadata=field.metadata or {})
+            for at, field in enumerate(fields)
+        ]
         return SourceBatch(frame.select(*columns), manifest.rows)
 
     def make(self, node: str, rows: DataFrame) -> ResultManifest:
@@ -181,11 +196,17 @@ class EpochResultStore:
             place.mkdir(parents=True)
             # mapInArrow does not quote names, so columns travel by their place.
             numbered = rows.toDF(*(f"c{at}" for at in range(len(rows.columns))))
-            written_files = numbered.mapInArrow(StoreResultsTask(node, str(place), str(self._lane.path)), TASK_RESULT).collect()
-            found = self._complete(node, attempt, [(one.file, one.rows, one.bytes) for one in written_files if one.rows])
+            written_files = numbered.mapInArrow(
+                StoreResultsTask(node, str(place), str(self._lane.path)), TASK_RESULT
+            ).collect()
+            found = self._complete(
+                node, attempt, [(one.file, one.rows, one.bytes) for one in written_files if one.rows]
+            )
         except Exception as error:
             first = self.load_manifest(node)
-            counts = first is not None and first.attempt == attempt  # the failure was after the link: the next attempt reads its rows
+            counts = (
+                first is not None and first.attempt == attempt
+            )  # the failure was after the link: the next attempt reads its rows
             if not counts:
                 _remove(place)
             if first is None or counts:
@@ -196,7 +217,9 @@ class EpochResultStore:
                 raise as_headrace_error(error, node=node) from error
             self.sync_manifest(node)  # another process was first, and has swept what this one was writing
             found = first
-        log.info("staged node=%s epoch=%d rows=%d attempt=%s", node, self.plan.number, found.rows, found.attempt)
+        log.info(
+            "staged node=%s epoch=%d rows=%d attempt=%s", node, self.plan.number, found.rows, found.attempt
+        )
         return found
 
     def _complete(self, node: str, attempt: str, parts: Sequence[tuple[str, int, int]]) -> ResultManifest:
@@ -212,12 +235,27 @@ class EpochResultStore:
         for name, _, size in parts:
             if (found := _size(folder / attempt / name)) != size:
                 msg = (
-                    f"a task stored {size:,} bytes in {folder / attempt / name}, and here {'nothing' if found is None else found} is there"
+                    f"a task stored {size:,} bytes in {folder / attempt / name}, and here"
+                    f" {'nothing' if found is None else found} is there"
                 )
-                raise UserError(msg, hint="Say a folder in `staging.path` that this host and all of Spark's workers share.", node=node)
+                raise UserError(
+                    msg,
+                    hint="Say a folder in `staging.path` that this host and all of Spark's workers share.",
+                    node=node,
+                )
         files = tuple((name, size) for name, _, size in parts)
         rows = sum(count for _, count, _ in parts)
-        manifest = ResultManifest(lane.pipeline, lane.lane, self.plan.number, node, self._digest, lane.generation, attempt, rows, files)
+        manifest = ResultManifest(
+            lane.pipeline,
+            lane.lane,
+            self.plan.number,
+            node,
+            self._digest,
+            lane.generation,
+            attempt,
+            rows,
+            files,
+        )
         sync_to_disk(folder / attempt)
         written = folder / f".{attempt}.json"
         written.write_text(json.dumps(manifest.to_json()), encoding="utf-8")
@@ -240,7 +278,10 @@ class EpochResultStore:
         A sink must not contain rows of stored results that a power failure can undo.
         """
         folder = self._of(node)
-        for path in (folder, *list(folder.parents)[:5]):  # up to the parent of `staging.path`: each of them may be new
+        for path in (
+            folder,
+            *list(folder.parents)[:5],
+        ):  # up to the parent of `staging.path`: each of them may be new
             with suppress(PermissionError):  # a parent folder may belong to another user
                 sync_to_disk(path)
 
@@ -254,12 +295,22 @@ class EpochResultStore:
         wanted = (self._lane.pipeline, self._lane.lane, self.plan.number, node, self._digest)
         if (manifest.pipeline, manifest.lane, manifest.epoch, manifest.node, manifest.digest) != wanted:
             msg = f"the stored results in {self._of(node)} belong to another epoch or node than their folder"
-            raise PipelineStateError(msg, hint="Another program moved them. Restore the folder from a backup of `staging.path`.", node=node)
+            raise PipelineStateError(
+                msg,
+                hint="Another program moved them. Restore the folder from a backup of `staging.path`.",
+                node=node,
+            )
         for name, size in manifest.files:
             path = self._of(node) / manifest.attempt / name
             if (found := _size(path)) != size:
-                msg = f"stored results are damaged: {path} has {'no' if found is None else found} bytes instead of {size}"
-                hint = f"Restore it from a backup; or remove the folder {self._of(node)}, which then counts as missing."
+                msg = (
+                    f"stored results are damaged: {path} has {'no' if found is None else found} bytes"
+                    f" instead of {size}"
+                )
+                hint = (
+                    f"Restore it from a backup; or remove the folder {self._of(node)}, which then counts"
+                    " as missing."
+                )
                 raise PipelineStateError(msg, hint=hint, node=node)
 
     def _of(self, node: str) -> Path:
@@ -287,7 +338,13 @@ class StoredResults:
     must not be recomputed. It is called only if results are missing.
     """
 
-    def __init__(self, stages: EpochResultStore, who: NodeGraph, impure: Sequence[str], holders: Callable[[], Mapping[str, str]]) -> None:
+    def __init__(
+        self,
+        stages: EpochResultStore,
+        who: NodeGraph,
+        impure: Sequence[str],
+        holders: Callable[[], Mapping[str, str]],
+    ) -> None:
         self._stages = stages
         self._graph = who
         self._impure = impure
@@ -320,23 +377,40 @@ class StoredResults:
 
     def check(self, sinks: Sequence[str], *, replayed: bool, recompute: bool) -> None:
         """Raise SinkStateError if rows would be recomputed that a sink or table already contains."""
-        missing = [] if recompute else [name for name in sorted(self.required_nodes(sinks)) if self._stages.load_manifest(name) is None]
+        missing = (
+            []
+            if recompute
+            else [
+                name
+                for name in sorted(self.required_nodes(sinks))
+                if self._stages.load_manifest(name) is None
+            ]
+        )
         if not missing:
             return
         if replayed:
-            raise self._missing_results_error(missing[0], "other sinks have this epoch", "`headrace replay … --recompute`")
+            raise self._missing_results_error(
+                missing[0], "other sinks have this epoch", "`headrace replay … --recompute`"
+            )
         for holder, description in self._holders().items():
             if lost_nodes := self._nondeterministic_upstream(holder).intersection(missing):
-                raise self._missing_results_error(min(lost_nodes), description, "the setting `staging.recompute: true` for one run")
+                raise self._missing_results_error(
+                    min(lost_nodes), description, "the setting `staging.recompute: true` for one run"
+                )
 
     def _nondeterministic_upstream(self, name: str) -> set[str]:
         """Return the non-deterministic nodes upstream of a node, also through the tables that it looks up."""
         upstream = (*self._graph.inputs(name), *self._graph.asks(name))
-        return {name}.intersection(self._impure).union(*(self._nondeterministic_upstream(other) for other in upstream))
+        return {name}.intersection(self._impure).union(
+            *(self._nondeterministic_upstream(other) for other in upstream)
+        )
 
     def _missing_results_error(self, node: str, who: str, recompute: str) -> SinkStateError:
         number = self._stages.plan.number
-        msg = f"the stored results of epoch {number} are missing, and {who} with these results: {self._stages.folder}"
+        msg = (
+            f"the stored results of epoch {number} are missing, and {who} with these results:"
+            f" {self._stages.folder}"
+        )
         hint = (
             "Restore the folder; with several hosts, all must share the folder `staging.path`."
             f" To compute them again, although rows may differ from those in the targets: {recompute}."

@@ -37,12 +37,18 @@ class StoreResultsTask:
         from pyspark import TaskContext
 
         context = TaskContext.get()
-        name = f"part-{context.partitionId():05}-{context.taskAttemptId()}.parquet" if context else f"part-{secrets.token_hex(8)}.parquet"
+        name = (
+            f"part-{context.partitionId():05}-{context.taskAttemptId()}.parquet"
+            if context
+            else f"part-{secrets.token_hex(8)}.parquet"
+        )
         try:
             rows, size = self._write(batches, Path(self.folder) / name)
         except OSError as error:
             raise task_error(storage_error(self.node, Path(self.root), error)) from None
-        yield pa.RecordBatch.from_arrays([pa.array([name]), pa.array([rows]), pa.array([size])], names=["file", "rows", "bytes"])
+        yield pa.RecordBatch.from_arrays(
+            [pa.array([name]), pa.array([rows]), pa.array([size])], names=["file", "rows", "bytes"]
+        )
 
     def _write(self, batches: Iterable[pa.RecordBatch], path: Path) -> tuple[int, int]:
         import pyarrow.parquet as pq
@@ -55,7 +61,13 @@ class StoreResultsTask:
                 if writer is None:
                     path.parent.mkdir(parents=True, exist_ok=True)
                     by_dictionary: Any = _exact_names(batch.schema)
-                    writer = pq.ParquetWriter(path, batch.schema, compression="zstd", write_statistics=False, use_dictionary=by_dictionary)
+                    writer = pq.ParquetWriter(
+                        path,
+                        batch.schema,
+                        compression="zstd",
+                        write_statistics=False,
+                        use_dictionary=by_dictionary,
+                    )
                 writer.write_batch(batch)
                 rows += batch.num_rows
         finally:
@@ -82,7 +94,10 @@ def _exact_names(schema: pa.Schema) -> list[str]:
 def storage_error(node: str, root: Path, error: OSError) -> UserError:
     """Return the error for a folder that cannot store rows."""
     msg = f"results cannot be stored in {root}: {error.strerror or error}"
-    hint = "Make room or give rights there, or say another folder in the setting `staging.path`; then run it again."
+    hint = (
+        "Make room or give rights there, or say another folder in the setting `staging.path`; then run"
+        " it again."
+    )
     return UserError(msg, hint=hint, node=node)
 
 
@@ -92,7 +107,10 @@ def sync_to_disk(path: Path) -> None:
     try:
         os.fsync(handle)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # folders of some shared file systems know no fsync
+        if error.errno not in (
+            errno.EINVAL,
+            errno.ENOTSUP,
+        ):  # folders of some shared file systems know no fsync
             raise
     finally:
         os.close(handle)

@@ -1,4 +1,4 @@
-"""Expected rows against those that came out: missing, not expected, and different ones, which are matched by the node's key."""
+"""Compares expected and actual rows: missing, unexpected, and different ones, matched by the node's key."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ChangedRow:
-    """A row that came out differently: the same key, other values in `columns`. `at` is the expected row's number from 0."""
+    """A row that came out differently: the same key, other values in `columns`.
+
+    `at` is the expected row's number from 0.
+    """
 
     at: int
     expected: Row
@@ -38,10 +41,20 @@ class NodeDifference:
 
 
 def compare(
-    node: str, expected: list[Row], found: list[Row], key: Sequence[str] = (), *, ordered: bool = False, tolerance: float = 0.0
+    node: str,
+    expected: list[Row],
+    found: list[Row],
+    key: Sequence[str] = (),
+    *,
+    ordered: bool = False,
+    tolerance: float = 0.0,
 ) -> NodeDifference | None:
     """How the two differ; None if they do not. Rows have the same columns."""
-    if ordered and len(expected) == len(found) and all(same(one, other, tolerance) for one, other in zip(expected, found, strict=True)):
+    if (
+        ordered
+        and len(expected) == len(found)
+        and all(same(one, other, tolerance) for one, other in zip(expected, found, strict=True))
+    ):
         return None
     lacking, extra = _unmatched(expected, found, tolerance)
     if not lacking and not extra:
@@ -58,9 +71,13 @@ def same(one: Any, other: Any, tolerance: float = 0.0) -> bool:
     NaN equals NaN; floats and decimals may differ by the tolerance, also when nested.
     """
     if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(same(value, other[name], tolerance) for name, value in one.items())
+        return one.keys() == other.keys() and all(
+            same(value, other[name], tolerance) for name, value in one.items()
+        )
     if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(same(left, right, tolerance) for left, right in zip(one, other, strict=True))
+        return len(one) == len(other) and all(
+            same(left, right, tolerance) for left, right in zip(one, other, strict=True)
+        )
     if isinstance(one, float | Decimal) and isinstance(other, float | Decimal):
         if math.isnan(one) or math.isnan(other):
             return math.isnan(one) and math.isnan(other)
@@ -110,5 +127,9 @@ def _by_key(
             missing.append(at)
             continue
         extra = [one for one in extra if one is not other]
-        changed.append(ChangedRow(at, row, other, tuple(name for name in row if not same(row[name], other[name], tolerance))))
+        changed.append(
+            ChangedRow(
+                at, row, other, tuple(name for name in row if not same(row[name], other[name], tolerance))
+            )
+        )
     return missing, extra, changed

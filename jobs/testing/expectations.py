@@ -34,7 +34,9 @@ class Expectation:
     tolerance: float
 
 
-def expectation(case: Case, node: str, schema: pa.Schema, key: Sequence[str], found: list[Row]) -> Expectation:
+def expectation(
+    case: Case, node: str, schema: pa.Schema, key: Sequence[str], found: list[Row]
+) -> Expectation:
     """Return what a test expects of a node. `found` are the actual rows.
 
     Raises PipelineFileError for expected rows that the node cannot have: other columns or other types.
@@ -54,7 +56,8 @@ def expectation(case: Case, node: str, schema: pa.Schema, key: Sequence[str], fo
         raise PipelineFileError(
             [
                 UserError(
-                    f"test `{case.name}`: expected row {row + 1} of `{node}`, column `{column}`: {reason}", place=rows.place(row, column)
+                    f"test `{case.name}`: expected row {row + 1} of `{node}`, column `{column}`: {reason}",
+                    place=rows.place(row, column),
                 )
                 for row, column, reason in wrong
             ]
@@ -69,7 +72,10 @@ def expectation(case: Case, node: str, schema: pa.Schema, key: Sequence[str], fo
         pa.schema([pa.field(OP, pa.string()) if name == OP else schema.field(name) for name in columns]),
         tuple(key) if set(key) <= set(columns) else (),
         expected,
-        [{name: fit(row[name], schema.field(name).type) if name in wide else row[name] for name in columns} for row in found],
+        [
+            {name: fit(row[name], schema.field(name).type) if name in wide else row[name] for name in columns}
+            for row in found
+        ],
         expected_config.ordered,
         expected_config.tolerance,
     )
@@ -88,9 +94,13 @@ def _check_columns(case: Case, node: str, rows: Rows, schema: pa.Schema, known: 
         for name in columns
         if name not in known
     ]
-    lacking = [name for name in schema.names if name not in rows.columns] if rows.records and not columns else []
+    lacking = (
+        [name for name in schema.names if name not in rows.columns] if rows.records and not columns else []
+    )
     if lacking:
-        msg = f"test `{case.name}`: the expected rows of `{node}` do not name the columns {', '.join(lacking)}"
+        msg = (
+            f"test `{case.name}`: the expected rows of `{node}` do not name the columns {', '.join(lacking)}"
+        )
         hint = "Name them in a row, or list under `columns` those that are to be compared."
         problems.append(UserError(msg, hint=hint, place=rows.start))
     if problems:

@@ -25,7 +25,11 @@ def scalar(value: Any) -> str:
     text = plain(value)
     if not isinstance(value, str | bytes):
         return text
-    return text if _PLAIN.fullmatch(text) and text.lower() not in _WORDS else json.dumps(text, ensure_ascii=False)
+    return (
+        text
+        if _PLAIN.fullmatch(text) and text.lower() not in _WORDS
+        else json.dumps(text, ensure_ascii=False)
+    )
 
 
 def plain(value: Any) -> str:
@@ -33,7 +37,11 @@ def plain(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
     if isinstance(value, datetime):
-        return value.astimezone(UTC).replace(tzinfo=None).isoformat() + "Z" if value.tzinfo else value.isoformat()
+        return (
+            value.astimezone(UTC).replace(tzinfo=None).isoformat() + "Z"
+            if value.tzinfo
+            else value.isoformat()
+        )
     if isinstance(value, Decimal):
         return format(value, "f")
     return value.hex() if isinstance(value, bytes) else str(value)
@@ -47,7 +55,14 @@ def flow(row: Mapping[str, Any]) -> str:
 def json_value(value: Any) -> str:
     """Return a value in JSON. Decimals keep their digits; values that JSON cannot express become strings."""
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{json.dumps(str(name), ensure_ascii=False)}: {json_value(inner)}" for name, inner in value.items()) + "}"
+        return (
+            "{"
+            + ", ".join(
+                f"{json.dumps(str(name), ensure_ascii=False)}: {json_value(inner)}"
+                for name, inner in value.items()
+            )
+            + "}"
+        )
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(json_value, value))}]"
     if value is None or isinstance(value, bool | int | str):

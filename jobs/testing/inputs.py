@@ -74,7 +74,9 @@ def stream_of(source: Any) -> Any:
 def file_schema(name: str, source: Any) -> pa.Schema | None:
     """Return the columns of a source that the pipeline file declares, or None."""
     stream = stream_of(source)
-    return payload_schema(name, stream.schema_, metadata=stream.include_metadata) if stream is not None else None
+    return (
+        payload_schema(name, stream.schema_, metadata=stream.include_metadata) if stream is not None else None
+    )
 
 
 def declared_schema(case: Case, name: str, rows: Rows) -> pa.Schema:
@@ -91,7 +93,10 @@ def declared_schema(case: Case, name: str, rows: Rows) -> pa.Schema:
     for column in rows.columns:
         kind = infer(record.get(column) for record in rows.records)
         if kind is None:
-            msg = f"test `{case.name}`: the type of column `{column}` cannot be inferred: its values are of several types"
+            msg = (
+                f"test `{case.name}`: the type of column `{column}` cannot be inferred: its values are of"
+                " several types"
+            )
             hint = f"Add `schema: {{{column}: string}}`, or another type, next to the rows."
             problems.append(UserError(msg, hint=hint, node=name, place=rows.start))
         elif column != OP:
@@ -100,7 +105,13 @@ def declared_schema(case: Case, name: str, rows: Rows) -> pa.Schema:
         raise PipelineFileError(problems)
     if not fields:
         msg = f"test `{case.name}`: no columns are known of `{name}`"
-        raise PipelineFileError([UserError(msg, hint="Add `schema:` with its columns next to the rows.", node=name, place=rows.start)])
+        raise PipelineFileError(
+            [
+                UserError(
+                    msg, hint="Add `schema:` with its columns next to the rows.", node=name, place=rows.start
+                )
+            ]
+        )
     return pa.schema(fields)
 
 
@@ -126,15 +137,25 @@ def build_input_table(case: Case, name: str, rows: Rows, schema: pa.Schema, ordi
     operations = [record.get(OP) or "i" for record in rows.records]
     check_operations(case, name, rows)
     if wrong:
-        reasons = [f"row {row + 1}, column `{column}`: {reason} ({rows.place(row, column)})" for row, column, reason in wrong]
-        raise DataError(f"test `{case.name}`: " + "\n".join(reasons), node=name, place=rows.place(wrong[0][0], wrong[0][1]))
+        reasons = [
+            f"row {row + 1}, column `{column}`: {reason} ({rows.place(row, column)})"
+            for row, column, reason in wrong
+        ]
+        raise DataError(
+            f"test `{case.name}`: " + "\n".join(reasons),
+            node=name,
+            place=rows.place(wrong[0][0], wrong[0][1]),
+        )
     places = [{"source": ordinal, "part": 0, "off": index, "sub": 0} for index in range(len(cells))]
     arrays = [
         pa.array([to_row_value(row[field.name], field.type) for row in cells], kind.type)
         for field, kind in zip(schema, stored(schema), strict=True)
     ]
     hidden = [pa.array(operations, pa.string()), pa.array(places, POS_ARROW)]
-    return pa.table([*arrays, *hidden], schema=pa.schema([*stored(schema), pa.field(OP, pa.string()), pa.field(POS, POS_ARROW)]))
+    return pa.table(
+        [*arrays, *hidden],
+        schema=pa.schema([*stored(schema), pa.field(OP, pa.string()), pa.field(POS, POS_ARROW)]),
+    )
 
 
 def to_row_value(value: Any, kind: pa.DataType) -> Any:
@@ -147,8 +168,12 @@ def check_computable(case: Case, known: Mapping[str, Any]) -> None:
     problems = []
     for name in case.node.expect:
         if name not in known:
-            lacking = [source for source in graph.upstream_sources(case.file.model, name) if source not in known]
-            msg = f"test `{case.name}`: `{name}` reads {', '.join(lacking)}, whose columns only a server knows"
+            lacking = [
+                source for source in graph.upstream_sources(case.file.model, name) if source not in known
+            ]
+            msg = (
+                f"test `{case.name}`: `{name}` reads {', '.join(lacking)}, whose columns only a server knows"
+            )
             hint = f"Give `{lacking[0]}` rows, or `rows: []` and `schema:`."
             problems.append(UserError(msg, hint=hint, place=case.place("expect", name)))
     if problems:
@@ -182,8 +207,13 @@ def check_columns(case: Case, name: str, rows: Rows, known: list[str]) -> None:
     for column in rows.columns:
         if column not in known:
             first = next((index for index, record in enumerate(rows.records) if column in record), 0)
-            msg = f"test `{case.name}`: `{name}` has no column `{shorten(column)}`{suggest_closest(column, known)}"
-            problems.append(UserError(msg, hint=f"Columns: {', '.join(known)}.", place=rows.place(first, column)))
+            msg = (
+                f"test `{case.name}`: `{name}` has no column"
+                f" `{shorten(column)}`{suggest_closest(column, known)}"
+            )
+            problems.append(
+                UserError(msg, hint=f"Columns: {', '.join(known)}.", place=rows.place(first, column))
+            )
     if problems:
         raise PipelineFileError(problems)
 

@@ -28,7 +28,9 @@ def failure(outcome: CaseOutcome, *, width: int = 80, shown: int | None = SHOWN)
             lines += [part for line in str(problem).splitlines() for part in _wrapped(line, width)]
     for difference in outcome.differences:
         lines += _difference(difference, width, shown)
-    if any(difference.missing or difference.extra or difference.changed for difference in outcome.differences):
+    if any(
+        difference.missing or difference.extra or difference.changed for difference in outcome.differences
+    ):
         lines.append(LEGEND)
     if lines:
         lines.append(f"the test is at {outcome.case.place()}")
@@ -40,7 +42,11 @@ def heading(difference: NodeDifference) -> str:
     found, expected = len(difference.found), len(difference.expected)
     if difference.misplaced:
         return f"{difference.node}: {_rows(found)} came as expected, in another order"
-    parts = [(len(difference.missing), "missing"), (len(difference.extra), "not expected"), (len(difference.changed), "different")]
+    parts = [
+        (len(difference.missing), "missing"),
+        (len(difference.extra), "not expected"),
+        (len(difference.changed), "different"),
+    ]
     counts = ", ".join(f"{number} {what}" for number, what in parts if number)
     return f"{difference.node}: {_rows(found)} came, {expected} expected: {counts}"
 
@@ -60,9 +66,15 @@ def _difference(difference: NodeDifference, width: int, shown: int | None) -> li
 
 def _entries(difference: NodeDifference, width: int) -> Iterator[list[str]]:
     if difference.misplaced:
-        for number, (expected, found) in enumerate(zip(difference.expected, difference.found, strict=True), 1):
+        for number, (expected, found) in enumerate(
+            zip(difference.expected, difference.found, strict=True), 1
+        ):
             if expected != found:
-                yield [f"  row {number}", *_wrapped(flow(expected), width, "    expected "), *_wrapped(flow(found), width, "    came     ")]
+                yield [
+                    f"  row {number}",
+                    *_wrapped(flow(expected), width, "    expected "),
+                    *_wrapped(flow(found), width, "    came     "),
+                ]
         return
     for change in difference.changed:
         yield _changed(change, difference.key, width)
@@ -75,11 +87,20 @@ def _entries(difference: NodeDifference, width: int) -> Iterator[list[str]]:
 def _changed(change: ChangedRow, key: tuple[str, ...], width: int) -> list[str]:
     lines = _wrapped(flow({name: change.expected[name] for name in key}), width, "  ~ ")
     for name in change.columns:
-        lines += _wrapped(f"{name}: expected {scalar(change.expected[name])}, came {scalar(change.found[name])}", width, "      ")
+        lines += _wrapped(
+            f"{name}: expected {scalar(change.expected[name])}, came {scalar(change.found[name])}",
+            width,
+            "      ",
+        )
     return lines
 
 
 def _wrapped(text: str, width: int, head: str = "") -> list[str]:
     return textwrap.wrap(
-        text, width, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False, break_long_words=len(head) > 0
+        text,
+        width,
+        initial_indent=head,
+        subsequent_indent=" " * len(head),
+        break_on_hyphens=False,
+        break_long_words=len(head) > 0,
     ) or [head.rstrip()]

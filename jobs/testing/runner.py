@@ -1,4 +1,4 @@
-"""Running tests of pipelines: the same planner and the same SQL as a run's, on a small Spark session, without any server."""
+"""Runs the tests of pipelines: the planner and SQL of a run, on a small Spark session, without servers."""
 
 from __future__ import annotations
 
@@ -104,9 +104,13 @@ class PipelineTestRunner:
         except HeadraceError as error:
             met = wanted is not None and wanted in f"{error.message}\n{error.hint}"
             return CaseOutcome(case, time.monotonic() - started, error=None if met else error)
-        differences = [difference for found in expectations.values() if (difference := _difference(found)) is not None]
+        differences = [
+            difference for found in expectations.values() if (difference := _difference(found)) is not None
+        ]
         seconds = time.monotonic() - started
-        log.info("test=%s file=%s seconds=%.2f differences=%d", case.name, case.path, seconds, len(differences))
+        log.info(
+            "test=%s file=%s seconds=%.2f differences=%d", case.name, case.path, seconds, len(differences)
+        )
         return CaseOutcome(case, seconds, differences, expectations, unraised=wanted)
 
     def _expectations(self, case: Case) -> dict[str, Expectation]:
@@ -115,17 +119,26 @@ class PipelineTestRunner:
         planner, schemas = self._stages.planner_for(case, given)
         model = case.file.model
         filled = {
-            name for name, node in graph.dynamic_tables(planner.file.model).items() if node.sql or not model.transforms[name].inputs(name)
+            name
+            for name, node in graph.dynamic_tables(planner.file.model).items()
+            if node.sql or not model.transforms[name].inputs(name)
         }
         check_computable(case, {**planner.schemas, **dict.fromkeys(filled)})
-        tables = {name: build_input_table(case, name, rows, schemas[name], _ordinal(case, name)) for name, rows in given.items()}
-        sets = {name: InputTable(_values(tables.get(name), case, name)) for name in graph.dynamic_tables(model)}
+        tables = {
+            name: build_input_table(case, name, rows, schemas[name], _ordinal(case, name))
+            for name, rows in given.items()
+        }
+        sets = {
+            name: InputTable(_values(tables.get(name), case, name)) for name in graph.dynamic_tables(model)
+        }
         planner.tables = sets
         views = _views(planner, case, tables)
         boundary = SinkBoundary(planner.file.model, planner.retractions, planner.keys)
         inputs_of_sinks: dict[str, list[Row]] = {}
         found: dict[str, Expectation] = {}
-        for name in case.node.expect or [name for name in planner.file.model.sinks if _is_reached(case, name)]:
+        for name in case.node.expect or [
+            name for name in planner.file.model.sinks if _is_reached(case, name)
+        ]:
             if name in sets:
                 rows = [{VALUE: value, OP: "i"} for value in sets[name].values]
                 found[name] = expectation(case, name, TABLE, (VALUE,), rows)
@@ -135,7 +148,11 @@ class PipelineTestRunner:
             at = name if name in planner.retractions.sinks else node
             if at not in inputs_of_sinks:
                 inputs_of_sinks[at] = _rows(boundary.visible_rows(at, views[node]), node, planner.texts)
-            rows = inputs_of_sinks[at] if sink is None else apply_to_target(name, sink, planner.keys[name], inputs_of_sinks[at])
+            rows = (
+                inputs_of_sinks[at]
+                if sink is None
+                else apply_to_target(name, sink, planner.keys[name], inputs_of_sinks[at])
+            )
             if name in case.node.expect:
                 found[name] = expectation(case, name, planner.schemas[name], planner.keys[name], rows)
         return found
@@ -158,7 +175,9 @@ def small(settings: Settings) -> Settings:
 
 
 def _difference(found: Expectation) -> NodeDifference | None:
-    return compare(found.node, found.expected, found.found, found.key, ordered=found.ordered, tolerance=found.tolerance)
+    return compare(
+        found.node, found.expected, found.found, found.key, ordered=found.ordered, tolerance=found.tolerance
+    )
 
 
 def _views(planner: PipelinePlanner, case: Case, tables: Mapping[str, pa.Table]) -> dict[str, DataFrame]:
@@ -182,7 +201,7 @@ def _values(given: pa.Table | None, case: Case, name: str) -> list[str]:
 
 
 def _filtered(frame: DataFrame, case: Case, name: str, *, marks: bool) -> DataFrame:
-    """Given rows of a topic, an Iceberg table or files pass the source's filter, which is Spark's SQL; ClickHouse's own is not."""
+    """Filter given rows of a topic, an Iceberg table or files by Spark SQL, and no rows of ClickHouse."""
     from pyspark.errors import AnalysisException, ParseException
 
     source = case.file.model.sources.get(name)
@@ -191,7 +210,11 @@ def _filtered(frame: DataFrame, case: Case, name: str, *, marks: bool) -> DataFr
         filtered = source
     condition = getattr(filtered, "filter", None)
     try:
-        return (mark_filtered_rows(frame, condition) if marks else frame.where(condition)) if condition else frame
+        return (
+            (mark_filtered_rows(frame, condition) if marks else frame.where(condition))
+            if condition
+            else frame
+        )
     except (AnalysisException, ParseException) as error:
         message = (error.getMessage() or str(error)).strip().splitlines()[0]
         msg = f"the filter `{condition}` is wrong: {message}"
@@ -205,7 +228,9 @@ def _rows(frame: DataFrame, node: str, texts: Mapping[str, str]) -> list[Row]:
     except Exception as error:
         raise as_headrace_error(error, node=node, texts=texts) from error
     rows.sort(key=lambda row: tuple(row[POS].values()))
-    return [{name: value for name, value in row.items() if name not in (POS, OP)} | {OP: row[OP]} for row in rows]
+    return [
+        {name: value for name, value in row.items() if name not in (POS, OP)} | {OP: row[OP]} for row in rows
+    ]
 
 
 def _ordinal(case: Case, name: str) -> int:
@@ -215,4 +240,6 @@ def _ordinal(case: Case, name: str) -> int:
 
 def _is_reached(case: Case, name: str) -> bool:
     """Return whether rows of a given node reach a node."""
-    return name in case.node.given or any(_is_reached(case, upstream) for upstream in graph.inputs_of(case.file.model, name))
+    return name in case.node.given or any(
+        _is_reached(case, upstream) for upstream in graph.inputs_of(case.file.model, name)
+    )

@@ -43,14 +43,20 @@ def apply_to_target(name: str, sink: Any, key: Sequence[str], rows: Sequence[Row
     if not key:
         if any(row[OP] == "d" for row in rows):
             msg = "a delete arrived, and a table without a key cannot apply it"
-            raise GuaranteeError(msg, node=name, hint="Set `primary_key` on the sink, or filter `_gs_op <> 'd'` in a transform.")
+            raise GuaranteeError(
+                msg,
+                node=name,
+                hint="Set `primary_key` on the sink, or filter `_gs_op <> 'd'` in a transform.",
+            )
         return [_payload(row) for row in rows]
     found: dict[str, Row] = {}
     for row in rows:
         if missing := [column for column in key if row[column] is None]:
             shown = ", ".join(f"{column}={value!r}" for column, value in list(_payload(row).items())[:8])
             msg = f"key column '{missing[0]}' is null in a row ({shown})"
-            raise DataError(msg, node=name, hint="Filter such rows out in a transform, or choose another `primary_key`.")
+            raise DataError(
+                msg, node=name, hint="Filter such rows out in a transform, or choose another `primary_key`."
+            )
         _apply(found, repr([row[column] for column in key]), row, sink)
     return list(found.values())
 
@@ -60,7 +66,8 @@ def _apply(found: dict[str, Row], key: str, row: Row, sink: Any) -> None:
     if row[OP] == "d":
         found.pop(key, None)
     elif existing is None or (
-        getattr(sink, "on_conflict", "update") == "update" and _wins(row, existing, getattr(sink, "update_where", {}))
+        getattr(sink, "on_conflict", "update") == "update"
+        and _wins(row, existing, getattr(sink, "update_where", {}))
     ):
         found[key] = _payload(row)
 
@@ -71,7 +78,9 @@ def _wins(new: Row, old: Row, where: Mapping[str, str]) -> bool:
     It does if `EXCLUDED.column op t.column` is true for all columns. A null never compares as true.
     """
     return all(
-        new.get(column) is not None and old.get(column) is not None and _COMPARES[op](new[column], old[column])
+        new.get(column) is not None
+        and old.get(column) is not None
+        and _COMPARES[op](new[column], old[column])
         for column, op in where.items()
     )
 

@@ -1,4 +1,4 @@
-"""A pipeline without its servers: which nodes a test can compute, with which columns, and the planner over them."""
+"""A pipeline without its servers: the nodes that a test can compute, their columns, and their planner."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ class SubgraphPlanners:
         self._settings = settings
         self._planners: dict[tuple[str, ...], PipelinePlanner] = {}
 
-    def planner_for(self, case: Case, given: Mapping[str, Rows]) -> tuple[PipelinePlanner, dict[str, pa.Schema]]:
+    def planner_for(
+        self, case: Case, given: Mapping[str, Rows]
+    ) -> tuple[PipelinePlanner, dict[str, pa.Schema]]:
         """Return the planner for a test, and the columns of every given node.
 
         A given transform becomes a source, so the nodes before it are not needed. Sources with unknown
@@ -62,11 +64,20 @@ class SubgraphPlanners:
 
     def _planner(self, file: PipelineFile, roots: Mapping[str, pa.Schema]) -> PipelinePlanner:
         model = select_subgraph(file.model, roots)
-        known = (file.path, file.hash, *model.nodes(), *(f"{name}: {schema}" for name, schema in roots.items()))
+        known = (
+            file.path,
+            file.hash,
+            *model.nodes(),
+            *(f"{name}: {schema}" for name, schema in roots.items()),
+        )
         if known not in self._planners:
             sources = {name: InputSource(roots[name]) for name in model.sources}
-            planner = self._planners[known] = PipelinePlanner(replace(file, model=model), self._spark, sources, self._settings)
-            planner.spark.conf.set("spark.sql.session.timeZone", "UTC")  # in pytest, another test may have created the context
+            planner = self._planners[known] = PipelinePlanner(
+                replace(file, model=model), self._spark, sources, self._settings
+            )
+            planner.spark.conf.set(
+                "spark.sql.session.timeZone", "UTC"
+            )  # in pytest, another test may have created the context
         return self._planners[known]
 
 
@@ -76,7 +87,11 @@ def computable(model: nodes.PipelineModel, roots: Mapping[str, Any]) -> set[str]
     for name in graph.in_order(model):
         if all(upstream in found for upstream in graph.inputs_of(model, name)):
             found.add(name)
-    filled = {name for name, node in graph.dynamic_tables(model).items() if all(upstream in found for upstream in node.inputs(name))}
+    filled = {
+        name
+        for name, node in graph.dynamic_tables(model).items()
+        if all(upstream in found for upstream in node.inputs(name))
+    }
     return found | filled | {name for name, sink in model.sinks.items() if sink.from_ in found}
 
 
@@ -86,14 +101,24 @@ def select_subgraph(model: nodes.PipelineModel, roots: Mapping[str, Any]) -> nod
     All dynamic tables stay. Those whose inputs are missing lose their SQL.
     """
     kept = computable(model, roots)
-    tables = {name: node if name in kept else node.model_copy(update={"sql": None}) for name, node in graph.dynamic_tables(model).items()}
+    tables = {
+        name: node if name in kept else node.model_copy(update={"sql": None})
+        for name, node in graph.dynamic_tables(model).items()
+    }
     given_sources = {
-        name: ClickHouseSourceConfig(table_name=name, primary_key=graph.key_of(model, name)) for name in model.transforms if name in roots
+        name: ClickHouseSourceConfig(table_name=name, primary_key=graph.key_of(model, name))
+        for name in model.transforms
+        if name in roots
     }
     return model.model_copy(
         update={
             "sources": {name: node for name, node in model.sources.items() if name in kept} | given_sources,
-            "transforms": {name: node for name, node in model.transforms.items() if name in kept and name not in given_sources} | tables,
+            "transforms": {
+                name: node
+                for name, node in model.transforms.items()
+                if name in kept and name not in given_sources
+            }
+            | tables,
             "sinks": {name: node for name, node in model.sinks.items() if name in kept},
         }
     )

@@ -71,7 +71,9 @@ def update(outcome: CaseOutcome) -> list[str]:
             target = case.path.parent / node.path
             _write_file(node.forms[0], target, rows, expectation, case.expected(difference.node).columns)
             where = str(target)
-        changes.append(f"{where}: `{difference.node}` now expects {len(rows)} row{'' if len(rows) == 1 else 's'}")
+        changes.append(
+            f"{where}: `{difference.node}` now expects {len(rows)} row{'' if len(rows) == 1 else 's'}"
+        )
     return changes
 
 
@@ -96,11 +98,15 @@ def _in_order(difference: NodeDifference, expectation: Expectation) -> list[Row]
     if expectation.ordered:
         return expectation.found
     changed = {change.at: change.found for change in difference.changed}
-    kept = [changed.get(at, row) for at, row in enumerate(expectation.expected) if at not in difference.missing]
+    kept = [
+        changed.get(at, row) for at, row in enumerate(expectation.expected) if at not in difference.missing
+    ]
     return [*kept, *difference.extra]
 
 
-def _write_file(form: str, path: Path, rows: list[Row], expectation: Expectation, columns: Sequence[str]) -> None:
+def _write_file(
+    form: str, path: Path, rows: list[Row], expectation: Expectation, columns: Sequence[str]
+) -> None:
     names = list(columns) if set(columns) == set(expectation.schema.names) else expectation.schema.names
     if form == "parquet":
         schema = pa.schema([expectation.schema.field(name) for name in names])
@@ -114,7 +120,11 @@ def _write_file(form: str, path: Path, rows: list[Row], expectation: Expectation
         writer = csv.writer(target, lineterminator="\n")
         cells = [
             [
-                "" if row[name] is None else json_value(row[name]) if isinstance(row[name], dict | list) else plain(row[name])
+                ""
+                if row[name] is None
+                else json_value(row[name])
+                if isinstance(row[name], dict | list)
+                else plain(row[name])
                 for name in names
             ]
             for row in rows
@@ -128,9 +138,18 @@ def respelled(text: str, path: Sequence[str], difference: NodeDifference, expect
     """Return a YAML text with the rows at `path` replaced by the actual rows."""
     parent, rows = _find(text, path)
     new = _in_order(difference, expectation)
-    order = list(_names(rows)) if set(_names(rows)) == set(expectation.schema.names) else expectation.schema.names
-    if not new or rows.flow_style or expectation.ordered or not all(isinstance(row, MappingNode) for row in rows.value):
-        return _apply(text, [_whole(text, parent, rows, [{name: row[name] for name in order} for row in new])])
+    order = (
+        list(_names(rows)) if set(_names(rows)) == set(expectation.schema.names) else expectation.schema.names
+    )
+    if (
+        not new
+        or rows.flow_style
+        or expectation.ordered
+        or not all(isinstance(row, MappingNode) for row in rows.value)
+    ):
+        return _apply(
+            text, [_whole(text, parent, rows, [{name: row[name] for name in order} for row in new])]
+        )
     edits: list[_Edit] = []
     for change in difference.changed:
         edits += _changed(rows.value[change.at], {name: change.found[name] for name in order}, change.columns)
@@ -141,7 +160,9 @@ def respelled(text: str, path: Sequence[str], difference: NodeDifference, expect
         _, end = _line(text, rows.value[-1])
         indent = " " * rows.start_mark.column
         break_ = "" if text[:end].endswith("\n") else "\n"
-        lines = "".join(f"{indent}- {flow({name: row[name] for name in order})}\n" for row in difference.extra)
+        lines = "".join(
+            f"{indent}- {flow({name: row[name] for name in order})}\n" for row in difference.extra
+        )
         edits.append(_Edit(end, end, break_ + lines))
     return _apply(text, edits)
 
@@ -155,7 +176,11 @@ def _find(text: str, path: Sequence[str]) -> tuple[MappingNode, SequenceNode]:
     parent = node
     for part in path:
         parent = node
-        pair = next(((key, value) for key, value in parent.value if key.value == part), None) if isinstance(parent, MappingNode) else None
+        pair = (
+            next(((key, value) for key, value in parent.value if key.value == part), None)
+            if isinstance(parent, MappingNode)
+            else None
+        )
         if pair is None or pair[1].start_mark.index < pair[0].end_mark.index:
             msg = f"the rows at `{'.'.join(path)}` come from an alias or a merge, and others may share them"
             raise UserError(msg, hint="Write them out where they are expected, or change them by hand.")
@@ -166,7 +191,9 @@ def _find(text: str, path: Sequence[str]) -> tuple[MappingNode, SequenceNode]:
 
 
 def _names(rows: SequenceNode) -> list[str]:
-    return list(dict.fromkeys(key.value for row in rows.value if isinstance(row, MappingNode) for key, _ in row.value))
+    return list(
+        dict.fromkeys(key.value for row in rows.value if isinstance(row, MappingNode) for key, _ in row.value)
+    )
 
 
 def _whole(text: str, parent: MappingNode, rows: SequenceNode, new: list[Row]) -> _Edit:
@@ -192,10 +219,16 @@ def _changed(row: MappingNode, new: Row, columns: Sequence[str]) -> list[_Edit]:
     """
     values = {key.value: value for key, value in row.value}
     simple = all(
-        isinstance(value := values.get(name), ScalarNode) and value.style not in ("|", ">") and value.value != "" for name in columns
+        isinstance(value := values.get(name), ScalarNode)
+        and value.style not in ("|", ">")
+        and value.value != ""
+        for name in columns
     )
     if simple:
-        return [_Edit(values[name].start_mark.index, values[name].end_mark.index, scalar(new[name])) for name in columns]
+        return [
+            _Edit(values[name].start_mark.index, values[name].end_mark.index, scalar(new[name]))
+            for name in columns
+        ]
     return [_Edit(row.start_mark.index, _end(row), flow(new))]
 
 

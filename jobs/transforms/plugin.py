@@ -63,18 +63,29 @@ class ArrowTransform(RowTransform):
             what = f"`columns` returned {type(payload).__name__}, and not pyarrow.Schema"
             raise contract_error(found, what, self.context.name)
         if hidden := [name for name in HIDDEN if name in payload.names]:
-            raise contract_error(found, f"`columns` names the hidden column {hidden[0]}", self.context.name, "Say the payload alone.")
+            raise contract_error(
+                found,
+                f"`columns` names the hidden column {hidden[0]}",
+                self.context.name,
+                "Say the payload alone.",
+            )
         from pyspark.sql.types import StructType
 
         try:
             wanted = spark_schema(payload)
         except Exception as error:
-            raise contract_error(found, f"`columns` has a type that Spark does not have: {error}", self.context.name) from error
+            raise contract_error(
+                found, f"`columns` has a type that Spark does not have: {error}", self.context.name
+            ) from error
         whole = StructType([*wanted.fields, *StructType.fromDDL(f"{OP} string, {POS} {POS_TYPE}").fields])  # pyright: ignore[reportAttributeAccessIssue]
-        return rows.mapInArrow(_work(PickledPlugin(self, found, self.context.name), payload, arrow_schema(wanted)), whole)
+        return rows.mapInArrow(
+            _work(PickledPlugin(self, found, self.context.name), payload, arrow_schema(wanted)), whole
+        )
 
 
-def _work(shipped: PickledPlugin, payload: pa.Schema, wire: pa.Schema) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _work(
+    shipped: PickledPlugin, payload: pa.Schema, wire: pa.Schema
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         worker: ArrowTransform = shipped.open()
         for batch in batches:
@@ -91,14 +102,22 @@ def _work(shipped: PickledPlugin, payload: pa.Schema, wire: pa.Schema) -> Callab
 def _check_hidden(shipped: PickledPlugin, before: pa.RecordBatch, after: pa.RecordBatch) -> None:
     for name in HIDDEN:
         if name not in after.schema.names:
-            shipped.refuse(f"`process` lost the hidden column `{name}`", "Pass `_gs_op` and `_gs_pos` on with each row.")
+            shipped.refuse(
+                f"`process` lost the hidden column `{name}`", "Pass `_gs_op` and `_gs_pos` on with each row."
+            )
         if after.column(name).null_count:
-            shipped.refuse(f"`process` gave rows with a null in `{name}`", "Rows that are new are made by headrace.fan_out.")
+            shipped.refuse(
+                f"`process` gave rows with a null in `{name}`",
+                "Rows that are new are made by headrace.fan_out.",
+            )
     if set(after.column(OP).unique().to_pylist()) - {"i", "u", "d"}:
         shipped.refuse("`process` gave an operation other than i, u and d in `_gs_op`")
     same = after.column(POS).equals(before.column(POS))
     if not same and (twice := (after.num_rows - _places(after)) - (before.num_rows - _places(before))) > 0:
-        shipped.refuse(f"`process` gave {twice} rows the `_gs_pos` of another", "Make several rows of one by headrace.fan_out.")
+        shipped.refuse(
+            f"`process` gave {twice} rows the `_gs_pos` of another",
+            "Make several rows of one by headrace.fan_out.",
+        )
 
 
 def _places(batch: pa.RecordBatch) -> int:
@@ -139,7 +158,9 @@ def fan_out(batch: pa.RecordBatch, rows: Sequence[int] | pa.Array) -> pa.RecordB
 def open_plugin(context: TransformContext) -> RowTransform:
     """Return the transform of a plugin's node, with checks of its contract."""
     node = context.node
-    return create_checked(lambda: node.plugin.make(context), RowTransform, node.found, context.name, {"rows": _frame})
+    return create_checked(
+        lambda: node.plugin.make(context), RowTransform, node.found, context.name, {"rows": _frame}
+    )
 
 
 def _frame(found: Any) -> str:

@@ -36,10 +36,16 @@ def shared_problems(file: PipelineFile, found: Retractions) -> Iterator[Guarante
     for sink in found.sinks:
         nodes = found.marking_nodes(file.model, sink) if graph.is_shared(file.model.sinks[sink]) else []
         if nodes:
-            conditions = file.hide_variables("; ".join(f"`{node}` ({found.filtering[node]})" for node in nodes))
-            msg = f"it shares its target, and a row that {conditions} leaves out is a delete of its key, which may be a row of another pipeline"
+            conditions = file.hide_variables(
+                "; ".join(f"`{node}` ({found.filtering[node]})" for node in nodes)
+            )
+            msg = (
+                f"it shares its target, and a row that {conditions} leaves out is a delete of its key,"
+                " which may be a row of another pipeline"
+            )
             hint = (
-                "Filter in one sql transform by columns that arrive in the sink's key unchanged, such as `WHERE region = 'eu'` with `region`"
+                "Filter in one sql transform by columns that arrive in the sink's key unchanged, such as"
+                " `WHERE region = 'eu'` with `region`"
                 " in `primary_key`; or write both inputs by one pipeline, with UNION ALL and without `share`."
             )
             yield GuaranteeError(msg, hint=hint, node=sink, keys=("share",))
@@ -83,14 +89,17 @@ class SinkBoundary:
             return self.rows(node, frame)
         return without_marked(frame) if node in self._found.marked else frame
 
-    def _deletes(self, node: SinkConfig, frame: DataFrame, key: tuple[str, ...], others: Collection[str]) -> DataFrame:
+    def _deletes(
+        self, node: SinkConfig, frame: DataFrame, key: tuple[str, ...], others: Collection[str]
+    ) -> DataFrame:
         from pyspark.sql import functions as F  # noqa: N812
 
         sub, source = F.col(f"{POS}.sub"), F.col(f"{POS}.source")
         keyed = F.lit(True)
         for name in key:
             keyed = keyed & F.col(quote_identifier(name)).isNotNull()
-        # A delete without its key is an error like any other; an update that was left out and has none was never in the target.
+        # A delete without its key is an error like any other; an update that was left out and has none was
+        # never in the target.
         deletes = keyed | ((F.col(OP) == "d") & (sub > EMPTIED))
         if not follows_updates(node):
             deletes = deletes & (F.col(OP) == "d")
@@ -101,7 +110,9 @@ class SinkBoundary:
         columns = [
             F.col(quote_identifier(field.name))
             if field.name.lower() in kept
-            else F.when(sub >= 0, F.col(quote_identifier(field.name))).alias(field.name, metadata=field.metadata or {})
+            else F.when(sub >= 0, F.col(quote_identifier(field.name))).alias(
+                field.name, metadata=field.metadata or {}
+            )
             for field in frame.schema.fields
             if field.name not in (OP, POS)
         ]
@@ -110,7 +121,12 @@ class SinkBoundary:
 
 
 def bypass_marked_rows(
-    transform: RowTransform, name: str, upstream: str, frame: DataFrame, plan: EpochPlan | None, found: Retractions
+    transform: RowTransform,
+    name: str,
+    upstream: str,
+    frame: DataFrame,
+    plan: EpochPlan | None,
+    found: Retractions,
 ) -> DataFrame:
     """Return the output of a program, which gets only rows that passed all filters.
 
@@ -132,7 +148,10 @@ def bypass_marked_rows(
             continue
         if field.name.lower() in needed and (before is None or before.dataType != field.dataType):
             was = before.dataType.simpleString() if before is not None else "missing"
-            msg = f"key column `{field.name}` is {was} in `{upstream}` and {field.dataType.simpleString()} here, so filters before it cannot delete"
+            msg = (
+                f"key column `{field.name}` is {was} in `{upstream}` and {field.dataType.simpleString()}"
+                " here, so filters before it cannot delete"
+            )
             raise SchemaError(msg, hint="Put the filter into a sql transform after this node.", node=name)
         value = (
             F.col(quote_identifier(before.name))

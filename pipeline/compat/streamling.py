@@ -12,7 +12,8 @@ TYPES: Mapping[str, Mapping[str, str]] = {
     "transforms": {},
     "sinks": {
         "kafka": "Write to a `postgres` or a `delta` sink and publish from there.",
-        "clickhouse": "Write to a `postgres` or a `delta` sink; ClickHouse reads both by its own table functions.",
+        "clickhouse": "Write to a `postgres` or a `delta` sink; ClickHouse reads both by its own table"
+        " functions.",
         "postgres_aggregate": "Write the rows to a `postgres` sink and aggregate in a view over its table.",
         "webhook": "Write to a `postgres` sink and send from there.",
         "memory": "Use a `print` sink to look at rows, or a `blackhole` sink to throw them away.",
@@ -31,7 +32,8 @@ KEYS: Mapping[str, str] = {
     "parallelism": _SPARK,
     "batch_size": _FLUSH,
     "batch_flush_interval": _FLUSH,
-    "start_at": "Remove it; the stream of a hybrid source starts after the rows of its history: see `offset_table` and `handoff_lag`.",
+    "start_at": "Remove it; the stream of a hybrid source starts after the rows of its history: see"
+    " `offset_table` and `handoff_lag`.",
     "num_records_before_stop": "Remove it; `headrace run FILE --until caught-up` ends by itself.",
     "validate_writer_schema_ordering": _REGISTRY,
     "schema_id_overrides": _REGISTRY,
@@ -43,7 +45,10 @@ KEYS: Mapping[str, str] = {
 VALUES: Mapping[tuple[str, str], str] = {
     ("data_format", "avro"): "Write JSON to the topic, with `data_format: json` and a `schema`.",
     ("format", "avro"): "Write the files as parquet or as JSON lines.",
-    ("mode", "continuous"): "Set `mode: bounded`, which reads the files once; what comes later goes to a Kafka topic.",
+    (
+        "mode",
+        "continuous",
+    ): "Set `mode: bounded`, which reads the files once; what comes later goes to a Kafka topic.",
 }
 """Values of keys that are not available yet, with the alternative."""
 

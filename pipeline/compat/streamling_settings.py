@@ -20,7 +20,9 @@ _EPOCH = "`epoch:` in the pipeline file says how large epochs are and how often 
 _JSON = "Messages are read as JSON with the `schema` of the pipeline file; no registry is used."
 _SPARK = "Spark divides the work; see the settings under `spark`."
 _POOL = "A run holds few connections and keeps them as long as it needs them."
-_PLUGIN = "Plugins are Python packages in the same environment as Headrace; `headrace plugin list` shows them."
+_PLUGIN = (
+    "Plugins are Python packages in the same environment as Headrace; `headrace plugin list` shows them."
+)
 _LEDGER = "The tables of the ledger are in the schema `headrace`."
 _METRICS = "Headrace logs the lag with every epoch; see docs/guides/monitor.md."
 _HTTP = "A handler says `batch_size`, `concurrency` and `timeout` in the pipeline file (1000, 4, 30 s)."
@@ -42,13 +44,15 @@ IGNORED: Mapping[str, str] = {
     "application_id": "A pipeline's identity is the UUID in its ledger; another `home` is another ledger.",
     "pipeline_definition_location": "Name the file at the command line: `headrace run FILE`.",
     "job_mode": "Say `job_mode: true` in the pipeline file, or `headrace run FILE --job-mode`.",
-    "drain_policy": "A run that is stopped ends the epoch in flight within 25 s, or gives it up, which is safe.",
+    "drain_policy": "A run that is stopped ends the epoch in flight within 25 s, or gives it up, which is"
+    " safe.",
     "num_records_before_stop": "`headrace run FILE --until caught-up` ends by itself.",
     "checkpoint_interval_sec": "Say `epoch: {interval: 5s}` in the pipeline file.",
     "record_batch_interval_ms": _EPOCH,
     "record_batch_size": _EPOCH,
     "internal_buffer_size": _SPARK,
-    "backpressure_event_threshold_ms": "An epoch is read when the one before it is written: nothing waits in between.",
+    "backpressure_event_threshold_ms": "An epoch is read when the one before it is written: nothing waits"
+    " in between.",
     "external_http_handler": _HTTP,
     "wasm_script": "Scripts run in an engine of Headrace's own (quickjs-ng); no runtime is given to it.",
     "plugin.path": _PLUGIN,
@@ -61,11 +65,16 @@ IGNORED: Mapping[str, str] = {
     "kafka_source.schema_registry_username": _JSON,
     "kafka_source.schema_registry_password": _JSON,
     "kafka_source.lag_report_interval_ms": _METRICS,
-    "kafka_source.consumer_fetch_timeout_sec": "A read without a response is retried, and then reported as an error.",
-    "kafka_source.stall_watchdog_timeout_sec": "A read without a response is retried, and then reported as an error.",
-    "clickhouse_source.page_size": "Splits follow the sorting key; `split_rows` in the pipeline file says how large they are.",
-    "clickhouse_source.sort_key_range": "Splits follow the sorting key; `split_rows` in the pipeline file says how large they are.",
-    "clickhouse_source.block_range": "Splits follow the sorting key; `split_rows` in the pipeline file says how large they are.",
+    "kafka_source.consumer_fetch_timeout_sec": "A read without a response is retried, and then reported as"
+    " an error.",
+    "kafka_source.stall_watchdog_timeout_sec": "A read without a response is retried, and then reported as"
+    " an error.",
+    "clickhouse_source.page_size": "Splits follow the sorting key; `split_rows` in the pipeline file says"
+    " how large they are.",
+    "clickhouse_source.sort_key_range": "Splits follow the sorting key; `split_rows` in the pipeline file"
+    " says how large they are.",
+    "clickhouse_source.block_range": "Splits follow the sorting key; `split_rows` in the pipeline file says"
+    " how large they are.",
     "clickhouse_source.query_timeout_sec": "A query may take an hour.",
     **{
         f"{section}.{key}": instead

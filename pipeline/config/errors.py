@@ -39,10 +39,17 @@ _SHOWN = frozenset(
 """Errors of values that are never strings, and so no secrets."""
 
 
-def describe_settings_errors(error: ValidationError, model: type[BaseModel], layers: Sequence[Layer], above: Loc = ()) -> list[str]:
+def describe_settings_errors(
+    error: ValidationError, model: type[BaseModel], layers: Sequence[Layer], above: Loc = ()
+) -> list[str]:
     """Return one paragraph per wrong setting. `above` is the prefix of the names in the error."""
     found = [((*above, *(str(part) for part in item["loc"])), item) for item in error.errors()]
-    return [_unknown(loc, model, layers) if item["type"] == "extra_forbidden" else _wrong(loc, item, model, layers) for loc, item in found]
+    return [
+        _unknown(loc, model, layers)
+        if item["type"] == "extra_forbidden"
+        else _wrong(loc, item, model, layers)
+        for loc, item in found
+    ]
 
 
 def _unknown(loc: Loc, model: type[BaseModel], layers: Sequence[Layer]) -> str:
@@ -57,7 +64,9 @@ def _unknown(loc: Loc, model: type[BaseModel], layers: Sequence[Layer]) -> str:
 def _wrong(loc: Loc, item: ErrorDetails, model: type[BaseModel], layers: Sequence[Layer]) -> str:
     wanted = _WANTED.get(item["type"])
     if item["type"] == "literal_error":
-        said = "must be " + str(item.get("ctx", {}).get("expected", "")).replace("'", "`").removeprefix("``, ")
+        said = "must be " + str(item.get("ctx", {}).get("expected", "")).replace("'", "`").removeprefix(
+            "``, "
+        )
     elif item["type"] == "less_than_equal":
         said = f"must be {item.get('ctx', {}).get('le')} or less"
     else:

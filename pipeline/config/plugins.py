@@ -27,21 +27,30 @@ Ids = Annotated[tuple[str, ...], BeforeValidator(_ids)]
 class PluginSettings(BaseModel):
     """What is said of plugins outside of pipeline files.
 
-    A map under any other name is options of the plugin of that name (`HEADRACE__PLUGIN__<NAME>__<KEY>`); they are read where the plugin is used.
+    A map under any other name is options of the plugin of that name (`HEADRACE__PLUGIN__<NAME>__<KEY>`); they
+    are read where the plugin is used.
     """
 
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
     allow: Ids | None = Field(
-        default=None, description="Ids of the plugins that pipelines may use. Defaults to all installed plugins. An empty list allows none."
+        default=None,
+        description="Ids of the plugins that pipelines may use. Defaults to all installed plugins. An empty"
+        " list allows none.",
     )
-    preprocessor_ids: Ids = Field(default=(), description="Preprocessors that rewrite every pipeline file before it is read, in order.")
+    preprocessor_ids: Ids = Field(
+        default=(), description="Preprocessors that rewrite every pipeline file before it is read, in order."
+    )
     preprocessor_options: dict[str, Any] = Field(
-        default_factory=dict, repr=False, description="Options of preprocessors: by id, or flat for all of them."
+        default_factory=dict,
+        repr=False,
+        description="Options of preprocessors: by id, or flat for all of them.",
     )
     side_output_ids: Ids = Field(default=(), description="Side outputs that see the rows of every source.")
     side_output_options: dict[str, Any] = Field(
-        default_factory=dict, repr=False, description="Options of side outputs: by id, or flat for all of them."
+        default_factory=dict,
+        repr=False,
+        description="Options of side outputs: by id, or flat for all of them.",
     )
 
     @model_validator(mode="before")
@@ -49,4 +58,6 @@ class PluginSettings(BaseModel):
     def _without_options(cls, value: Any) -> Any:
         if not isinstance(value, Mapping):
             return value
-        return {key: one for key, one in value.items() if key in cls.model_fields or not isinstance(one, Mapping)}
+        return {
+            key: one for key, one in value.items() if key in cls.model_fields or not isinstance(one, Mapping)
+        }

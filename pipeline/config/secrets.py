@@ -51,7 +51,9 @@ def _file(path: Path) -> str:
         found = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError, ValueError) as error:
         reason = (
-            "is not there" if isinstance(error, FileNotFoundError) else f"cannot be read: {getattr(error, 'strerror', '') or 'no text'}"
+            "is not there"
+            if isinstance(error, FileNotFoundError)
+            else f"cannot be read: {getattr(error, 'strerror', '') or 'no text'}"
         )
         msg = f"refers to the file {path}, which {reason}"
         raise ValueError(msg) from None

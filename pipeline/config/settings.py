@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+)
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
@@ -52,25 +60,42 @@ class PostgresConnection(Section):
 
     def conninfo(self) -> dict[str, str]:
         """Return keyword arguments for libpq. They contain the password: never log them."""
-        found = {"host": self.host, "port": str(self.port), "user": self.user, "dbname": self.db, "sslmode": self.sslmode}
+        found = {
+            "host": self.host,
+            "port": str(self.port),
+            "user": self.user,
+            "dbname": self.db,
+            "sslmode": self.sslmode,
+        }
         return found | ({"password": secret} if (secret := self.password.get_secret_value()) else {})
 
 
 class TableConnection(PostgresConnection):
     """The Postgres server of dynamic tables, and how they are read there."""
 
-    cache_enabled: bool = Field(default=False, description="Whether tables with a `time_column` are kept by the pipeline.")
-    cache_refresh_debounce_ms: int = Field(default=1000, ge=0, description="How often at most a cache reads what is new.")
-    dt_schema_name: str | None = Field(default=None, description="Schema of tables that name none. Defaults to `public`.")
+    cache_enabled: bool = Field(
+        default=False, description="Whether tables with a `time_column` are kept by the pipeline."
+    )
+    cache_refresh_debounce_ms: int = Field(
+        default=1000, ge=0, description="How often at most a cache reads what is new."
+    )
+    dt_schema_name: str | None = Field(
+        default=None, description="Schema of tables that name none. Defaults to `public`."
+    )
 
 
 class TableBackend(Section):
     """Where dynamic tables lie."""
 
-    path: Path | None = Field(default=None, description="Folder of in-memory tables on this host. Defaults to `tables` below `home`.")
+    path: Path | None = Field(
+        default=None,
+        description="Folder of in-memory tables on this host. Defaults to `tables` below `home`.",
+    )
     max_batch_size: int = Field(default=1000, gt=0, description="Values per question to Postgres.")
     postgres: Annotated[dict[str, Any], PartOf(TableConnection)] = Field(
-        default_factory=dict, repr=False, description="Overrides of postgres_sink for dynamic tables, and how they are read."
+        default_factory=dict,
+        repr=False,
+        description="Overrides of postgres_sink for dynamic tables, and how they are read.",
     )
 
 
@@ -80,14 +105,19 @@ class ClickHouseConnection(Section):
     url: str = "http://localhost:8123"
     user: str = "default"
     password: Secret = SecretStr("")
-    database: str = Field(default="", description="Database of tables that name none. Defaults to the database of the server's user.")
+    database: str = Field(
+        default="",
+        description="Database of tables that name none. Defaults to the database of the server's user.",
+    )
 
 
 class KafkaConnection(Section):
     """One Kafka cluster."""
 
     brokers: str = "localhost:9092"
-    security_protocol: Annotated[Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"], BeforeValidator(to_upper)] = "PLAINTEXT"
+    security_protocol: Annotated[
+        Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"], BeforeValidator(to_upper)
+    ] = "PLAINTEXT"
     consumer_group_id: str | None = None
     options: dict[str, Secret] = Field(
         default_factory=dict, description="Further client options by librdkafka's names (sasl.mechanism, …)."
@@ -120,8 +150,10 @@ class LedgerSettings(Section):
     keep_epochs: int | None = Field(
         default=20_000,
         ge=1,
-        description="How many committed epochs keep rows of their own, which `replay` needs: by default those of about 28 hours at one epoch"
-        " in 5 seconds, so that a sink can be restored from last night's backup. Older ones are rolled up into summaries, history once it"
+        description="How many committed epochs keep rows of their own, which `replay` needs: by default"
+        " those of about 28 hours at one epoch"
+        " in 5 seconds, so that a sink can be restored from last night's backup. Older ones are rolled up"
+        " into summaries, history once it"
         " is complete. `null`: all.",
     )
 
@@ -132,19 +164,24 @@ class AuditSettings(Section):
     sample_rows: int = Field(
         default=10_000,
         ge=1,
-        description="How many rows `content_matches` reads of the sources for one sink, after each run in Dagster and in `audit --content`.",
+        description="How many rows `content_matches` reads of the sources for one sink, after each run in"
+        " Dagster and in `audit --content`.",
     )
 
 
 class StagingSettings(Section):
-    """Where the rows of nodes lie that may give others when they are computed again (calls of a service, for instance)."""
+    """The location of rows that may differ when they are computed again, such as responses of a service."""
 
     path: Path | None = Field(
         default=None,
-        description="Folder for staged rows. Defaults to `staging` below `home`. Runs on several hosts need a folder that all Spark workers share.",
+        description="Folder for staged rows. Defaults to `staging` below `home`. Runs on several hosts need"
+        " a folder that all Spark workers share.",
     )
     keep_epochs: int = Field(
-        default=20, ge=0, description="For how many committed epochs staged rows are kept, so that a replay writes the same ones."
+        default=20,
+        ge=0,
+        description="For how many committed epochs staged rows are kept, so that a replay writes the same"
+        " ones.",
     )
     recompute: bool = Field(
         default=False,
@@ -153,26 +190,42 @@ class StagingSettings(Section):
 
 
 class SparkSettings(Section):
-    """How Spark is started. `conf` overrides everything that Headrace sets, save what its guarantees rest on."""
+    """How Spark is started.
+
+    `conf` overrides everything that Headrace sets, save what its guarantees rest on.
+    """
 
     master: str = "local[*]"
     driver_memory: str = "2g"
     jvm_options: str = Field(
-        default="", description="Added to the driver JVM's options; -XX:TieredStopAtLevel=1 starts faster and runs slower."
+        default="",
+        description="Added to the driver JVM's options; -XX:TieredStopAtLevel=1 starts faster and runs"
+        " slower.",
     )
     conf: dict[str, str] = Field(default_factory=dict)
 
 
 class MetricsSettings(Section):
-    """Names of metrics, and where they are sent in addition to the endpoint of a run. Streamling's keys, and two more."""
+    """Names of metrics, and where they are sent in addition to the endpoint of a run.
 
-    ingestion_endpoint: str = Field(default="none", description="Where to send OTLP over HTTP; `none`: nowhere.")
+    Streamling's keys, and two more.
+    """
+
+    ingestion_endpoint: str = Field(
+        default="none", description="Where to send OTLP over HTTP; `none`: nowhere."
+    )
     endpoint_protocol: Annotated[Literal["", "http", "http/protobuf"], BeforeValidator(to_lower)] = ""
     batch_interval_secs: float = Field(default=15.0, gt=0)
     global_tags: str = Field(default="", description="Labels of every metric: `team:shop,stage:live`.")
-    metric_deny_list: str = Field(default="", description="Regular expressions with commas between them: metrics that are left out.")
-    headers: dict[str, Secret] = Field(default_factory=dict, description="HTTP headers for the collector, such as Authorization.")
-    prefix: str = Field(default="headrace", pattern=r"^[a-zA-Z][a-zA-Z0-9_]*$", description="What names begin with.")
+    metric_deny_list: str = Field(
+        default="", description="Regular expressions with commas between them: metrics that are left out."
+    )
+    headers: dict[str, Secret] = Field(
+        default_factory=dict, description="HTTP headers for the collector, such as Authorization."
+    )
+    prefix: str = Field(
+        default="headrace", pattern=r"^[a-zA-Z][a-zA-Z0-9_]*$", description="What names begin with."
+    )
 
     @field_validator("ingestion_endpoint")
     @classmethod
@@ -191,7 +244,10 @@ class MetricsSettings(Section):
         for part in filter(None, (part.strip() for part in value.split(","))):
             key, colon, _ = part.partition(":")
             if not colon or not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", key.strip()):
-                msg = f"must be written as key:value,key:value; `{key.strip()}` is not, or is no name of a label"
+                msg = (
+                    f"must be written as key:value,key:value; `{key.strip()}` is not, or is no name of a"
+                    " label"
+                )
                 raise ValueError(msg)
             if key.strip() in RESERVED:
                 msg = f"must have other labels than {', '.join(RESERVED)}, which Headrace sets itself"
@@ -218,13 +274,20 @@ class MetricsSettings(Section):
     def denied(self, name: str) -> bool:
         """Return whether a metric is excluded. The exclusion may have the prefix; `name` has none."""
         names = (name, f"{self.prefix}_{name}")
-        return any(re.search(part.strip(), one) for part in self.metric_deny_list.split(",") if part.strip() for one in names)
+        return any(
+            re.search(part.strip(), one)
+            for part in self.metric_deny_list.split(",")
+            if part.strip()
+            for one in names
+        )
 
 
 class InspectSettings(Section):
     """How much of the rows on their way can be looked at."""
 
-    records_per_topology_node: int = Field(default=15, gt=0, description="Rows kept per node, and shown of it in `refresh_in_secs`.")
+    records_per_topology_node: int = Field(
+        default=15, gt=0, description="Rows kept per node, and shown of it in `refresh_in_secs`."
+    )
     refresh_in_secs: float = Field(default=30.0, gt=0)
 
 
@@ -233,24 +296,30 @@ class PythonTransforms(Section):
 
     allow: Annotated[list[str], BeforeValidator(split_list)] = Field(
         default_factory=list,
-        description="Modules, with all below them, whose functions `python` transforms may call: a list, or a text with commas. Empty: none.",
+        description="Modules, with all below them, whose functions `python` transforms may call: a list, or"
+        " a text with commas. Empty: none.",
     )
 
 
 class Settings(BaseSettings):
     """All settings of one process."""
 
-    model_config = SettingsConfigDict(extra="forbid", nested_model_default_partial_update=True, hide_input_in_errors=True)
+    model_config = SettingsConfigDict(
+        extra="forbid", nested_model_default_partial_update=True, hide_input_in_errors=True
+    )
 
     home: Path = Path(".headrace")
     java_home: Path | None = None
     log_format: Literal["text", "json"] = "text"
     lease_seconds: float = Field(default=15.0, gt=0)
     commit_timeout_seconds: float = Field(
-        default=5.0, ge=0, description="How long a dead run's commit may still land at sinks that cannot fence."
+        default=5.0,
+        ge=0,
+        description="How long a dead run's commit may still land at sinks that cannot fence.",
     )
     enforce_primary_keys: bool = Field(
-        default=False, description="Whether a source without a key before a sink that could use one is a mistake."
+        default=False,
+        description="Whether a source without a key before a sink that could use one is a mistake.",
     )
     state_backend: StateBackend = StateBackend()
     kafka_source: KafkaConnection = KafkaConnection()
@@ -260,9 +329,12 @@ class Settings(BaseSettings):
         default_factory=dict, repr=False, description="Overrides of postgres_sink by sink name."
     )
     http_secret_header: dict[str, str] = Field(
-        default_factory=dict, description="Headers that nodes name by `secret_name`: the header's name, by the secret's."
+        default_factory=dict,
+        description="Headers that nodes name by `secret_name`: the header's name, by the secret's.",
     )
-    http_secret_value: dict[str, Secret] = Field(default_factory=dict, repr=False, description="The values of these headers.")
+    http_secret_value: dict[str, Secret] = Field(
+        default_factory=dict, repr=False, description="The values of these headers."
+    )
     dynamic_table_backend: TableBackend = TableBackend()
     iceberg: IcebergSettings = IcebergSettings()
     ledger: LedgerSettings = LedgerSettings()
@@ -274,10 +346,13 @@ class Settings(BaseSettings):
         default=None,
         ge=0,
         le=65535,
-        description="Port on which a run serves /metrics and /health over HTTP. 0 is any free port. By default a run serves neither.",
+        description="Port on which a run serves /metrics and /health over HTTP. 0 is any free port. By"
+        " default a run serves neither.",
     )
     admin_api_host: str = Field(default="127.0.0.1", description="The address it listens on.")
-    live_data_inspect_enabled: bool = Field(default=False, description="Whether rows can be looked at while they pass: `headrace tail`.")
+    live_data_inspect_enabled: bool = Field(
+        default=False, description="Whether rows can be looked at while they pass: `headrace tail`."
+    )
     live_data_inspect: InspectSettings = InspectSettings()
     python_transforms: PythonTransforms = PythonTransforms()
     plugin: PluginSettings = PluginSettings()
@@ -295,13 +370,18 @@ class Settings(BaseSettings):
         for missing, setting in ((header, "http_secret_header"), (value, "http_secret_value")):
             if not missing:
                 msg = f"the secret `{name}` has no `{setting}.{key}`"
-                hint = f"Set the environment variable HEADRACE__{setting.upper()}__{key.upper()}, or the setting in config.yaml."
+                hint = (
+                    f"Set the environment variable HEADRACE__{setting.upper()}__{key.upper()}, or the"
+                    " setting in config.yaml."
+                )
                 raise SettingsError(msg, hint=hint)
         return str(header), value.get_secret_value() if value else ""
 
     def postgres_for_tables(self) -> TableConnection:
         """Return the connection of dynamic tables: their section over the general section."""
-        return TableConnection.model_validate(self.postgres_sink.model_dump() | self.dynamic_table_backend.postgres)
+        return TableConnection.model_validate(
+            self.postgres_sink.model_dump() | self.dynamic_table_backend.postgres
+        )
 
     @classmethod
     def settings_customise_sources(

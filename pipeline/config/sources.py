@@ -156,9 +156,14 @@ def describe_lookup(loc: Loc, layers: Sequence[Layer]) -> str:
 def paragraph(text: str) -> str:
     """Return a sentence as a wrapped paragraph of at most 80 columns. Text in brackets stays on one line."""
     kept = re.sub(r" (?=\(|[^(]*\))", _NO_BREAK, text)
-    return textwrap.fill(kept, 78, initial_indent="    ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False).replace(
-        _NO_BREAK, " "
-    )
+    return textwrap.fill(
+        kept,
+        78,
+        initial_indent="    ",
+        subsequent_indent="    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    ).replace(_NO_BREAK, " ")
 
 
 def _environment(prefix: str, model: type[BaseModel]) -> Layer:
@@ -200,14 +205,22 @@ def _config_file() -> Layer:
     path = next((Path(name) for name in CONFIG_NAMES if Path(name).is_file()), None)
     if path is None:
         return Layer(CONFIG_NAMES[0])
-    hint = "It holds settings such as `postgres_sink: {host: db.internal}`; see docs/guides/clickhouse-kafka-postgres.md."
+    hint = (
+        "It holds settings such as `postgres_sink: {host: db.internal}`; see"
+        " docs/guides/clickhouse-kafka-postgres.md."
+    )
     tree = _config_tree(path, hint)
     if tree.value is None:
         tree.value = {}
     if not isinstance(tree.value, dict):
-        msg = f"{path} must be a map of settings, and is {'a list' if isinstance(tree.value, list) else 'a single value'}"
+        msg = (
+            f"{path} must be a map of settings, and is"
+            f" {'a list' if isinstance(tree.value, list) else 'a single value'}"
+        )
         raise SettingsError(msg, hint=hint)
-    return Layer(str(path), tree.value, {tuple(map(str, loc)): str(place) for loc, place in tree.places.items() if loc})
+    return Layer(
+        str(path), tree.value, {tuple(map(str, loc)): str(place) for loc, place in tree.places.items() if loc}
+    )
 
 
 def _config_tree(path: Path, hint: str) -> YamlDocument:
@@ -233,12 +246,16 @@ def _services_file(home: Path) -> Layer:
     try:
         services = json.loads(path.read_text()).get("services", {})
         if postgres := services.get("postgres"):
-            layer.values["postgres_sink"] = {key: postgres[key] for key in ("host", "port", "user", "password")} | {
-                "db": postgres["dbname"]
-            }
+            layer.values["postgres_sink"] = {
+                key: postgres[key] for key in ("host", "port", "user", "password")
+            } | {"db": postgres["dbname"]}
         if clickhouse := services.get("clickhouse"):
             url = f"http://{clickhouse['host']}:{clickhouse['port']}"
-            layer.values["clickhouse_source"] = {"url": url, "user": clickhouse["user"], "password": clickhouse["password"]}
+            layer.values["clickhouse_source"] = {
+                "url": url,
+                "user": clickhouse["user"],
+                "password": clickhouse["password"],
+            }
         if kafka := services.get("kafka"):
             layer.values["kafka_source"] = {"brokers": f"{kafka['host']}:{kafka['port']}"}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

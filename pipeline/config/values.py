@@ -14,7 +14,8 @@ def to_backend_name(value: Any) -> Any:
     """Return the ledger's backend in lower case. Reject Streamling's in-memory backend."""
     if isinstance(value, str) and "".join(filter(str.isalnum, value)).lower() == "inmemory":
         msg = (
-            f"must be `sqlite` or `postgres`: a ledger in memory (`{value}`) would lose the state of every target when the process ends."
+            f"must be `sqlite` or `postgres`: a ledger in memory (`{value}`) would lose the state of every"
+            " target when the process ends."
             " `sqlite`, the default, needs no server: it is a file below `home`"
         )
         raise ValueError(msg)

@@ -53,7 +53,9 @@ def _loaded(text: str) -> tuple[YAML, CommentedMap]:
     yaml = YAML()
     yaml.preserve_quotes = True
     yaml.width = _WIDEST
-    yaml.indent(mapping=2 if indent is None else indent - (offset or 0), sequence=indent or 2, offset=offset or 0)
+    yaml.indent(
+        mapping=2 if indent is None else indent - (offset or 0), sequence=indent or 2, offset=offset or 0
+    )
     return yaml, yaml.load(text)
 
 
@@ -81,7 +83,9 @@ def _with_dialects(text: str) -> tuple[str, list[str]]:
         if found := _only_meaning(node["sql"]):
             node.insert(list(node).index("sql"), "dialect", found[0])
             others = f" ({' and '.join(found[1:])} would read the same)" if found[1:] else ""
-            said.append(f"node '{name}': added `dialect: {found[0]}`, since Spark cannot read its SQL{others}")
+            said.append(
+                f"node '{name}': added `dialect: {found[0]}`, since Spark cannot read its SQL{others}"
+            )
     return (_dumped(yaml, root), said) if said else (text, [])
 
 

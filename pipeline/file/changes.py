@@ -42,7 +42,10 @@ class FileChanges:
 
 
 def file_changes(
-    file: PipelineFile, position: Position, former: Json | None = None, identity: Callable[[str], Json | None] = lambda _: None
+    file: PipelineFile,
+    position: Position,
+    former: Json | None = None,
+    identity: Callable[[str], Json | None] = lambda _: None,
 ) -> FileChanges:
     """Compare a file with the position at which its next epoch starts.
 
@@ -64,46 +67,66 @@ def file_changes(
 # --- sources
 
 
-def _sources(file: PipelineFile, position: Position, identity: Callable[[str], Json | None]) -> Iterator[PipelineStateError | str]:
+def _sources(
+    file: PipelineFile, position: Position, identity: Callable[[str], Json | None]
+) -> Iterator[PipelineStateError | str]:
     identities = {name: source_identity(node) for name, node in file.model.sources.items()}
     for name, now in identities.items():
         here = position.get(name)
         if here is None:
             yield _added(file, name, position, identity)
-        elif "source" not in here or ("history" in here) != bool(positions.bounded_phases(file.model.sources[name])):
+        elif "source" not in here or ("history" in here) != bool(
+            positions.bounded_phases(file.model.sources[name])
+        ):
             yield _unlike(file, name, here, identity)
         elif (former := identity(here["source"])) is None:
             if here["source"] != content_ref(now):
-                yield _refused(file, (name,), "is not the source that its position was made with", _former(file))
+                yield _refused(
+                    file, (name,), "is not the source that its position was made with", _former(file)
+                )
         else:
             for path, had, has in identity_changes(former, now):
                 yield _fixed(file, name, path, had, has)
 
 
-def _added(file: PipelineFile, name: str, position: Position, identity: Callable[[str], Json | None]) -> PipelineStateError:
+def _added(
+    file: PipelineFile, name: str, position: Position, identity: Callable[[str], Json | None]
+) -> PipelineStateError:
     now = source_identity(file.model.sources[name])
     rest = {other: here.get("source") for other, here in position.items() if other not in file.model.sources}
     alike = next((other for other, ref in rest.items() if ref and identity(ref) == now), None)
     if alike is not None:
-        return _refused(file, (name,), f"was called `{alike}` before, and positions are kept by name", f"Call it `{alike}` again.")
+        return _refused(
+            file,
+            (name,),
+            f"was called `{alike}` before, and positions are kept by name",
+            f"Call it `{alike}` again.",
+        )
     msg = "was added to a pipeline that has begun: its history would be written over newer rows of the others"
     return _refused(file, (name,), msg, "Give it a pipeline and a target of its own.")
 
 
-def _unlike(file: PipelineFile, name: str, here: Json, identity: Callable[[str], Json | None]) -> PipelineStateError:
+def _unlike(
+    file: PipelineFile, name: str, here: Json, identity: Callable[[str], Json | None]
+) -> PipelineStateError:
     former = identity(here["source"]) if "source" in here else None
     if former is None:
         return _refused(file, (name,), "has a position in the ledger that this release does not read", "")
     return _fixed(file, name, ("type",), former["type"], file.model.sources[name].type)
 
 
-def _fixed(file: PipelineFile, name: str, path: tuple[str | int, ...], had: Any, has: Any) -> PipelineStateError:
+def _fixed(
+    file: PipelineFile, name: str, path: tuple[str | int, ...], had: Any, has: Any
+) -> PipelineStateError:
     key = next(str(part) for part in reversed(path) if isinstance(part, str))
     if key == "bounded_sources":
         had, has = ([_called(part) for part in parts] for parts in (had, has))
     msg = f"`{key}` cannot change from {_format_value(had)} to {_format_value(has)}: {_why(path)}"
     return _refused(
-        file, (name, *path), msg, f"Restore the former value, `{key}: {_bare(had)}`." if had is not None else f"Remove `{key}`."
+        file,
+        (name, *path),
+        msg,
+        f"Restore the former value, `{key}: {_bare(had)}`." if had is not None else f"Remove `{key}`.",
     )
 
 
@@ -114,7 +137,10 @@ def _why(path: tuple[str | int, ...]) -> str:
         return "the fence between history and stream was fixed at the first start"
     if path[-1] == "type":
         return "its position is that of the former type"
-    return "its history was pinned at the first start, so rows of two versions would be mixed, or the change would have no effect"
+    return (
+        "its history was pinned at the first start, so rows of two versions would be mixed, or the"
+        " change would have no effect"
+    )
 
 
 def _called(part: Json) -> str:
@@ -134,7 +160,9 @@ def _bare(value: Any) -> str:
 def _refused(file: PipelineFile, path: tuple[str | int, ...], msg: str, hint: str) -> PipelineStateError:
     name = str(path[0])
     reset = _reset(file, "follow the change" if hint else "go on")
-    return PipelineStateError(f"source `{name}`: {msg}", hint=f"{hint} {reset}".strip(), place=file.place("sources", *path))
+    return PipelineStateError(
+        f"source `{name}`: {msg}", hint=f"{hint} {reset}".strip(), place=file.place("sources", *path)
+    )
 
 
 def _former(file: PipelineFile) -> str:
@@ -159,15 +187,27 @@ def _sinks(file: PipelineFile, former: Json) -> Iterator[PipelineStateError]:
             continue
         for key in ("type", *getattr(file.model.sinks[name], "target_keys", ())):
             if had.get(key) != has.get(key):
-                change = f"`{key}` cannot change from {_format_value(had.get(key))} to {_format_value(has.get(key))}"
+                change = (
+                    f"`{key}` cannot change from {_format_value(had.get(key))} to"
+                    f" {_format_value(has.get(key))}"
+                )
                 msg = f"sink `{name}`: {change}: earlier rows are in the former target"
-                hint = f"Give the new target another sink name; `headrace replay {file.path} --sink NAME --from 1` then writes the earlier epochs."
+                hint = (
+                    f"Give the new target another sink name; `headrace replay {file.path} --sink NAME"
+                    " --from 1` then writes the earlier epochs."
+                )
                 yield PipelineStateError(
-                    msg, hint=f"{hint} {_reset(file, 'fill the new target instead')}", place=file.place("sinks", name, key)
+                    msg,
+                    hint=f"{hint} {_reset(file, 'fill the new target instead')}",
+                    place=file.place("sinks", name, key),
                 )
                 break
         else:
-            if model is not None and (keys := (key_of(model, name), key_of(file.model, name))) and keys[0] != keys[1]:
+            if (
+                model is not None
+                and (keys := (key_of(model, name), key_of(file.model, name)))
+                and keys[0] != keys[1]
+            ):
                 spelled = [", ".join(key) or "none" for key in keys]
                 change = f"the primary key cannot change from `{spelled[0]}` to `{spelled[1]}`"
                 msg = f"sink `{name}`: {change}: earlier rows were written by the former one"
@@ -185,12 +225,20 @@ def _effects(file: PipelineFile, former: Json) -> Iterator[str]:
         return
     removed = [name for name in former["sources"] if name not in now["sources"]]
     for name in removed:
-        yield f"source `{name}` is no longer in the file: its rows stay, and it goes on from where it was if it is put back"
-    nodes = {part: (former.get(part) or {}, now.get(part) or {}) for part in ("sources", "transforms", "sinks")}
+        yield (
+            f"source `{name}` is no longer in the file: its rows stay, and it goes on from where it was"
+            " if it is put back"
+        )
+    nodes = {
+        part: (former.get(part) or {}, now.get(part) or {}) for part in ("sources", "transforms", "sinks")
+    }
     changed = [name for had, has in nodes.values() for name in has if name in had and had[name] != has[name]]
     if changed:
         names = ", ".join(f"`{name}`" for name in changed)
-        yield f"{names} changed: the next epochs follow the new file, rows of earlier epochs stay as they were written"
+        yield (
+            f"{names} changed: the next epochs follow the new file, rows of earlier epochs stay as they"
+            " were written"
+        )
 
 
 # --- partitions
@@ -202,7 +250,11 @@ def _partitions(file: PipelineFile, position: Position) -> Iterator[PipelineStat
     A partition is identified by its first day. Column, length and first day are therefore fixed once a
     partition has begun.
     """
-    begun = {name: here for name, here in position.items() if name in file.model.sources and positions.has_begun(here)}
+    begun = {
+        name: here
+        for name, here in position.items()
+        if name in file.model.sources and positions.has_begun(here)
+    }
     for name, here in begun.items():
         former, now = here["history"]["by"], positions.partitions_json(file.model.partitions)
         if not positions.is_cut_alike(former, now):
@@ -214,12 +266,25 @@ def _partitions(file: PipelineFile, position: Position) -> Iterator[PipelineStat
 def _cut_changed(file: PipelineFile, name: str, here: Json) -> PipelineStateError:
     former = here["history"]["by"]
     where = f"by `{spell_partitions(former)}`" if former else "without partitions"
-    msg = f"`partitions` cannot change any more: the history of source `{name}` was begun {where}, and would be read twice or left out"
-    restore = f"Restore the former value: `partitions: {spell_partitions(former)}`" if former else "Remove `partitions` again"
-    return PipelineStateError(msg, hint=f"{restore}. {_reset(file, 'cut the history in another way')}", place=file.place("partitions"))
+    msg = (
+        f"`partitions` cannot change any more: the history of source `{name}` was begun {where}, and"
+        " would be read twice or left out"
+    )
+    restore = (
+        f"Restore the former value: `partitions: {spell_partitions(former)}`"
+        if former
+        else "Remove `partitions` again"
+    )
+    return PipelineStateError(
+        msg,
+        hint=f"{restore}. {_reset(file, 'cut the history in another way')}",
+        place=file.place("partitions"),
+    )
 
 
-def _end_changed(file: PipelineFile, name: str, here: Json, position: Position) -> Iterator[PipelineStateError | str]:
+def _end_changed(
+    file: PipelineFile, name: str, here: Json, position: Position
+) -> Iterator[PipelineStateError | str]:
     former, now = here["history"]["by"], positions.partitions_json(file.model.partitions)
     assert now is not None  # noqa: S101  the caller compared it
     place = file.place("partitions", "history_end" if "history_end" in now else "end")
@@ -229,28 +294,45 @@ def _end_changed(file: PipelineFile, name: str, here: Json, position: Position) 
                 f"history cannot be extended from {_last(former)} to {_last(now)}: the stream has begun,"
                 f" and history rows of source `{name}` would be written over newer rows of the stream"
             )
-            hint = f"Set `history_end: {_last(former)}` in `partitions`: later partitions are the stream's. {_reset(file, 'read more history')}"
+            hint = (
+                f"Set `history_end: {_last(former)}` in `partitions`: later partitions are the stream's."
+                f" {_reset(file, 'read more history')}"
+            )
             yield PipelineStateError(msg, hint=hint, place=place)
         else:
-            yield f"history now ends at {_last(now)}: later windows of source `{name}` are read from the snapshot of the pipeline's first start"
+            yield (
+                f"history now ends at {_last(now)}: later windows of source `{name}` are read from the"
+                " snapshot of the pipeline's first start"
+            )
     elif positions.is_unbounded(file.model.sources[name]):
         msg = (
-            f"history cannot end at {_last(now)} instead of {_last(former)}: the stream begins where the history of source `{name}`"
+            f"history cannot end at {_last(now)} instead of {_last(former)}: the stream begins where the"
+            f" history of source `{name}`"
             " ended at its first start, so rows of the days between would be in neither"
         )
-        hint = f"Restore the former value: `partitions: {spell_partitions(former)}`. {_reset(file, 'read less history')}"
+        hint = (
+            f"Restore the former value: `partitions: {spell_partitions(former)}`."
+            f" {_reset(file, 'read less history')}"
+        )
         yield PipelineStateError(msg, hint=hint, place=place)
     elif cut := sorted(key for key in here["history"].get("open", {}) if key >= _last(now)):
         msg = f"history cannot end at {_last(now)}: window {cut[0]} of source `{name}` is partly read"
-        hint = f"Restore the former value: `partitions: {spell_partitions(former)}`. {_reset(file, 'read less history')}"
+        hint = (
+            f"Restore the former value: `partitions: {spell_partitions(former)}`."
+            f" {_reset(file, 'read less history')}"
+        )
         yield PipelineStateError(msg, hint=hint, place=place)
     else:
-        yield f"history now ends at {_last(now)}: later windows of source `{name}` are not read; rows that are in the sinks stay"
+        yield (
+            f"history now ends at {_last(now)}: later windows of source `{name}` are not read; rows that"
+            " are in the sinks stay"
+        )
 
 
 def spell_partitions(partitions: Mapping[str, Any]) -> str:
     """Return partitions as a line of YAML, in the order of the documentation."""
-    return f"{{{', '.join(f'{key}: {partitions[key]}' for key in PartitionsConfig.model_fields if key in partitions)}}}"
+    keys = [key for key in PartitionsConfig.model_fields if key in partitions]
+    return f"{{{', '.join(f'{key}: {partitions[key]}' for key in keys)}}}"
 
 
 def _last(partitions: Json) -> str:

@@ -20,7 +20,11 @@ from headrace.pipeline.types.durations import spell_duration
 DRAFT = "http://json-schema.org/draft-07/schema#"
 """The newest draft that the editors' YAML plugins fully support."""
 
-_DURATION = {"type": "string", "pattern": r"^\s*(\d+(\.\d+)?\s*[a-z]+\s*)+$|\$\{", "examples": ["500ms", "5s", "1h 30m"]}
+_DURATION = {
+    "type": "string",
+    "pattern": r"^\s*(\d+(\.\d+)?\s*[a-z]+\s*)+$|\$\{",
+    "examples": ["500ms", "5s", "1h 30m"],
+}
 _DAY = {"type": "string", "pattern": r"^\d{4}-\d{2}(-\d{2})?$|\$\{", "examples": ["2013-01", "2013-01-31"]}
 _MOMENT = {"type": "string", "pattern": r"^\d{4}-\d{2}-\d{2}|\$\{", "examples": ["2025-01-31T12:00:00Z"]}
 _VARIABLE = {"type": "string", "pattern": r"\$\{"}
@@ -73,7 +77,11 @@ class _Generator(GenerateJsonSchema):
     def encode_default(self, dft: Any) -> Any:
         if isinstance(dft, timedelta):
             return spell_duration(dft)
-        return dft.model_dump(mode="json", by_alias=True) if isinstance(dft, BaseModel) else super().encode_default(dft)
+        return (
+            dft.model_dump(mode="json", by_alias=True)
+            if isinstance(dft, BaseModel)
+            else super().encode_default(dft)
+        )
 
 
 def file_schema() -> Json:

@@ -14,7 +14,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from headrace.pipeline.errors import FileLocation, HeadraceError, PipelineFileError, PipelineStateError, PluginError, UserError
+from headrace.pipeline.errors import (
+    FileLocation,
+    HeadraceError,
+    PipelineFileError,
+    PipelineStateError,
+    PluginError,
+    UserError,
+)
 from headrace.pipeline.file.typescript import javascript
 from headrace.pipeline.model import nodes
 from headrace.pipeline.model.plugins import SECRETS, TAG, PluginNodeConfig
@@ -80,7 +87,7 @@ class PipelineFile:
         return FileLocation(place.file, place.line + 1, lines[first].index(wanted[first]) + 1)
 
     def locate(self, error: Exception) -> None:
-        """Set the location of a user error's node, or of the key in it that is at fault, if the error has none.
+        """Set the location of an error to its node, or to the key in the node that is wrong, if it has none.
 
         A PipelineStateError gets none, because the file is not at fault. Commands in hints name this file.
         """
@@ -119,12 +126,16 @@ class PipelineFile:
         """
         silent: Any = {
             part: {
-                name: set(nodes.without_effect(part, node.type) | nodes.WITHOUT_ROWS) for name, node in getattr(self.model, part).items()
+                name: set(nodes.without_effect(part, node.type) | nodes.WITHOUT_ROWS)
+                for name, node in getattr(self.model, part).items()
             }
             for part in PARTS
         }
         return self.model.model_dump(
-            mode="json", by_alias=True, include={"version", "name", "sources", "transforms", "sinks", "partitions"}, exclude=silent
+            mode="json",
+            by_alias=True,
+            include={"version", "name", "sources", "transforms", "sinks", "partitions"},
+            exclude=silent,
         )
 
     @property
@@ -147,13 +158,18 @@ def from_compiled(body: Json, path: str = "<ledger>", now: PipelineFile | None =
     secrets: dict[str, dict[str, Any]] = {}
     for node in now.model.nodes().values() if now else ():
         if isinstance(node, PluginNodeConfig):
-            secrets[node.type] = {key: node.options[key] for key in secret_keys(node.plugin.options) & node.options.keys()}
+            secrets[node.type] = {
+                key: node.options[key] for key in secret_keys(node.plugin.options) & node.options.keys()
+            }
     try:
         return PipelineFile(nodes.PipelineModel.model_validate(body, context={SECRETS: secrets}), path, {})
     except ValidationError as error:
         wrong = next(iter(error.errors()))
         where = ".".join(str(part) for part in wrong["loc"][1:] if part != TAG)
-        msg = f"the pipeline of the open epoch, as the ledger stored it, cannot be read any more: {where}: {wrong['msg']}"
+        msg = (
+            f"the pipeline of the open epoch, as the ledger stored it, cannot be read any more: {where}:"
+            f" {wrong['msg']}"
+        )
         hint = "Install the version of the plugin that the epoch was planned with, and run again."
         raise PluginError(msg, hint=hint) from None
 
@@ -164,7 +180,9 @@ def load_pipeline(path: str | Path) -> PipelineFile:
     Raise PipelineFileError with every mistake that was found, each with its line and column. Open no
     connection.
     """
-    text = preprocess(read_text(path, "Give the path of a pipeline file, such as examples/flights.yaml."), str(path))
+    text = preprocess(
+        read_text(path, "Give the path of a pipeline file, such as examples/flights.yaml."), str(path)
+    )
     return parse_pipeline(text.text, str(path)) if not text.lines else _rewritten(text, str(path))
 
 
@@ -189,7 +207,9 @@ def read_text(path: str | Path, hint: str, place: FileLocation | None = None) ->
         strange = isinstance(error, UnicodeDecodeError)
         reason = f"it is not UTF-8 text (byte {error.start + 1})" if strange else error.strerror
         hint = "Save it as UTF-8 text." if strange else hint
-        raise PipelineFileError([UserError(f"`{path}` cannot be read: {reason}", hint=hint, place=place)]) from None
+        raise PipelineFileError(
+            [UserError(f"`{path}` cannot be read: {reason}", hint=hint, place=place)]
+        ) from None
 
 
 def parse_pipeline(text: str, shown: str = "<text>") -> PipelineFile:
@@ -215,7 +235,10 @@ def parse_pipeline(text: str, shown: str = "<text>") -> PipelineFile:
         raise PipelineFileError(in_order(problems, tree)) from None
     found = PipelineFile(model, shown, tree.places, texts=tree.texts, variables=tree.variables)
     if not problems:
-        problems += check_tables(model, found.place) or [*check_model(model, found.place), *_types_in_scripts(found)]
+        problems += check_tables(model, found.place) or [
+            *check_model(model, found.place),
+            *_types_in_scripts(found),
+        ]
     if problems:
         raise PipelineFileError(in_order(problems, tree))
     return replace(found, warnings=tuple(in_order(list(warnings_of(model, found.place)), tree)))
@@ -247,4 +270,7 @@ def name_of(shown: str) -> str:
 def in_order(problems: list[UserError], tree: YamlDocument) -> list[UserError]:
     """Return the mistakes in the order of the file, without the values of variables."""
     told = [as_written(problem, tree) for problem in problems]
-    return sorted(told, key=lambda problem: (problem.place.line or 0, problem.place.column or 0) if problem.place else (0, 0))
+    return sorted(
+        told,
+        key=lambda problem: (problem.place.line or 0, problem.place.column or 0) if problem.place else (0, 0),
+    )

@@ -48,7 +48,10 @@ _REFUSED = {
     "module": ("a module", "Write an object, or plain functions."),
     "decorator": ("a decorator", "Call the function directly."),
     "import_alias": ("`import =`", "Write the name itself, or a constant for it."),
-    "import_statement": ("an import", "Nothing can be imported: put what you need into the script. `import type` is fine."),
+    "import_statement": (
+        "an import",
+        "Nothing can be imported: put what you need into the script. `import type` is fine.",
+    ),
 }
 _MODIFIERS = frozenset({"accessibility_modifier", "readonly", "abstract", "declare", "override"})
 _MEMBERS = frozenset({"public_field_definition", "method_definition", "abstract_class_declaration"})
@@ -138,8 +141,16 @@ class _Strip:
 
     def _type(self, at: Node) -> None:
         """Blank a type or statement. A semicolon keeps the code before it apart from the code after it."""
-        if at.parent is not None and at.parent.type == "arrow_function" and at.end_point.row != at.start_point.row:
-            raise self._refused(at, "a return type of several lines before `=>`", "Give the type a name above, or write it on one line.")
+        if (
+            at.parent is not None
+            and at.parent.type == "arrow_function"
+            and at.end_point.row != at.start_point.row
+        ):
+            raise self._refused(
+                at,
+                "a return type of several lines before `=>`",
+                "Give the type a name above, or write it on one line.",
+            )
         self._blank(at, ";" if at.type in _STATEMENTS else "")
 
     def _bracket(self, at: Node) -> None:
@@ -191,11 +202,23 @@ class _Strip:
 
     def _parameter(self, at: Node) -> None:
         first = at.children[0]
-        if first.type in ("accessibility_modifier", "override_modifier") or any(child.type == "readonly" for child in at.children):
-            raise self._refused(at, "a parameter property", "Declare the field in the class, and assign it in the constructor.")
+        if first.type in ("accessibility_modifier", "override_modifier") or any(
+            child.type == "readonly" for child in at.children
+        ):
+            raise self._refused(
+                at,
+                "a parameter property",
+                "Declare the field in the class, and assign it in the constructor.",
+            )
         if any(child.type == "this" for child in at.children):
             behind = at.next_sibling
-            self.blanks.append((at.start_byte, behind.end_byte if behind is not None and behind.type == "," else at.end_byte, ""))
+            self.blanks.append(
+                (
+                    at.start_byte,
+                    behind.end_byte if behind is not None and behind.type == "," else at.end_byte,
+                    "",
+                )
+            )
         self._blank_all(child for child in at.children if child.type == "?")
 
     def _member(self, at: Node) -> None:
@@ -208,7 +231,10 @@ class _Strip:
         for index, child in enumerate(children):
             if child.type in _MODIFIERS:
                 # A field above without a semicolon would include `[x]` or `*x` without the modifier.
-                self._blank(child, ";" if index == 0 and at.type in ("public_field_definition", "method_definition") else "")
+                self._blank(
+                    child,
+                    ";" if index == 0 and at.type in ("public_field_definition", "method_definition") else "",
+                )
             if child.type in ("?", "!"):
                 self._blank(child)
 
@@ -225,7 +251,9 @@ class _Strip:
         if "type" in kinds or ("export_clause" in kinds and at.child_by_field_name("source") is None):
             self._blank(at, ";")
             return []
-        raise self._refused(at, "this kind of export", "Declare `function process(input)`; scripts are not imported.")
+        raise self._refused(
+            at, "this kind of export", "Declare `function process(input)`; scripts are not imported."
+        )
 
     def _blank(self, at: Node, first: str = "") -> None:
         self.blanks.append((at.start_byte, at.end_byte, first))
@@ -244,10 +272,16 @@ class _Strip:
         line, place = self._where(wrong)
         tsx = _tree(self.source.decode(), self.node, jsx=True)
         if not tsx.has_error:
-            msg, hint = f"JSX is more than types, which are all that is taken out of TypeScript ({line})", "Write plain calls."
+            msg, hint = (
+                f"JSX is more than types, which are all that is taken out of TypeScript ({line})",
+                "Write plain calls.",
+            )
         else:
             near = self.source[wrong.start_byte :].decode(errors="replace").strip().split("\n")[0][:40]
-            msg = f"this is no TypeScript that can be parsed, {f'near `{near}`' if near else 'at its end'} ({line})"
+            msg = (
+                f"this is no TypeScript that can be parsed, {f'near `{near}`' if near else 'at its end'}"
+                f" ({line})"
+            )
             hint = "Correct the script; brackets and quotes that are opened must be closed."
         return UserError(msg, hint=hint, node=self.node, place=place)
 

@@ -7,7 +7,9 @@ from sqlglot import exp
 from headrace.pipeline.functions.registry import Function, FunctionCall, Group
 from headrace.pipeline.functions.templates import field_of, fill, literal_text, with_failures
 
-_LIST = "array(named_struct('k', 'a', 'n', 1), named_struct('k', 'b', 'n', 2), named_struct('k', 'a', 'n', 3))"
+_LIST = (
+    "array(named_struct('k', 'a', 'n', 1), named_struct('k', 'b', 'n', 2), named_struct('k', 'a', 'n', 3))"
+)
 
 
 def _field(call: FunctionCall) -> exp.Expr:
@@ -23,12 +25,17 @@ def _first(call: FunctionCall) -> exp.Expr:
 
 
 def _among(call: FunctionCall) -> exp.Expr:
-    return fill("filter(_1, hr_x -> array_contains(_2, _field))", [call.args[0], call.args[2]], field=_field(call))
+    return fill(
+        "filter(_1, hr_x -> array_contains(_2, _field))", [call.args[0], call.args[2]], field=_field(call)
+    )
 
 
 def _one_field(call: FunctionCall) -> exp.Expr:
     """Read the field from the whole list at once, because Spark compiles that."""
-    of = exp.Dot(this=exp.Paren(this=call.args[0].copy()), expression=exp.to_identifier(literal_text(call, 1, "the field"), quoted=True))
+    of = exp.Dot(
+        this=exp.Paren(this=call.args[0].copy()),
+        expression=exp.to_identifier(literal_text(call, 1, "the field"), quoted=True),
+    )
     return fill("CAST(_1 AS ARRAY<STRING>)", [of])
 
 
@@ -39,7 +46,8 @@ def _zip(call: FunctionCall) -> exp.Expr:
     unequal = " OR ".join(f"size(_1) <> size(_{place})" for place in others)
     none = " OR ".join(f"_{place} IS NULL" for place in (1, *others))
     whole = fill(
-        f"CASE WHEN {none} THEN NULL WHEN {unequal} THEN hr_fail('_gs_zip_arrays takes lists of the same length')"
+        f"CASE WHEN {none} THEN NULL WHEN {unequal} THEN hr_fail('_gs_zip_arrays takes lists of the same"
+        " length')"
         f" ELSE transform(_1, (hr_x, hr_i) -> named_struct('f0', hr_x{fields})) END",
         call.args,
     )
@@ -50,7 +58,8 @@ def _series(call: FunctionCall) -> exp.Expr:
     step = call.args[2] if len(call.args) > 2 else exp.Literal.number(1)
     run = "sequence(CAST(_1 AS BIGINT), CAST(_2 AS BIGINT), CAST(_3 AS BIGINT))"
     whole = fill(
-        "CASE WHEN _3 = 0 THEN hr_fail('_gs_generate_series: the step is 0') WHEN (_3 > 0 AND _1 > _2) OR (_3 < 0 AND _1 < _2)"
+        "CASE WHEN _3 = 0 THEN hr_fail('_gs_generate_series: the step is 0') WHEN (_3 > 0 AND _1 > _2) OR"
+        " (_3 < 0 AND _1 < _2)"
         f" THEN slice(array(CAST(_1 AS BIGINT)), 1, 0) ELSE {run} END",
         [*call.args[:2], step],
     )
@@ -87,7 +96,10 @@ FUNCTIONS = (
         most=3,
         sql=_first,
         meaning="The first struct of a list whose field has a value; NULL if there is none.",
-        examples=((f"array_filter_first({_LIST}, 'k', 'b')", "{b, 2}"), (f"array_filter_first({_LIST}, 'k', 'x')", "NULL")),
+        examples=(
+            (f"array_filter_first({_LIST}, 'k', 'b')", "{b, 2}"),
+            (f"array_filter_first({_LIST}, 'k', 'x')", "NULL"),
+        ),
     ),
     Function(
         name="array_filter_in",
@@ -115,8 +127,17 @@ FUNCTIONS = (
         examples=(
             (f"array_struct_field({_LIST}, 'n')", "[1, 2, 3]"),
             (f"array_struct_field({_LIST}, 'k')", "[a, b, a]"),
-            ("array_struct_field(array(named_struct('k', 1), NULL, named_struct('k', NULL)), 'k')", "[1, null, null]"),
-            ("array_struct_field(array_enumerate(array_filter(array(named_struct('k', 1)), 'k', 1)), 'value')", "[{1}]"),
+            (
+                "array_struct_field(array(named_struct('k', 1), NULL, named_struct('k', NULL)), 'k')",
+                "[1, null, null]",
+            ),
+            (
+                (
+                    "array_struct_field(array_enumerate(array_filter(array(named_struct('k', 1)), 'k', 1)),"
+                    " 'value')"
+                ),
+                "[{1}]",
+            ),
             (f"array_struct_field(CASE WHEN FALSE THEN {_LIST} END, 'k')", "NULL"),
         ),
     ),
@@ -149,7 +170,9 @@ FUNCTIONS = (
             ("_gs_zip_arrays(array(1), array('a'), array(true), array(2.5))", "[{1, a, true, 2.5}]"),
             ("_gs_zip_arrays(array(1), CAST(NULL AS ARRAY<INT>))", "NULL"),
         ),
-        errors=(("_gs_zip_arrays(array(1, 2), array('a'))", "_gs_zip_arrays takes lists of the same length"),),
+        errors=(
+            ("_gs_zip_arrays(array(1, 2), array('a'))", "_gs_zip_arrays takes lists of the same length"),
+        ),
     ),
     Function(
         name="_gs_generate_series",
@@ -178,7 +201,10 @@ FUNCTIONS = (
         result="list of struct<key, value>",
         sql="map_entries(_1)",
         meaning="The entries of a map.",
-        examples=(("_gs_map_to_array_struct(map('a', 1, 'b', 2))", "[{a, 1}, {b, 2}]"), ("_gs_map_to_array_struct(map())", "[]")),
+        examples=(
+            ("_gs_map_to_array_struct(map('a', 1, 'b', 2))", "[{a, 1}, {b, 2}]"),
+            ("_gs_map_to_array_struct(map())", "[]"),
+        ),
     ),
     Function(
         name="to_large_list",

@@ -15,12 +15,16 @@ FUNCTIONS = (
         result="text",
         arrow="headrace.jobs.functions.hashes:keccak256",
         meaning=(
-            "Keccak-256 as Ethereum uses it, as 0x and 64 hexadecimal digits. Text of 0x and whole bytes in hexadecimal is "
+            "Keccak-256 as Ethereum uses it, as 0x and 64 hexadecimal digits. Text of 0x and whole bytes in"
+            " hexadecimal is "
             "hashed as those bytes. It needs the package `pycryptodome` (extra `transforms`)."
         ),
         examples=(
             ("_gs_keccak256('')", "0xc5d2460186f7233c927e7db2dcc703c0e500b653ca82273b7bfad8045d85a470"),
-            ("_gs_keccak256('Transfer(address,address,uint256)')", "0xddf252ad1be2c89b69c2b068fc378daa952ba7f163c4a11628f55a4df523b3ef"),
+            (
+                "_gs_keccak256('Transfer(address,address,uint256)')",
+                "0xddf252ad1be2c89b69c2b068fc378daa952ba7f163c4a11628f55a4df523b3ef",
+            ),
             ("_gs_keccak256('0x616263') = _gs_keccak256('abc')", "true"),
             ("_gs_keccak256('0xabc') = _gs_keccak256('0xabc0')", "false"),
             ("_gs_keccak256(NULL)", "NULL"),
@@ -32,7 +36,8 @@ FUNCTIONS = (
         group=Group.BYTES,
         result="text",
         arrow="headrace.jobs.functions.hashes:xxhash",
-        meaning="XXH3 with 128 bits, as 32 hexadecimal digits. It needs the package `xxhash` (extra `transforms`).",
+        meaning="XXH3 with 128 bits, as 32 hexadecimal digits. It needs the package `xxhash` (extra"
+        " `transforms`).",
         examples=(
             ("_gs_xxhash('')", "99aa06d3014798d86001c324468d497f"),
             ("_gs_xxhash('abc')", "06b05ab6733a618578af5f94892f3950"),
@@ -47,7 +52,8 @@ FUNCTIONS = (
         arrow=f"{_BASES}:conv_base",
         least=3,
         most=3,
-        meaning="A number of any size written in another base, from 2 to 36, in small letters. NULL for what is no number of its base.",
+        meaning="A number of any size written in another base, from 2 to 36, in small letters. NULL for"
+        " what is no number of its base.",
         examples=(
             ("_gs_conv_base('ff', '16', '10')", "255"),
             ("_gs_conv_base('255', '10', '36')", "73"),
@@ -94,8 +100,10 @@ FUNCTIONS = (
         signature="_gs_hex_to_byte(text)",
         group=Group.BYTES,
         result="bytes",
-        sql="coalesce(unhex(CASE WHEN length(_1) % 2 = 0 THEN CASE WHEN startswith(_1, '0x') THEN substr(_1, 3) ELSE _1 END END), unhex(''))",
-        meaning="The bytes that hexadecimal digits stand for, with or without 0x; empty bytes for NULL and for what is no whole bytes.",
+        sql="coalesce(unhex(CASE WHEN length(_1) % 2 = 0 THEN CASE WHEN startswith(_1, '0x') THEN"
+        " substr(_1, 3) ELSE _1 END END), unhex(''))",
+        meaning="The bytes that hexadecimal digits stand for, with or without 0x; empty bytes for NULL and"
+        " for what is no whole bytes.",
         examples=(
             ("hex(_gs_hex_to_byte('0x00ff'))", "00FF"),
             ("hex(_gs_hex_to_byte('abcd'))", "ABCD"),
@@ -112,7 +120,11 @@ FUNCTIONS = (
         result="text",
         sql="lower(hex(_1))",
         meaning="Bytes as hexadecimal digits, in small letters, without 0x.",
-        examples=(("_gs_byte_to_hex(X'00FF')", "00ff"), ("_gs_byte_to_hex(X'')", ""), ("_gs_byte_to_hex(NULL)", "NULL")),
+        examples=(
+            ("_gs_byte_to_hex(X'00FF')", "00ff"),
+            ("_gs_byte_to_hex(X'')", ""),
+            ("_gs_byte_to_hex(NULL)", "NULL"),
+        ),
     ),
     Function(
         name="reverse_bytes32",
@@ -121,11 +133,15 @@ FUNCTIONS = (
         result="bytes",
         sql=f"CASE WHEN octet_length(_1) = 32 THEN concat({_TURNED}) WHEN _1 IS NOT NULL"
         " THEN hr_fail(concat('reverse_bytes32 takes 32 bytes, found ', octet_length(_1))) END",
-        meaning="32 bytes in the opposite order: what `to_u256` needs of numbers whose lowest byte comes first.",
+        meaning="32 bytes in the opposite order: what `to_u256` needs of numbers whose lowest byte comes"
+        " first.",
         examples=(
             ("hex(reverse_bytes32(unhex(concat('0102', repeat('0', 60)))))", "0" * 60 + "0201"),
             ("reverse_bytes32(unhex(sha2('a', 256))) = unhex(sha2('a', 256))", "false"),
-            ("hex(reverse_bytes32(unhex(concat('80ff7f0a0d', repeat('c3a9', 13), '00'))))", "00" + "A9C3" * 13 + "0D0A7FFF80"),
+            (
+                "hex(reverse_bytes32(unhex(concat('80ff7f0a0d', repeat('c3a9', 13), '00'))))",
+                "00" + "A9C3" * 13 + "0D0A7FFF80",
+            ),
             ("reverse_bytes32(NULL)", "NULL"),
         ),
         errors=(("reverse_bytes32(X'0102')", "reverse_bytes32 takes 32 bytes, found 2"),),
@@ -136,8 +152,14 @@ FUNCTIONS = (
         group=Group.BYTES,
         result="text",
         sql="lower(hex(_1))",
-        meaning="A whole number in hexadecimal, in small letters; negative ones in two's complement of 64 bits.",
-        examples=(("to_hex(255)", "ff"), ("to_hex(-1)", "f" * 16), ("to_hex(0)", "0"), ("to_hex(NULL)", "NULL")),
+        meaning="A whole number in hexadecimal, in small letters; negative ones in two's complement of 64"
+        " bits.",
+        examples=(
+            ("to_hex(255)", "ff"),
+            ("to_hex(-1)", "f" * 16),
+            ("to_hex(0)", "0"),
+            ("to_hex(NULL)", "NULL"),
+        ),
     ),
     Function(
         name="hex",
@@ -157,19 +179,27 @@ FUNCTIONS = (
         sql="unhex(_1)",
         where=DialectScope.SPARK,
         meaning=(
-            "The bytes that hexadecimal digits stand for; an odd number of them begins with a 0, where Streamling has a 0 instead of the "
+            "The bytes that hexadecimal digits stand for; an odd number of them begins with a 0, where"
+            " Streamling has a 0 instead of the "
             "first digit. NULL for anything else."
         ),
-        examples=(("hex(unhex('F'))", "0F"), ("unhex('zz')", "NULL"), ("hex(unhex(''))", ""), ("unhex(NULL)", "NULL")),
+        examples=(
+            ("hex(unhex('F'))", "0F"),
+            ("unhex('zz')", "NULL"),
+            ("hex(unhex(''))", ""),
+            ("unhex(NULL)", "NULL"),
+        ),
     ),
     Function(
         name="bin",
         signature="bin(int)",
         group=Group.BYTES,
         result="text",
-        sql="CASE WHEN _1 < 0 THEN concat('-', bin(CASE WHEN _1 < -9223372036854775807 THEN _1 ELSE -CAST(_1 AS BIGINT) END)) ELSE bin(_1) END",
+        sql="CASE WHEN _1 < 0 THEN concat('-', bin(CASE WHEN _1 < -9223372036854775807 THEN _1 ELSE"
+        " -CAST(_1 AS BIGINT) END)) ELSE bin(_1) END",
         where=DialectScope.DATAFUSION,
-        meaning="A whole number in binary, with its sign. Spark's writes negative ones in two's complement of 64 bits.",
+        meaning="A whole number in binary, with its sign. Spark's writes negative ones in two's complement"
+        " of 64 bits.",
         examples=(
             ("bin(13)", "1101"),
             ("bin(-5)", "-101"),

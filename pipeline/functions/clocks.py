@@ -18,7 +18,9 @@ def _time(call: FunctionCall) -> exp.Expr:
 
 
 def _today(call: FunctionCall) -> exp.Expr:
-    return exp.cast(exp.Literal.string((call.now or _START).astimezone(UTC).strftime("%Y-%m-%d")), "date", dialect="spark")
+    return exp.cast(
+        exp.Literal.string((call.now or _START).astimezone(UTC).strftime("%Y-%m-%d")), "date", dialect="spark"
+    )
 
 
 NUMBERS = "headrace_numbers"
@@ -32,11 +34,13 @@ def _uuid7(call: FunctionCall) -> exp.Expr:
     milliseconds = int((call.now or _START).timestamp() * 1000)
     head = f"{milliseconds:012x}"
     row = (
-        "md5(CAST(concat_ws(':', _call, CAST(_gs_pos.source AS STRING), CAST(_gs_pos.part AS STRING), CAST(_gs_pos.off AS STRING),"
+        "md5(CAST(concat_ws(':', _call, CAST(_gs_pos.source AS STRING), CAST(_gs_pos.part AS STRING),"
+        " CAST(_gs_pos.off AS STRING),"
         " CAST(_gs_pos.sub AS STRING), _numbers) AS BINARY))"
     )
     return fill(
-        f"concat(_head, substr({row}, 1, 3), '-', translate(substr({row}, 4, 1), '0123456789abcdef', '89ab89ab89ab89ab'),"
+        f"concat(_head, substr({row}, 1, 3), '-', translate(substr({row}, 4, 1), '0123456789abcdef',"
+        " '89ab89ab89ab89ab'),"
         f" substr({row}, 5, 3), '-', substr({row}, 8, 12))",
         [],
         head=exp.Literal.string(f"{head[:8]}-{head[8:]}-7"),
@@ -101,7 +105,8 @@ FUNCTIONS = (
         least=0,
         most=0,
         sql=_uuid7,
-        meaning="A UUID of version 7, its own for every row and every call; a replay gives the same. Its time is that of `now()`.",
+        meaning="A UUID of version 7, its own for every row and every call; a replay gives the same. Its"
+        " time is that of `now()`.",
         examples=(("substr(uuid7(), 1, 15)", "01955f8c-0992-7"), ("uuid7() = uuid7()", "false")),
     ),
 )

@@ -13,7 +13,10 @@ _BEHAVIOURS = ("NULL", "ERROR", "DEFAULT", "EMPTY", "TRUE", "FALSE", "UNKNOWN")
 
 def with_clauses(known: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
     """Return a parser's `FUNCTION_PARSERS` with the JSON functions whose clauses become named arguments."""
-    return {**known, **{name: _parser(name.lower()) for name in ("JSON_VALUE", "JSON_QUERY", "JSON_EXISTS", "JSON_ARRAY")}}
+    return {
+        **known,
+        **{name: _parser(name.lower()) for name in ("JSON_VALUE", "JSON_QUERY", "JSON_EXISTS", "JSON_ARRAY")},
+    }
 
 
 def _parser(name: str) -> Callable[[Any], exp.Expr]:
@@ -31,7 +34,11 @@ def _parser(name: str) -> Callable[[Any], exp.Expr]:
             return exp.Anonymous(this=f"{name}_absent_on_null", expressions=args)
         options.pop("null", None)
         return exp.Anonymous(
-            this=name, expressions=[*args, *(exp.Kwarg(this=exp.var(key), expression=one) for key, one in options.items())]
+            this=name,
+            expressions=[
+                *args,
+                *(exp.Kwarg(this=exp.var(key), expression=one) for key, one in options.items()),
+            ],
         )
 
     return parse
@@ -48,7 +55,10 @@ def _clause(parser: Any, options: dict[str, exp.Expr]) -> bool:
         return True
     for word in ("WITHOUT", "WITH"):
         if parser._match_text_seq(word):  # noqa: SLF001
-            kind = next((one for one in ("CONDITIONAL", "UNCONDITIONAL") if parser._match_text_seq(one)), "UNCONDITIONAL")  # noqa: SLF001
+            kind = next(
+                (one for one in ("CONDITIONAL", "UNCONDITIONAL") if parser._match_text_seq(one)),  # noqa: SLF001
+                "UNCONDITIONAL",
+            )
             parser._match_text_seq("ARRAY")  # noqa: SLF001
             if parser._match_text_seq("WRAPPER"):  # noqa: SLF001
                 options["wrapper"] = exp.Literal.string(kind if word == "WITH" else "WITHOUT")

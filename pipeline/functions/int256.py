@@ -17,8 +17,14 @@ _NULLS = "does not support null values"
 _ROWS: dict[str, tuple[str, tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]] = {
     "u256_add": (
         "The sum.",
-        (("u256_add('18446744073709551615', 1)", "18446744073709551616"), (f"u256_add('{_BIG - 1}', '1')", str(_BIG))),
-        (("u256_add(NULL, '1')", f"u256_add {_NULLS}"), (f"u256_add('{_BIG}', '1')", f"u256_add overflow: {_BIG} + 1 is above 2^256 - 1")),
+        (
+            ("u256_add('18446744073709551615', 1)", "18446744073709551616"),
+            (f"u256_add('{_BIG - 1}', '1')", str(_BIG)),
+        ),
+        (
+            ("u256_add(NULL, '1')", f"u256_add {_NULLS}"),
+            (f"u256_add('{_BIG}', '1')", f"u256_add overflow: {_BIG} + 1 is above 2^256 - 1"),
+        ),
     ),
     "u256_sub": (
         "The difference; an error below zero.",
@@ -27,8 +33,19 @@ _ROWS: dict[str, tuple[str, tuple[tuple[str, str], ...], tuple[tuple[str, str], 
     ),
     "u256_mul": (
         "The product.",
-        (("u256_mul('18446744073709551616', '18446744073709551616')", str(2**128)), (f"u256_mul('{_BIG}', '0')", "0")),
-        (("u256_mul('340282366920938463463374607431768211456', '340282366920938463463374607431768211456')", "u256_mul overflow"),),
+        (
+            ("u256_mul('18446744073709551616', '18446744073709551616')", str(2**128)),
+            (f"u256_mul('{_BIG}', '0')", "0"),
+        ),
+        (
+            (
+                (
+                    "u256_mul('340282366920938463463374607431768211456',"
+                    " '340282366920938463463374607431768211456')"
+                ),
+                "u256_mul overflow",
+            ),
+        ),
     ),
     "u256_div": (
         "The quotient, cut off.",
@@ -58,7 +75,10 @@ _ROWS: dict[str, tuple[str, tuple[tuple[str, str], ...], tuple[tuple[str, str], 
     "i256_div": (
         "The quotient, cut off towards zero.",
         (("i256_div('-7', '2')", "-3"), ("i256_div('7', '-2')", "-3")),
-        (("i256_div('-7', '0')", "division by zero"), (f"i256_div('{-_TOP - 1}', '-1')", "is above 2^255 - 1")),
+        (
+            ("i256_div('-7', '0')", "division by zero"),
+            (f"i256_div('{-_TOP - 1}', '-1')", "is above 2^255 - 1"),
+        ),
     ),
     "i256_mod": (
         "The remainder; it has the sign of the dividend.",
@@ -99,7 +119,10 @@ _ROWS: dict[str, tuple[str, tuple[tuple[str, str], ...], tuple[tuple[str, str], 
             (f"to_i256(unhex({_ONES}))", "-1"),
             ("to_i256(cast(-9223372036854775808 AS BIGINT))", "-9223372036854775808"),
         ),
-        ((f"to_i256('{_TOP + 1}')", "is above 2^255 - 1"), ("to_i256('x')", "to_i256: `x` is no whole number")),
+        (
+            (f"to_i256('{_TOP + 1}')", "is above 2^255 - 1"),
+            ("to_i256('x')", "to_i256: `x` is no whole number"),
+        ),
     ),
 }
 
@@ -123,11 +146,15 @@ def _arrow(name: str) -> Function:
     )
 
 
-_ABOVE = "CASE WHEN length({a}) <> length({b}) THEN sign(length({a}) - length({b})) WHEN {a} = {b} THEN 0 WHEN {a} < {b} THEN -1 ELSE 1 END"
+_ABOVE = (
+    "CASE WHEN length({a}) <> length({b}) THEN sign(length({a}) - length({b})) WHEN {a} = {b} THEN 0"
+    " WHEN {a} < {b} THEN -1 ELSE 1 END"
+)
 
 _CANONICAL = r"\A(?:0|[1-9][0-9]*)\z"
 _SHORT = (
-    "CASE WHEN octet_length({a}) < octet_length({b}) THEN -1 WHEN octet_length({a}) > octet_length({b}) THEN 1"
+    "CASE WHEN octet_length({a}) < octet_length({b}) THEN -1 WHEN octet_length({a}) > octet_length({b})"
+    " THEN 1"
     " WHEN {a} < {b} THEN -1 WHEN {a} > {b} THEN 1 ELSE 0 END"
 )
 """Of digits as all functions write them: nothing has to be cut off."""
@@ -146,8 +173,14 @@ def _compare(call: FunctionCall) -> exp.Expr:
     if signed:
         below = f"CAST({_ABOVE.format(a=b, b=a)} AS INT)"
         m, n = minus.format("_1"), minus.format("_2")
-        found = f"CASE WHEN {a} = '' AND {b} = '' THEN 0 WHEN {m} AND {n} THEN {below} WHEN {m} THEN -1 WHEN {n} THEN 1 ELSE {found} END"
-    said = "concat(_name, ': `', CASE WHEN CAST(_1 AS STRING) RLIKE _digits THEN CAST(_2 AS STRING) ELSE CAST(_1 AS STRING) END, _tail)"
+        found = (
+            f"CASE WHEN {a} = '' AND {b} = '' THEN 0 WHEN {m} AND {n} THEN {below} WHEN {m} THEN -1"
+            f" WHEN {n} THEN 1 ELSE {found} END"
+        )
+    said = (
+        "concat(_name, ': `', CASE WHEN CAST(_1 AS STRING) RLIKE _digits THEN CAST(_2 AS STRING) ELSE"
+        " CAST(_1 AS STRING) END, _tail)"
+    )
     texts = {
         "name": exp.Literal.string(call.name),
         "digits": exp.Literal.string(digits),
@@ -156,7 +189,8 @@ def _compare(call: FunctionCall) -> exp.Expr:
     what = fill(said, call.args, **texts)
     x, y = "CAST(_1 AS STRING)", "CAST(_2 AS STRING)"
     return fill(
-        f"CASE WHEN _1 IS NULL OR _2 IS NULL THEN CAST(NULL AS INT) WHEN {x} RLIKE _plain AND {y} RLIKE _plain THEN {_SHORT.format(a=x, b=y)}"
+        f"CASE WHEN _1 IS NULL OR _2 IS NULL THEN CAST(NULL AS INT) WHEN {x} RLIKE _plain AND {y} RLIKE"
+        f" _plain THEN {_SHORT.format(a=x, b=y)}"
         f" WHEN NOT ({x} RLIKE _digits AND {y} RLIKE _digits) THEN CAST(_raise AS INT) ELSE {found} END",
         call.args,
         plain=exp.Literal.string(_CANONICAL),
@@ -166,8 +200,13 @@ def _compare(call: FunctionCall) -> exp.Expr:
 
 
 def _to_string(call: FunctionCall) -> exp.Expr:
-    said = exp.Literal.string(f"{call.name}: bytes are no number, say to_{call.name.partition('_')[0]}(…) first")
-    wrong = "CASE WHEN typeof(_1) = 'binary' AND _1 IS NOT NULL THEN CAST(_raise AS STRING) ELSE CAST(_1 AS STRING) END"
+    said = exp.Literal.string(
+        f"{call.name}: bytes are no number, say to_{call.name.partition('_')[0]}(…) first"
+    )
+    wrong = (
+        "CASE WHEN typeof(_1) = 'binary' AND _1 IS NOT NULL THEN CAST(_raise AS STRING) ELSE CAST(_1 AS"
+        " STRING) END"
+    )
     return fill(wrong, call.args, **{"raise": failing(said, call.node)})
 
 
@@ -180,8 +219,16 @@ def _texts() -> Iterator[Function]:
             result="text",
             sql=_to_string,
             meaning=f"Its decimal digits, as plain text. 32 bytes become a number by `to_{name}` first.",
-            examples=((f"{name}_to_string({name}_add('{low}', '2'))", str(int(low) + 2)), (f"{name}_to_string(NULL)", "NULL")),
-            errors=((f"{name}_to_string(X'01')", f"{name}_to_string: bytes are no number, say to_{name}(…) first"),),
+            examples=(
+                (f"{name}_to_string({name}_add('{low}', '2'))", str(int(low) + 2)),
+                (f"{name}_to_string(NULL)", "NULL"),
+            ),
+            errors=(
+                (
+                    f"{name}_to_string(X'01')",
+                    f"{name}_to_string: bytes are no number, say to_{name}(…) first",
+                ),
+            ),
         )
         yield Function(
             name=f"{name}_compare",
@@ -191,7 +238,8 @@ def _texts() -> Iterator[Function]:
             sql=_compare,
             least=2,
             most=2,
-            meaning="-1, 0 or 1: the first is less than, equal to or greater than the second. NULL if one of them is.",
+            meaning="-1, 0 or 1: the first is less than, equal to or greater than the second. NULL if one"
+            " of them is.",
             examples=(
                 (f"{name}_compare('10', '9')", "1"),
                 (f"{name}_compare('{low}', '00')", str((int(low) > 0) - (int(low) < 0))),
@@ -211,7 +259,8 @@ FUNCTIONS = (
         name="to_int64",
         signature="to_int64(int256)",
         group=Group.WIDE,
-        meaning="The low 64 bits of 0 to 2^64 - 1 as a signed number, and negative ones as they are; NULL for what has no room.",
+        meaning="The low 64 bits of 0 to 2^64 - 1 as a signed number, and negative ones as they are; NULL"
+        " for what has no room.",
         result="bigint",
         sql=(
             "CASE WHEN try_cast(_1 AS DECIMAL(38, 0)) BETWEEN -9223372036854775808 AND 9223372036854775807"

@@ -18,7 +18,10 @@ from headrace.pipeline.functions.templates import fill, literal_text, text_of, w
 _PATH = re.compile(r"\$(?:\.[^.\[\]'\"*?()@\s]+|\[[0-9]+\]|\['[^'\[\]*?]+'\])*")
 _QUOTED = re.compile(r'\["([^"\'\[\]*?]+)"\]')
 _KINDS = {"VALUE": "", "OBJECT": "{", "ARRAY": "[", "SCALAR": "-"}
-VALID = "is_variant_null(try_variant_get(try_parse_json(concat('[', {0}, ',[[[[null]]]]]')), '$[1][0][0][0][0]', 'variant'))"
+VALID = (
+    "is_variant_null(try_variant_get(try_parse_json(concat('[', {0}, ',[[[[null]]]]]')),"
+    " '$[1][0][0][0][0]', 'variant'))"
+)
 """Whether the text is exactly one JSON value. Spark's parser stops after the first value.
 
 Spark has read the whole text if the appended item follows. It is improbable in data, and fastest to test.
@@ -29,7 +32,10 @@ _FOUND = "get_json_object(_1, _2)"
 _BRACKET = f"(startswith({_FOUND}, '{{') OR startswith({_FOUND}, '['))"
 _UNSURE = "(contains(_1, '\"{') OR contains(_1, '\"[') OR contains(_1, '\\\\u') OR contains(_1, _quote))"
 """Whether a string in the document may look like an object or an array. Only then it is parsed again."""
-_SURE = f"((startswith({_FOUND}, '{{\"') OR startswith({_FOUND}, '[\"')) AND NOT contains(_1, '\\\\') AND NOT contains(_1, _quote))"
+_SURE = (
+    f"((startswith({_FOUND}, '{{\"') OR startswith({_FOUND}, '[\"')) AND NOT contains(_1, '\\\\') AND"
+    " NOT contains(_1, _quote))"
+)
 """A cheap test that the value is no string. A quote in a string has a backslash, or is in apostrophes."""
 _IS_TEXT = f"startswith({_AS_JSON}, '\"')"
 _QUOTE = {"quote": exp.Literal.string("'")}
@@ -43,7 +49,11 @@ def _path(call: FunctionCall) -> exp.Expr:
     path = _QUOTED.sub(r"['\1']", literal_text(call, 1, "the path"))
     if not _PATH.fullmatch(path):
         msg = f"`{call.name}`: the path `{path}` is not possible"
-        raise UserError(msg, hint="A path is $ and then any of .key, [n] and ['key'], such as $.items[0]['a b'].", node=call.node)
+        raise UserError(
+            msg,
+            hint="A path is $ and then any of .key, [n] and ['key'], such as $.items[0]['a b'].",
+            node=call.node,
+        )
     return exp.Literal.string(path)
 
 
@@ -94,7 +104,8 @@ def _json_exists(call: FunctionCall) -> exp.Expr:
         "ERROR": "CAST(hr_fail('json_exists: this is no JSON') AS BOOLEAN)",
     }.get(word, "FALSE")
     whole = fill(
-        f"CASE WHEN _1 IS NULL THEN CAST(NULL AS BOOLEAN) WHEN NOT {VALID.format('_1')} THEN {otherwise} ELSE _2 END",
+        f"CASE WHEN _1 IS NULL THEN CAST(NULL AS BOOLEAN) WHEN NOT {VALID.format('_1')} THEN {otherwise}"
+        " ELSE _2 END",
         [call.args[0], found],
     )
     return with_failures(whole, call.node)
@@ -122,7 +133,9 @@ def _with_clauses(call: FunctionCall, found: exp.Expr, uncast: exp.Expr | None =
     whole = fill(
         f"coalesce(_2, CASE WHEN _1 IS NULL THEN NULL WHEN {wrong} THEN _error ELSE _empty END)",
         [call.args[0], found, *([uncast] if uncast is not None else [])],
-        error=_instead(call, "on_error", "this is no JSON" + (", or not of the type" if uncast is not None else "")),
+        error=_instead(
+            call, "on_error", "this is no JSON" + (", or not of the type" if uncast is not None else "")
+        ),
         empty=_instead(call, "on_empty", "there is nothing at the path"),
     )
     return with_failures(whole, call.node)
@@ -136,7 +149,12 @@ def _instead(call: FunctionCall, clause: str, what: str) -> exp.Expr:
         return exp.Cast(this=default.copy(), to=kind.copy())
     word = (text_of(said) or "NULL").upper() if said is not None else "NULL"
     if word == "ERROR":
-        return fill("hr_fail(concat(_name, ': ', _what))", [], name=exp.Literal.string(call.name), what=exp.Literal.string(what))
+        return fill(
+            "hr_fail(concat(_name, ': ', _what))",
+            [],
+            name=exp.Literal.string(call.name),
+            what=exp.Literal.string(what),
+        )
     if word.startswith("EMPTY"):
         return exp.Literal.string("[]" if word.endswith("ARRAY") else "{}")
     return exp.Null()
@@ -150,7 +168,12 @@ def _json_query(call: FunctionCall) -> exp.Expr:
     if wrapper != "WITHOUT":
         scalar = fill(f"nullif({_AS_JSON}, 'null')", [call.args[0], _path(call)])
         wrapped = "coalesce(concat('[', _1, ']'), concat('[', _2, ']'))"
-        found = fill(f"CASE WHEN startswith(_1, '[') THEN _1 ELSE {wrapped} END" if wrapper == "CONDITIONAL" else wrapped, [found, scalar])
+        found = fill(
+            f"CASE WHEN startswith(_1, '[') THEN _1 ELSE {wrapped} END"
+            if wrapper == "CONDITIONAL"
+            else wrapped,
+            [found, scalar],
+        )
     return _with_clauses(call, found) if {"on_empty", "on_error"} & call.options.keys() else found
 
 
@@ -170,7 +193,11 @@ def _by_clauses(call: FunctionCall) -> FunctionCall:
         return call
     if len(call.args) != _PLACES[call.name]:
         msg = f"`{call.name}` takes 2 or {_PLACES[call.name]} arguments, found {len(call.args)}"
-        raise UserError(msg, hint="Write the clauses of the SQL standard after the path, such as NULL ON EMPTY.", node=call.node)
+        raise UserError(
+            msg,
+            hint="Write the clauses of the SQL standard after the path, such as NULL ON EMPTY.",
+            node=call.node,
+        )
     return replace(call, args=call.args[:2], options={**call.options, **dict(_clauses(call, behind))})
 
 
@@ -184,11 +211,17 @@ def _clauses(call: FunctionCall, behind: Sequence[exp.Expr]) -> Iterator[tuple[s
         wrapper = _word(call, behind[1], (*_WRAPPERS, *(f"{words} WRAPPER" for words in _WRAPPERS)))
         yield "wrapper", exp.Literal.string(_WRAPPERS[wrapper.removesuffix(" WRAPPER")])
         for clause, said in (("on_empty", behind[2]), ("on_error", behind[3])):
-            yield clause, exp.Literal.string(_word(call, said, ("NULL", "ERROR", "EMPTY ARRAY", "EMPTY OBJECT")))
+            yield (
+                clause,
+                exp.Literal.string(_word(call, said, ("NULL", "ERROR", "EMPTY ARRAY", "EMPTY OBJECT"))),
+            )
         return
     for clause, said, default in (("on_empty", behind[1], behind[2]), ("on_error", behind[3], behind[4])):
         word = _word(call, said, ("NULL", "ERROR", "DEFAULT"))
-        yield clause, exp.Tuple(expressions=[default.copy()]) if word == "DEFAULT" else exp.Literal.string(word)
+        yield (
+            clause,
+            exp.Tuple(expressions=[default.copy()]) if word == "DEFAULT" else exp.Literal.string(word),
+        )
 
 
 def _word(call: FunctionCall, said: exp.Expr, allowed: Sequence[str]) -> str:
@@ -204,16 +237,23 @@ def _is_json(call: FunctionCall) -> exp.Expr:
     if kind not in _KINDS:
         msg = f"`is_json`: `{kind}` is no kind of JSON"
         raise UserError(msg, hint=f"Allowed: {', '.join(_KINDS)}.", node=call.node)
-    first = {"VALUE": "", "SCALAR": "ltrim(_1) RLIKE '^[^\\\\[{]' AND "}.get(kind, f"startswith(ltrim(_1), '{_KINDS[kind]}') AND ")
+    first = {"VALUE": "", "SCALAR": "ltrim(_1) RLIKE '^[^\\\\[{]' AND "}.get(
+        kind, f"startswith(ltrim(_1), '{_KINDS[kind]}') AND "
+    )
     return fill(f"coalesce({first}{VALID.format('_1')}, FALSE)", [call.args[0]])
 
 
 def checked(template: str) -> Builder:
     """Return a builder of the template with the validity of its argument and the function's name."""
-    return lambda call: with_failures(fill(template.format(valid=VALID.format("_1"), name=call.name), call.args), call.node)
+    return lambda call: with_failures(
+        fill(template.format(valid=VALID.format("_1"), name=call.name), call.args), call.node
+    )
 
 
-OR_FAIL = "CASE WHEN _1 IS NULL OR {valid} THEN _1 ELSE hr_fail(concat('{name}: this is no JSON: ', left(_1, 100))) END"
+OR_FAIL = (
+    "CASE WHEN _1 IS NULL OR {valid} THEN _1 ELSE hr_fail(concat('{name}: this is no JSON: ',"
+    " left(_1, 100))) END"
+)
 _DOC = """'{"a": {"b": [1, "x", null]}, "n": 7, "s": "{1}", "d": 1.5, "z": null}'"""
 
 FUNCTIONS = (
@@ -226,8 +266,10 @@ FUNCTIONS = (
         most=_PLACES["json_value"],
         sql=_json_value,
         meaning=(
-            "The scalar at a path, as text; NULL for objects and arrays, for nothing, and for what is no JSON. ON EMPTY is about nothing, "
-            "null, objects and arrays, ON ERROR about what is no JSON, and what cannot be cast. The clauses may also be given by place, "
+            "The scalar at a path, as text; NULL for objects and arrays, for nothing, and for what is no"
+            " JSON. ON EMPTY is about nothing, "
+            "null, objects and arrays, ON ERROR about what is no JSON, and what cannot be cast. The clauses"
+            " may also be given by place, "
             "as Streamling does."
         ),
         examples=(
@@ -270,15 +312,18 @@ FUNCTIONS = (
     ),
     Function(
         name="json_query",
-        signature="json_query(text, path [WITH [CONDITIONAL] WRAPPER] [NULL|ERROR|EMPTY ARRAY|EMPTY OBJECT ON EMPTY] [... ON ERROR])",
+        signature="json_query(text, path [WITH [CONDITIONAL] WRAPPER] [NULL|ERROR|EMPTY ARRAY|EMPTY OBJECT"
+        " ON EMPTY] [... ON ERROR])",
         group=Group.JSON,
         result="text",
         least=2,
         most=_PLACES["json_query"],
         sql=_json_query,
         meaning=(
-            "The object or array at a path, as JSON; NULL for scalars, for nothing, and for what is no JSON. ON EMPTY is about nothing, null "
-            "and scalars, ON ERROR about what is no JSON. A conditional wrapper leaves arrays alone. The clauses may also be given by "
+            "The object or array at a path, as JSON; NULL for scalars, for nothing, and for what is no"
+            " JSON. ON EMPTY is about nothing, null "
+            "and scalars, ON ERROR about what is no JSON. A conditional wrapper leaves arrays alone. The"
+            " clauses may also be given by "
             "place, as Streamling does."
         ),
         examples=(
@@ -305,7 +350,10 @@ FUNCTIONS = (
         ),
         errors=(
             ("json_query('no', '$' ERROR ON ERROR)", "json_query: this is no JSON"),
-            ("json_query('{}', '$', 'STRING', 'WITH ARRAYS', 'NULL', 'NULL')", "`'WITH ARRAYS'` is not allowed here"),
+            (
+                "json_query('{}', '$', 'STRING', 'WITH ARRAYS', 'NULL', 'NULL')",
+                "`'WITH ARRAYS'` is not allowed here",
+            ),
         ),
     ),
     Function(
@@ -316,7 +364,8 @@ FUNCTIONS = (
         least=2,
         most=_PLACES["json_exists"],
         sql=_json_exists,
-        meaning="Whether there is anything at a path; JSON's null is nothing. The value before ON ERROR may also be a third argument.",
+        meaning="Whether there is anything at a path; JSON's null is nothing. The value before ON ERROR may"
+        " also be a third argument.",
         examples=(
             (f"json_exists({_DOC}, '$.a.b[1]')", "true"),
             (f"json_exists({_DOC}, '$.a.b[2]')", "false"),
@@ -343,7 +392,8 @@ FUNCTIONS = (
         most=2,
         sql=_is_json,
         meaning=(
-            "Whether a text is JSON, and of that kind; false for NULL. An object with the same key twice is not taken for "
+            "Whether a text is JSON, and of that kind; false for NULL. An object with the same key twice is"
+            " not taken for "
             "JSON. `text IS JSON OBJECT` is the same."
         ),
         examples=(
@@ -393,6 +443,10 @@ FUNCTIONS = (
         where=DialectScope.DATAFUSION,
         sql=f"CASE WHEN {VALID.format('_1')} THEN _1 END",
         meaning="The text if it is JSON, else NULL. Spark's gives a VARIANT.",
-        examples=(("try_parse_json('[1]')", "[1]"), ("try_parse_json('[1')", "NULL"), ("try_parse_json(NULL)", "NULL")),
+        examples=(
+            ("try_parse_json('[1]')", "[1]"),
+            ("try_parse_json('[1')", "NULL"),
+            ("try_parse_json(NULL)", "NULL"),
+        ),
     ),
 )

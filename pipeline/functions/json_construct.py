@@ -40,15 +40,28 @@ def _written(value: exp.Expr) -> exp.Expr:
 def _object(call: FunctionCall, *, absent: bool) -> exp.Expr:
     if len(call.args) % 2:
         msg = f"`{call.name}` takes keys and values in turn, found {len(call.args)} arguments"
-        raise UserError(msg, hint="It is called as json_object('key', value, ...), or json_object('key' VALUE value, ...).", node=call.node)
+        raise UserError(
+            msg,
+            hint="It is called as json_object('key', value, ...), or json_object('key' VALUE value, ...).",
+            node=call.node,
+        )
     keys, values = call.args[::2], call.args[1::2]
     if not keys:
         return exp.Literal.string("{}")
-    plain = not absent and all(text_of(key) for key in keys) and not any(value.meta.get(NAME) in _RAW for value in values)
+    plain = (
+        not absent
+        and all(text_of(key) for key in keys)
+        and not any(value.meta.get(NAME) in _RAW for value in values)
+    )
     if plain:
         pairs = [part.copy() for key, value in zip(keys, values, strict=True) for part in (key, value)]
-        return fill("to_json(_1, map('ignoreNullFields', 'false'))", [exp.Anonymous(this="named_struct", expressions=pairs)])
-    return _joined("{", [_pair(call, key, value, absent=absent) for key, value in zip(keys, values, strict=True)], "}")
+        return fill(
+            "to_json(_1, map('ignoreNullFields', 'false'))",
+            [exp.Anonymous(this="named_struct", expressions=pairs)],
+        )
+    return _joined(
+        "{", [_pair(call, key, value, absent=absent) for key, value in zip(keys, values, strict=True)], "}"
+    )
 
 
 def _pair(call: FunctionCall, key: exp.Expr, value: exp.Expr, *, absent: bool) -> exp.Expr:
@@ -59,18 +72,28 @@ def _pair(call: FunctionCall, key: exp.Expr, value: exp.Expr, *, absent: bool) -
         else fill("coalesce(_1, hr_fail('json_object: a key is NULL'))", [_written(key)])
     )
     return fill(
-        "concat(_1, ':', _2)" if absent else "concat(_1, ':', coalesce(_2, 'null'))", [with_failures(name, call.node), _written(value)]
+        "concat(_1, ':', _2)" if absent else "concat(_1, ':', coalesce(_2, 'null'))",
+        [with_failures(name, call.node), _written(value)],
     )
 
 
 def _array(call: FunctionCall, *, absent: bool) -> exp.Expr:
-    return _joined("[", [_written(value) if absent else fill("coalesce(_1, 'null')", [_written(value)]) for value in call.args], "]")
+    return _joined(
+        "[",
+        [
+            _written(value) if absent else fill("coalesce(_1, 'null')", [_written(value)])
+            for value in call.args
+        ],
+        "]",
+    )
 
 
 def _joined(opening: str, parts: Sequence[exp.Expr], closing: str) -> exp.Expr:
     """Join the parts without those that are NULL."""
     inside = exp.Anonymous(this="concat_ws", expressions=[exp.Literal.string(","), *parts])
-    return exp.Anonymous(this="concat", expressions=[exp.Literal.string(opening), inside, exp.Literal.string(closing)])
+    return exp.Anonymous(
+        this="concat", expressions=[exp.Literal.string(opening), inside, exp.Literal.string(closing)]
+    )
 
 
 FUNCTIONS = (
@@ -83,7 +106,8 @@ FUNCTIONS = (
         most=None,
         sql=lambda call: _object(call, absent=False),
         meaning=(
-            "An object of keys and values, NULL as null. Values that another JSON function of this page made are put in as "
+            "An object of keys and values, NULL as null. Values that another JSON function of this page"
+            " made are put in as "
             "JSON. `'key' VALUE value` and `ABSENT ON NULL` may be written too."
         ),
         examples=(
@@ -104,7 +128,10 @@ FUNCTIONS = (
         most=None,
         sql=lambda call: _object(call, absent=True),
         meaning="The same without values that are NULL.",
-        examples=(("json_object_absent_on_null('a', 1, 'b', NULL)", '{"a":1}'), ("json_object_absent_on_null('b', NULL)", "{}")),
+        examples=(
+            ("json_object_absent_on_null('a', 1, 'b', NULL)", '{"a":1}'),
+            ("json_object_absent_on_null('b', NULL)", "{}"),
+        ),
         errors=(
             ("json_object_absent_on_null('a')", "takes keys and values in turn"),
             ("json_object_absent_on_null(CAST(NULL AS STRING), 1)", "json_object: a key is NULL"),
@@ -135,7 +162,10 @@ FUNCTIONS = (
         most=None,
         sql=lambda call: _array(call, absent=True),
         meaning="The same without values that are NULL.",
-        examples=(("json_array_absent_on_null(1, NULL, 2)", "[1,2]"), ("json_array_absent_on_null(NULL)", "[]")),
+        examples=(
+            ("json_array_absent_on_null(1, NULL, 2)", "[1,2]"),
+            ("json_array_absent_on_null(NULL)", "[]"),
+        ),
     ),
     Function(
         name="json_string",
@@ -145,7 +175,10 @@ FUNCTIONS = (
         sql=_WRITTEN.format("_1"),
         meaning="Any value as JSON: structs as objects, lists as arrays, bytes in base 64.",
         examples=(
-            ("json_string(named_struct('a', 1, 'b', array('x', NULL), 'c', CAST(NULL AS INT)))", '{"a":1,"b":["x",null],"c":null}'),
+            (
+                "json_string(named_struct('a', 1, 'b', array('x', NULL), 'c', CAST(NULL AS INT)))",
+                '{"a":1,"b":["x",null],"c":null}',
+            ),
             ("json_string('a\"b')", '"a\\"b"'),
             ("json_string(1.50)", "1.50"),
             ("json_string(true)", "true"),
@@ -208,17 +241,24 @@ FUNCTIONS = (
         most=2,
         arrow="headrace.jobs.functions.clickhouse_tuple:clickhouse_tuples",
         meaning=(
-            "A JSON array of objects as ClickHouse reads an array of tuples, with the values of these keys in their order; `[]` for NULL. "
+            "A JSON array of objects as ClickHouse reads an array of tuples, with the values of these keys"
+            " in their order; `[]` for NULL. "
             "Quotes in texts are escaped; an object is a text of JSON."
         ),
         examples=(
             (
-                "_gs_json_objects_to_clickhouse_tuples('[{\"a\": 1, \"b\": \"it''s\"}, {\"b\": null}]', array('a', 'b'))",
+                (
+                    '_gs_json_objects_to_clickhouse_tuples(\'[{"a": 1, "b": "it\'\'s"}, {"b": null}]\','
+                    " array('a', 'b'))"
+                ),
                 "[(1, 'it\\'s'), (null, null)]",
             ),
             ("_gs_json_objects_to_clickhouse_tuples('[]', array('a'))", "[]"),
             (
-                f"_gs_json_objects_to_clickhouse_tuples('[{{\"a\": {2**256 - 1}, \"b\": [true, {{\"c\": 1}}]}}]', array('a', 'b'))",
+                (
+                    f'_gs_json_objects_to_clickhouse_tuples(\'[{{"a": {2**256 - 1}, "b": [true, {{"c":'
+                    f" 1}}]}}]', array('a', 'b'))"
+                ),
                 f"[({2**256 - 1}, [true,'{{\"c\":1}}'])]",
             ),
             ("_gs_json_objects_to_clickhouse_tuples('[1]', array('a'))", "[(null)]"),

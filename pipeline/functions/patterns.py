@@ -42,12 +42,20 @@ def _guarded(pattern: exp.Expr, found: exp.Expr) -> exp.Expr:
     """Return NULL if Java cannot compile the pattern. A pattern that certainly compiles needs no check."""
     if _groups(pattern) is not None:
         return found
-    return fill("CASE WHEN try_reflect('java.util.regex.Pattern', 'compile', CAST(_1 AS STRING)) IS NOT NULL THEN _2 END", [pattern, found])
+    return fill(
+        "CASE WHEN try_reflect('java.util.regex.Pattern', 'compile', CAST(_1 AS STRING)) IS NOT NULL THEN"
+        " _2 END",
+        [pattern, found],
+    )
 
 
 def _pattern(template: str, *defaults: str) -> Builder:
     def build(call: FunctionCall) -> exp.Expr:
-        extra = [exp.Literal.number(one) for one in defaults[len(call.args) - 2 :]] if len(call.args) - 2 < len(defaults) else []
+        extra = (
+            [exp.Literal.number(one) for one in defaults[len(call.args) - 2 :]]
+            if len(call.args) - 2 < len(defaults)
+            else []
+        )
         return _guarded(call.args[1], fill(template, [*call.args, *extra]))
 
     return build
@@ -60,7 +68,9 @@ def _extract(template: str, otherwise: int, kind: str) -> Builder:
         group = call.args[2] if len(call.args) > 2 else exp.Literal.number(otherwise)
         count = _groups(call.args[1])
         if count is not None and isinstance(group, exp.Literal) and group.name.isdecimal():
-            return fill(template if int(group.name) <= count else f"CAST(NULL AS {kind})", [*call.args[:2], group])
+            return fill(
+                template if int(group.name) <= count else f"CAST(NULL AS {kind})", [*call.args[:2], group]
+            )
         counted = "size(regexp_extract_all(_2, '(?<!\\\\\\\\)[(](?:(?![?])|(?=[?]<[a-zA-Z]))', 0))"
         found = fill(f"CASE WHEN _3 BETWEEN 0 AND {counted} THEN {template} END", [*call.args[:2], group])
         return _guarded(call.args[1], found)
@@ -77,7 +87,11 @@ def _like(call: FunctionCall) -> exp.Expr:
             raise UserError(msg, hint=f"Allowed: {', '.join(_FLAGS)}.", node=call.node)
         known = text_of(pattern)
         set_ = exp.Literal.string(f"(?{said})")
-        pattern = exp.Literal.string(f"(?{said}){known}") if known is not None else fill("concat(_1, _2)", [set_, pattern])
+        pattern = (
+            exp.Literal.string(f"(?{said}){known}")
+            if known is not None
+            else fill("concat(_1, _2)", [set_, pattern])
+        )
     return _guarded(pattern, fill("_1 RLIKE _2", [text, pattern]))
 
 
@@ -96,7 +110,10 @@ def _place(text: str) -> str:
 
     It is counted in characters. Spark counts some of them as two.
     """
-    return f"(CASE WHEN regexp_instr({text}, _2) > 1 THEN length(get(split({text}, _2, 2), 0)) + 1 ELSE regexp_instr({text}, _2) END)"
+    return (
+        f"(CASE WHEN regexp_instr({text}, _2) > 1 THEN length(get(split({text}, _2, 2), 0)) + 1 ELSE"
+        f" regexp_instr({text}, _2) END)"
+    )
 
 
 def _regexp_instr(call: FunctionCall) -> exp.Expr:
@@ -109,20 +126,23 @@ def _regexp_instr(call: FunctionCall) -> exp.Expr:
     first = f"CASE WHEN {rest} > 0 THEN {rest} + _3 - 1 ELSE 0 END"
     if isinstance(args[3], exp.Literal) and args[3].name == "1":
         found = fill(
-            f"CASE WHEN _1 IS NOT NULL AND _2 IS NOT NULL AND _3 IS NOT NULL THEN CASE WHEN _3 > length(_1) OR _3 < 1 THEN 0 ELSE {first} END END",
+            "CASE WHEN _1 IS NOT NULL AND _2 IS NOT NULL AND _3 IS NOT NULL THEN CASE WHEN _3 > length(_1)"
+            f" OR _3 < 1 THEN 0 ELSE {first} END END",
             args,
         )
     else:
         later = "substr(_1, hr_at.next)"
         at = _place(later)
         step = (
-            f"CASE WHEN hr_at.next = 0 OR hr_at.next > length(_1) OR regexp_instr({later}, _2) = 0 THEN named_struct('at', 0, 'next', 0)"
+            f"CASE WHEN hr_at.next = 0 OR hr_at.next > length(_1) OR regexp_instr({later}, _2) = 0 THEN"
+            " named_struct('at', 0, 'next', 0)"
             f" ELSE named_struct('at', {at} + hr_at.next - 1,"
             f" 'next', {at} + hr_at.next - 1 + greatest(length(regexp_substr({later}, _2)), 1)) END"
         )
         found = fill(
             f"CASE WHEN _1 IS NOT NULL AND _2 IS NOT NULL AND _3 IS NOT NULL AND _4 >= 1 AND _3 >= 1 THEN"
-            f" aggregate(sequence(1, _4), named_struct('at', 0, 'next', CAST(_3 AS INT)), (hr_at, hr_n) -> {step}).at"
+            " aggregate(sequence(1, _4), named_struct('at', 0, 'next', CAST(_3 AS INT)), (hr_at, hr_n) ->"
+            f" {step}).at"
             " WHEN _1 IS NOT NULL AND _2 IS NOT NULL AND _3 IS NOT NULL AND _4 IS NOT NULL THEN 0 END",
             args,
         )
@@ -140,7 +160,8 @@ FUNCTIONS = (
         most=3,
         sql=_extract("CASE WHEN _1 RLIKE _2 THEN regexp_extract(_1, _2, _3) END", 0, "STRING"),
         meaning=(
-            "A group of the first match, the whole match by default; NULL if nothing matches. Spark's takes group 1, and gives empty text."
+            "A group of the first match, the whole match by default; NULL if nothing matches. Spark's takes"
+            " group 1, and gives empty text."
         ),
         examples=(
             ("regexp_extract('foothebar', 'foo(.*?)(bar)', 2)", "bar"),
@@ -280,6 +301,10 @@ FUNCTIONS = (
         most=3,
         sql=_like,
         meaning="The same as `regexp_like`.",
-        examples=(("similar('abc', 'b+')", "true"), ("similar('abc', '(')", "NULL"), ("similar('abc', NULL)", "NULL")),
+        examples=(
+            ("similar('abc', 'b+')", "true"),
+            ("similar('abc', '(')", "NULL"),
+            ("similar('abc', NULL)", "NULL"),
+        ),
     ),
 )

@@ -165,7 +165,9 @@ def parsed_names(dialect: str) -> Mapping[str, Callable[[list[Any]], exp.Expr]]:
     found = {}
     for key, function in functions().items():
         name = key.removeprefix(_PREFIX)
-        if function.where is DialectScope.EVERYWHERE or (function.where is DialectScope.DATAFUSION and dialect == OTHERS):
+        if function.where is DialectScope.EVERYWHERE or (
+            function.where is DialectScope.DATAFUSION and dialect == OTHERS
+        ):
             found[name.upper()] = _builder(key if dialect == OTHERS else name)
         elif function.only_from and dialect == "spark":
             found[name.upper()] = _builder(name)
@@ -187,12 +189,14 @@ def suggestable_names() -> tuple[str, ...]:
 
 
 _SPARKS = (
-    "abs", "array", "array_contains", "cast", "ceil", "coalesce", "concat", "concat_ws", "date_format", "date_trunc", "element_at",
-    "explode", "filter", "floor", "from_json", "from_unixtime", "get_json_object", "greatest", "if", "ifnull", "initcap", "least",
-    "left", "length", "lower", "lpad", "ltrim", "map", "md5", "named_struct", "nullif", "nvl", "replace", "reverse", "right", "round",
-    "rpad", "rtrim", "sha2", "size", "struct", "substr", "substring", "substring_index", "timestamp_micros", "timestamp_millis",
-    "timestamp_seconds", "to_date", "to_json", "to_timestamp", "to_timestamp_ntz", "transform", "trim", "try_add", "try_cast",
-    "try_divide", "try_element_at", "try_to_timestamp", "unbase64", "unix_millis", "unix_timestamp", "upper", "xxhash64", "year",
+    "abs", "array", "array_contains", "cast", "ceil", "coalesce", "concat", "concat_ws", "date_format",
+    "date_trunc", "element_at", "explode", "filter", "floor", "from_json", "from_unixtime", "get_json_object",
+    "greatest", "if", "ifnull", "initcap", "least", "left", "length", "lower", "lpad", "ltrim", "map", "md5",
+    "named_struct", "nullif", "nvl", "replace", "reverse", "right", "round", "rpad", "rtrim", "sha2", "size",
+    "struct", "substr", "substring", "substring_index", "timestamp_micros", "timestamp_millis",
+    "timestamp_seconds", "to_date", "to_json", "to_timestamp", "to_timestamp_ntz", "transform", "trim",
+    "try_add", "try_cast", "try_divide", "try_element_at", "try_to_timestamp", "unbase64", "unix_millis",
+    "unix_timestamp", "upper", "xxhash64", "year",
 )  # fmt: skip
 
 
@@ -202,5 +206,8 @@ def check_count(function: Function, call: FunctionCall) -> None:
     if count < function.least or (function.most is not None and count > function.most):
         most = "or more" if function.most is None else f"to {function.most}"
         wanted = f"{function.least}" if function.least == function.most else f"{function.least} {most}"
-        msg = f"`{display_name(call.name)}` takes {wanted} argument{'' if wanted == '1' else 's'}, found {count}"
+        msg = (
+            f"`{display_name(call.name)}` takes {wanted} argument{'' if wanted == '1' else 's'}, found"
+            f" {count}"
+        )
         raise UserError(msg, hint=f"It is called as {function.signature}.", node=call.node)

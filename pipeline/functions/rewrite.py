@@ -9,7 +9,13 @@ from sqlglot import exp
 
 from headrace.pipeline.errors import UserError
 from headrace.pipeline.functions.clocks import NUMBERS
-from headrace.pipeline.functions.registry import Function, FunctionCall, check_count, display_name, find_function
+from headrace.pipeline.functions.registry import (
+    Function,
+    FunctionCall,
+    check_count,
+    display_name,
+    find_function,
+)
 from headrace.pipeline.functions.templates import expand_call
 
 _BARE = ("current_time",)
@@ -17,7 +23,8 @@ _BARE = ("current_time",)
 
 
 _OUTSIDE = (
-    "Call it before the list is made, or make a row of each item: LATERAL VIEW explode(list) e AS x, and call it on x."
+    "Call it before the list is made, or make a row of each item: LATERAL VIEW explode(list) e AS x, and"
+    " call it on x."
     " A lambda can compare a 256-bit integer with its variables: <, =, BETWEEN."
 )
 
@@ -36,9 +43,14 @@ def expand(query: exp.Query, *, node: str = "", now: datetime | None = None) -> 
         call = FunctionCall(display_name(name), tuple(args), options, node, place, now, _is_column(part))
         check_count(function, call)
         made = expand_call(function, call)
-        if function.arrow and not isinstance(made, exp.Literal) and part.find_ancestor(exp.Lambda) is not None:
+        if (
+            function.arrow
+            and not isinstance(made, exp.Literal)
+            and part.find_ancestor(exp.Lambda) is not None
+        ):
             msg = (
-                f"`{part.sql(dialect='spark')}` is in a lambda, and `{display_name(name)}` takes whole columns: Spark cannot call it there"
+                f"`{part.sql(dialect='spark')}` is in a lambda, and `{display_name(name)}` takes whole"
+                " columns: Spark cannot call it there"
             )
             raise UserError(msg, hint=_OUTSIDE, node=node)
         part.replace(made)
@@ -54,10 +66,16 @@ def _call(node: exp.Expr) -> tuple[str, list[exp.Expr], dict[str, exp.Expr]]:
     """Return name, arguments and clauses of a call. The name is empty for every other expression."""
     if isinstance(node, exp.Anonymous):
         args = [arg for arg in node.expressions if not isinstance(arg, exp.Kwarg)]
-        return node.name, args, {arg.this.name: arg.expression for arg in node.expressions if isinstance(arg, exp.Kwarg)}
+        return (
+            node.name,
+            args,
+            {arg.this.name: arg.expression for arg in node.expressions if isinstance(arg, exp.Kwarg)},
+        )
     if isinstance(node, exp.JSONObject):
         parts = [
-            part for pair in node.expressions for part in ((pair.this, pair.expression) if isinstance(pair, exp.JSONKeyValue) else (pair,))
+            part
+            for pair in node.expressions
+            for part in ((pair.this, pair.expression) if isinstance(pair, exp.JSONKeyValue) else (pair,))
         ]
         absent = "ABSENT" in str(node.args.get("null_handling") or "").upper()
         return "json_object_absent_on_null" if absent else "json_object", parts, {}
@@ -66,7 +84,12 @@ def _call(node: exp.Expr) -> tuple[str, list[exp.Expr], dict[str, exp.Expr]]:
         return "is_json", [node.this, exp.Literal.string(str(kind))], {}
     if isinstance(node, exp.CurrentTime | exp.Localtime):
         return "current_time", [], {}
-    if isinstance(node, exp.Column) and node.name.lower() in _BARE and not node.table and not node.this.args.get("quoted"):
+    if (
+        isinstance(node, exp.Column)
+        and node.name.lower() in _BARE
+        and not node.table
+        and not node.this.args.get("quoted")
+    ):
         return node.name, [], {}
     return "", [], {}
 
@@ -82,6 +105,9 @@ def _is_column(part: exp.Expr) -> bool:
 def number_generated_rows(select: exp.Select, numbers: Sequence[exp.Expr]) -> None:
     """Make ids in a SELECT depend on the number of the generated row."""
     if numbers:
-        told = [exp.Cast(this=number.copy(), to=exp.DataType.build("string", dialect="spark")) for number in numbers]
+        told = [
+            exp.Cast(this=number.copy(), to=exp.DataType.build("string", dialect="spark"))
+            for number in numbers
+        ]
         for mark in [one for one in select.find_all(exp.Literal) if one.meta.get(NUMBERS)]:
             mark.replace(exp.Anonymous(this="concat_ws", expressions=[exp.Literal.string(":"), *told]))

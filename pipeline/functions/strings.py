@@ -25,10 +25,13 @@ def _pieces(text: exp.Expr, at: exp.Expr) -> exp.Expr:
     said = text_of(at)
     if said is not None:
         return fill(
-            "split(_1, _2, -1)" if said else "split(_1, _2)", [text, exp.Literal.string(re.sub(r"([\\.^$|?*+()\[\]{}])", r"\\\1", said))]
+            "split(_1, _2, -1)" if said else "split(_1, _2)",
+            [text, exp.Literal.string(re.sub(r"([\\.^$|?*+()\[\]{}])", r"\\\1", said))],
         )
     return fill(
-        r"CASE WHEN _2 = '' THEN split(_1, '') ELSE split(_1, concat('\\Q', replace(_2, '\\E', '\\E\\\\E\\Q'), '\\E'), -1) END", [text, at]
+        r"CASE WHEN _2 = '' THEN split(_1, '') ELSE split(_1, concat('\\Q', replace(_2, '\\E',"
+        r" '\\E\\\\E\\Q'), '\\E'), -1) END",
+        [text, at],
     )
 
 
@@ -65,7 +68,12 @@ def _instr(call: FunctionCall) -> exp.Expr:
 def _whole(arg: exp.Expr) -> int | None:
     """Return the value of a literal integer. None for other expressions."""
     said = arg.this if isinstance(arg, exp.Neg) else arg
-    if not isinstance(said, exp.Literal) or said.is_string or not said.name.isdecimal() or len(said.name) > _DIGITS:
+    if (
+        not isinstance(said, exp.Literal)
+        or said.is_string
+        or not said.name.isdecimal()
+        or len(said.name) > _DIGITS
+    ):
         return None
     return int(said.name) * (1 if said is arg else -1)
 
@@ -80,19 +88,29 @@ def _written_out(sub: str | None, start: int | None, occurrence: int | None) -> 
             found = f"locate(_2, _1, pmod({found} - 1, {_BEHIND}) + 2)"
     else:
         kept = f"left(_1, length(_1) - {-start - len(sub)})" if -start > len(sub) else "_1"
-        found = f"greatest(length({kept}) - length(substring_index({kept}, _2, -{occurrence})) - {len(sub) - 1}, 0)"
+        found = (
+            f"greatest(length({kept}) - length(substring_index({kept}, _2, -{occurrence})) -"
+            f" {len(sub) - 1}, 0)"
+        )
     return f"CASE WHEN _1 IS NOT NULL THEN {found} END"
 
 
 def _nth(first: str, following: str) -> str:
     """Return the search for occurrence `_4`. `hr_at` is the position of the previous one."""
-    later = f"aggregate(sequence(2, _4), {first}, (hr_at, hr_n) -> CASE WHEN hr_at = 0 THEN 0 ELSE {following} END)"
+    later = (
+        f"aggregate(sequence(2, _4), {first}, (hr_at, hr_n) -> CASE WHEN hr_at = 0 THEN 0 ELSE"
+        f" {following} END)"
+    )
     return f"(CASE WHEN _4 = 1 THEN {first} WHEN _4 > 1 THEN {later} ELSE 0 END)"
 
 
 def _elt(call: FunctionCall) -> exp.Expr:
     return fill(
-        "get(_1, _2)", [exp.Anonymous(this="array", expressions=[arg.copy() for arg in call.args[1:]]), fill("_1 - 1", [call.args[0]])]
+        "get(_1, _2)",
+        [
+            exp.Anonymous(this="array", expressions=[arg.copy() for arg in call.args[1:]]),
+            fill("_1 - 1", [call.args[0]]),
+        ],
     )
 
 
@@ -125,7 +143,8 @@ FUNCTIONS = (
         least=2,
         most=4,
         sql=_instr,
-        meaning="Where a text begins in another, counted from 1; 0 if it is not there. A negative start counts from the end and searches backward."
+        meaning="Where a text begins in another, counted from 1; 0 if it is not there. A negative start"
+        " counts from the end and searches backward."
         " With more than two arguments it is there in every dialect.",
         examples=(
             ("instr('banana', 'an', 1, 2)", "4"),
@@ -165,7 +184,12 @@ FUNCTIONS = (
         most=None,
         sql=_elt,
         meaning="The argument at an index, counted from 1; NULL where there is none. Spark's fails there.",
-        examples=(("elt(2, 'a', 'b')", "b"), ("elt(3, 'a', 'b')", "NULL"), ("elt(0, 'a')", "NULL"), ("elt(NULL, 'a')", "NULL")),
+        examples=(
+            ("elt(2, 'a', 'b')", "b"),
+            ("elt(3, 'a', 'b')", "NULL"),
+            ("elt(0, 'a')", "NULL"),
+            ("elt(NULL, 'a')", "NULL"),
+        ),
     ),
     Function(
         name="parse_url",
@@ -175,9 +199,13 @@ FUNCTIONS = (
         where=DialectScope.DATAFUSION,
         least=2,
         most=3,
-        sql=lambda call: fill("try_parse_url(_1, upper(_2))" if len(call.args) == 2 else "try_parse_url(_1, upper(_2), _3)", call.args),
+        sql=lambda call: fill(
+            "try_parse_url(_1, upper(_2))" if len(call.args) == 2 else "try_parse_url(_1, upper(_2), _3)",
+            call.args,
+        ),
         meaning=(
-            "HOST, PATH, QUERY, REF, PROTOCOL, FILE, AUTHORITY or USERINFO of a URL, or the value of a key of its query. "
+            "HOST, PATH, QUERY, REF, PROTOCOL, FILE, AUTHORITY or USERINFO of a URL, or the value of a key"
+            " of its query. "
             "NULL for no URL; Spark's fails there."
         ),
         examples=(
@@ -198,7 +226,8 @@ FUNCTIONS = (
         least=2,
         most=2,
         sql=_split,
-        meaning="The parts between delimiters, empty ones too; an empty delimiter gives the characters. Spark's takes a pattern.",
+        meaning="The parts between delimiters, empty ones too; an empty delimiter gives the characters."
+        " Spark's takes a pattern.",
         examples=(
             ("split('a.b..c', '.')", "[a, b, , c]"),
             ("split('abc', '')", "[a, b, c]"),
@@ -252,8 +281,13 @@ FUNCTIONS = (
         least=3,
         most=3,
         sql="translate(_1, _2, _3)",
-        meaning="Each character of the second text becomes the one at the same place of the third, or is left out if there is none.",
-        examples=(("translate('abcb', 'ab', 'x')", "xc"), ("translate('abc', '', 'x')", "abc"), ("translate(NULL, 'a', 'b')", "NULL")),
+        meaning="Each character of the second text becomes the one at the same place of the third, or is"
+        " left out if there is none.",
+        examples=(
+            ("translate('abcb', 'ab', 'x')", "xc"),
+            ("translate('abc', '', 'x')", "abc"),
+            ("translate(NULL, 'a', 'b')", "NULL"),
+        ),
     ),
     Function(
         name="translate3",
@@ -274,7 +308,11 @@ FUNCTIONS = (
         where=DialectScope.SPARK,
         sql="url_encode(_1)",
         meaning="As a form is sent: a blank becomes +.",
-        examples=(("url_encode('a b&é')", "a+b%26%C3%A9"), ("url_encode('')", ""), ("url_encode(NULL)", "NULL")),
+        examples=(
+            ("url_encode('a b&é')", "a+b%26%C3%A9"),
+            ("url_encode('')", ""),
+            ("url_encode(NULL)", "NULL"),
+        ),
     ),
     Function(
         name="url_decode",
@@ -284,7 +322,11 @@ FUNCTIONS = (
         where=DialectScope.DATAFUSION,
         sql="try_url_decode(_1)",
         meaning="The way back; NULL where it is not encoded so. Spark's fails there.",
-        examples=(("url_decode('a+b%26')", "a b&"), ("url_decode('%zz')", "NULL"), ("url_decode(NULL)", "NULL")),
+        examples=(
+            ("url_decode('a+b%26')", "a b&"),
+            ("url_decode('%zz')", "NULL"),
+            ("url_decode(NULL)", "NULL"),
+        ),
     ),
     *(
         Function(

@@ -45,7 +45,9 @@ def _parsed(template: str) -> exp.Expr:
 
 def fill(template: str, args: Sequence[exp.Expr], **named: exp.Expr) -> exp.Expr:
     """Return the template with `_1`, `_2` and `_name` replaced. Its lambda variables begin with `hr_`."""
-    values = {f"_{place}": arg for place, arg in enumerate(args, start=1)} | {f"_{name}": arg for name, arg in named.items()}
+    values = {f"_{place}": arg for place, arg in enumerate(args, start=1)} | {
+        f"_{name}": arg for name, arg in named.items()
+    }
     whole = exp.Paren(this=_parsed(template).copy())
     for column in list(whole.find_all(exp.Column)):
         if not column.table and column.name in values:
@@ -80,12 +82,17 @@ def _arrow(function: Function, call: FunctionCall) -> exp.Expr:
         return known
     args = [arg.meta.get(INNER, arg) for arg in call.args]
     extra = (
-        [_parsed(default) for default in function.defaults[len(args) - (function.most or 0) :]] if len(args) < (function.most or 0) else []
+        [_parsed(default) for default in function.defaults[len(args) - (function.most or 0) :]]
+        if len(args) < (function.most or 0)
+        else []
     )
     inner = exp.Anonymous(this=ARROW + function.name, expressions=[arg.copy() for arg in (*args, *extra)])
     if function.returns != "string":
         return inner
-    template = f"CASE WHEN startswith(_1, '{ERROR}') THEN _raise ELSE {f'CAST(_1 AS {function.cast})' if function.cast else '_1'} END"
+    template = (
+        f"CASE WHEN startswith(_1, '{ERROR}') THEN _raise ELSE"
+        f" {f'CAST(_1 AS {function.cast})' if function.cast else '_1'} END"
+    )
     found = fill(template, [inner], **{"raise": failing(fill("substr(_1, 2)", [inner]), call.node)})
     if not function.cast:
         found.meta[INNER] = inner
@@ -132,7 +139,11 @@ def literal_text(call: FunctionCall, place: int, what: str) -> str:
     found = text_of(call.args[place])
     if found is None:
         msg = f"`{call.name}`: {what} must be written out as a text, found `{call.args[place].sql('spark')}`"
-        raise UserError(msg, hint="Its value decides the columns of the result, so it is needed before any row is read.", node=call.node)
+        raise UserError(
+            msg,
+            hint="Its value decides the columns of the result, so it is needed before any row is read.",
+            node=call.node,
+        )
     return found
 
 

@@ -16,7 +16,14 @@ from sqlglot.errors import SqlglotError
 from sqlglot.optimizer.annotate_types import annotate_types
 from sqlglot.optimizer.qualify import qualify
 
-from headrace.pipeline.lineage.relations import ColumnLineage, LineageError, LineageReader, LineageStep, Origin, Relation
+from headrace.pipeline.lineage.relations import (
+    ColumnLineage,
+    LineageError,
+    LineageReader,
+    LineageStep,
+    Origin,
+    Relation,
+)
 from headrace.pipeline.model import graph
 from headrace.pipeline.model.nodes import PipelineModel
 from headrace.pipeline.model.transforms import DynamicTableConfig
@@ -52,7 +59,8 @@ def lineage(model: PipelineModel, schemas: Schemas) -> dict[str, NodeLineage]:
     for name in model.sources:
         known = schemas.get(name)
         relations[name] = Relation(
-            [(column, ColumnLineage((Origin(name, column),))) for column in known or ()], open_source="" if known else name
+            [(column, ColumnLineage((Origin(name, column),))) for column in known or ()],
+            open_source="" if known else name,
         )
         types[name] = known or {}
     for name in graph.in_order(model):
@@ -61,22 +69,34 @@ def lineage(model: PipelineModel, schemas: Schemas) -> dict[str, NodeLineage]:
             continue
         try:
             query = _query_of(model, name)
-            relations[name] = _named(LineageReader(name, relations).query(query, {}, None), name, schemas.get(name))
+            relations[name] = _named(
+                LineageReader(name, relations).query(query, {}, None), name, schemas.get(name)
+            )
         except LineageError as error:
             reasons[name] = f"transform `{name}`: {error}"
             continue
         names = [column for column, _ in relations[name].columns]
         known = schemas.get(name)
-        kinds = list(known.values()) if known else _types(query, {upstream: types[upstream] for upstream in graph.inputs_of(model, name)})
+        kinds = (
+            list(known.values())
+            if known
+            else _types(query, {upstream: types[upstream] for upstream in graph.inputs_of(model, name)})
+        )
         types[name] = dict(zip(names, kinds if len(kinds) == len(names) else [""] * len(names), strict=True))
     rows = {
-        name: model.sinks[name].from_ if name in model.sinks else name for name in model.nodes() if name not in graph.dynamic_tables(model)
+        name: model.sinks[name].from_ if name in model.sinks else name
+        for name in model.nodes()
+        if name not in graph.dynamic_tables(model)
     }
     told = {name: _node_lineage(node, relations, reasons, types) for name, node in rows.items()}
-    return told | {name: _filled(node, name, relations, reasons) for name, node in graph.dynamic_tables(model).items()}
+    return told | {
+        name: _filled(node, name, relations, reasons) for name, node in graph.dynamic_tables(model).items()
+    }
 
 
-def _filled(node: DynamicTableConfig, name: str, relations: Mapping[str, Relation], reasons: Mapping[str, str]) -> NodeLineage:
+def _filled(
+    node: DynamicTableConfig, name: str, relations: Mapping[str, Relation], reasons: Mapping[str, str]
+) -> NodeLineage:
     """Return the one column of a dynamic table, if SQL fills it."""
     if node.sql is None:
         return NodeLineage({VALUE: ColumnLineage(())}, {VALUE: "STRING"})
@@ -97,7 +117,9 @@ def _query_of(model: PipelineModel, name: str) -> exp.Query:
     return node.query(name)
 
 
-def _node_lineage(name: str, relations: Mapping[str, Relation], reasons: Mapping[str, str], types: Schemas) -> NodeLineage:
+def _node_lineage(
+    name: str, relations: Mapping[str, Relation], reasons: Mapping[str, str], types: Schemas
+) -> NodeLineage:
     if name in reasons:
         return NodeLineage({}, {}, reasons[name])
     found = relations[name]
@@ -117,7 +139,9 @@ def _named(found: Relation, node: str, known: Mapping[str, str] | None) -> Relat
     if len(several) == 1 and len(names) >= len(columns) - 1:
         place, more = several[0], len(names) - len(columns) + 1
         spread = columns[place][1]
-        columns[place : place + 1] = [(name, _labelled(spread, node, name)) for name in names[place : place + more]]
+        columns[place : place + 1] = [
+            (name, _labelled(spread, node, name)) for name in names[place : place + more]
+        ]
     if len(columns) != len(names):
         msg = "it has other columns than its SELECT list says"
         raise LineageError(msg)
@@ -135,7 +159,11 @@ def _types(query: exp.Query, inputs: Schemas) -> list[str]:
         return []
     schema: dict[str, Any] = {node: dict(columns) for node, columns in inputs.items()}
     try:
-        known = annotate_types(qualify(query.copy(), schema=schema, dialect=statements.DIALECT), schema=schema, dialect=statements.DIALECT)
+        known = annotate_types(
+            qualify(query.copy(), schema=schema, dialect=statements.DIALECT),
+            schema=schema,
+            dialect=statements.DIALECT,
+        )
     except (SqlglotError, KeyError):
         return []
     return [_spelled(part) for part in known.selects]

@@ -13,7 +13,13 @@ from sqlglot import exp
 from headrace.pipeline.sql import statements
 from headrace.pipeline.sql.generators import GeneratorCall, find_generator
 
-_SEVERAL = (exp.Aliases, exp.Inline, exp.Explode, exp.Posexplode, exp.Stack)  # one item of a SELECT list, any number of columns
+_SEVERAL = (
+    exp.Aliases,
+    exp.Inline,
+    exp.Explode,
+    exp.Posexplode,
+    exp.Stack,
+)  # one item of a SELECT list, any number of columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +138,9 @@ class LineageReader:
         if isinstance(query, exp.Subquery):
             return self.query(query.this, ctes, outer).renamed(query.alias_column_names)
         if isinstance(query, exp.SetOperation):
-            return self._union(query, self.query(query.left, ctes, outer), self.query(query.right, ctes, outer))
+            return self._union(
+                query, self.query(query.left, ctes, outer), self.query(query.right, ctes, outer)
+            )
         if isinstance(query, exp.Select):
             return self._select(query, ctes, outer)
         msg = f"{query.key} is not looked into"
@@ -142,7 +150,10 @@ class LineageReader:
         by_name = bool(union.args.get("by_name"))
         for side in (left, right):
             if not side.complete:
-                msg = f"UNION ALL takes columns by their place, and the columns of `{side.unknown()}` are not known"
+                msg = (
+                    f"UNION ALL takes columns by their place, and the columns of `{side.unknown()}` are"
+                    " not known"
+                )
                 raise LineageError(msg)
         if any(name == "*" for side in (left, right) for name, _ in side.columns) or not (
             by_name or len(left.columns) == len(right.columns)
@@ -151,10 +162,19 @@ class LineageReader:
             raise LineageError(msg)
         if by_name:
             columns = [(name, _merged([derived, right.listed(name)])) for name, derived in left.columns]
-            return Relation([*columns, *((name, derived) for name, derived in right.columns if left.listed(name) is None)])
-        return Relation([(name, _merged([mine, other])) for (name, mine), (_, other) in zip(left.columns, right.columns, strict=True)])
+            return Relation(
+                [*columns, *((name, derived) for name, derived in right.columns if left.listed(name) is None)]
+            )
+        return Relation(
+            [
+                (name, _merged([mine, other]))
+                for (name, mine), (_, other) in zip(left.columns, right.columns, strict=True)
+            ]
+        )
 
-    def _select(self, select: exp.Select, ctes: Mapping[str, Relation], outer: _LineageScope | None) -> Relation:
+    def _select(
+        self, select: exp.Select, ctes: Mapping[str, Relation], outer: _LineageScope | None
+    ) -> Relation:
         scope = _LineageScope(self._from(select, ctes, outer), outer)
         generators = [*(select.args.get("joins") or []), *(select.args.get("laterals") or [])]
         for part in generators:
@@ -164,7 +184,9 @@ class LineageReader:
             scope.relation = self._beside(call, scope, ctes)
         found = Relation([])
         for item in select.expressions:
-            if isinstance(item, exp.Star) or (isinstance(item, exp.Column) and isinstance(item.this, exp.Star)):
+            if isinstance(item, exp.Star) or (
+                isinstance(item, exp.Column) and isinstance(item.this, exp.Star)
+            ):
                 if generators and not isinstance(item, exp.Star):
                     msg = f"`{item.sql(dialect=statements.DIALECT)}` with the items of a list is not analyzed"
                     raise LineageError(msg)
@@ -172,13 +194,17 @@ class LineageReader:
                 continue
             several = isinstance(item, _SEVERAL)
             name = "*" if several else _name(item)
-            derived = self._value(item.this if isinstance(item, exp.Aliases) else item.unalias(), name, scope, ctes)
+            derived = self._value(
+                item.this if isinstance(item, exp.Aliases) else item.unalias(), name, scope, ctes
+            )
             found.columns.append((name, derived))
             if isinstance(item, exp.Alias):
                 scope.aliases[name.lower()] = derived
         return found
 
-    def _from(self, select: exp.Select, ctes: Mapping[str, Relation], outer: _LineageScope | None) -> Relation:
+    def _from(
+        self, select: exp.Select, ctes: Mapping[str, Relation], outer: _LineageScope | None
+    ) -> Relation:
         clause = select.args.get("from_")
         if clause is None:
             return Relation([])
@@ -193,19 +219,26 @@ class LineageReader:
         if found is None:
             msg = f"`{name}` reads itself"
             raise LineageError(msg)
-        return _called(found.renamed(read.alias_column_names), [read.alias] if read.alias else [name, read.name])
+        return _called(
+            found.renamed(read.alias_column_names), [read.alias] if read.alias else [name, read.name]
+        )
 
     def _beside(self, call: GeneratorCall, scope: _LineageScope, ctes: Mapping[str, Relation]) -> Relation:
         """Add the columns of a generator that follows FROM. Each depends on all its lists."""
         if not call.names:
-            msg = f"what the columns of `{call.call.sql(dialect=statements.DIALECT, comments=False)}` are called is not in the SQL"
+            msg = (
+                f"what the columns of `{call.call.sql(dialect=statements.DIALECT, comments=False)}` are"
+                " called is not in the SQL"
+            )
             raise LineageError(msg)
         read = scope.relation
         text = call.call.sql(dialect=statements.DIALECT, comments=False)
         inputs = [derived for one in call.lists for derived in self._inputs(one, scope, ctes)]
         added = [(name.name, self._stepped(name.name, text, inputs)) for name in call.names]
         names = read.names | {call.alias.lower()}
-        return Relation([*read.columns, *added], names) if read.complete else Relation(added, names, rest=read)
+        return (
+            Relation([*read.columns, *added], names) if read.complete else Relation(added, names, rest=read)
+        )
 
     def _star(self, star: exp.Star | exp.Column, scope: _LineageScope, found: Relation) -> None:
         """Add all columns of the relation. The fields of a struct are one item for several columns."""
@@ -221,24 +254,38 @@ class LineageReader:
             found.columns.append(("*", self._stepped("*", ".".join([*parts, "*"]), [struct[0]])))
             return
         left_out = {column.name.lower() for column in inner.args.get("except_") or ()}
-        found.columns += [(name, derived) for name, derived in relation.columns if name.lower() not in left_out]
+        found.columns += [
+            (name, derived) for name, derived in relation.columns if name.lower() not in left_out
+        ]
         if not relation.complete:
             if found.rest is not None:
                 msg = f"it takes all columns of `{relation.unknown()}` twice, and they are not known"
                 raise LineageError(msg)
             found.rest, found.hidden = relation, frozenset(left_out)
 
-    def _value(self, value: exp.Expr, name: str, scope: _LineageScope, ctes: Mapping[str, Relation]) -> ColumnLineage:
+    def _value(
+        self, value: exp.Expr, name: str, scope: _LineageScope, ctes: Mapping[str, Relation]
+    ) -> ColumnLineage:
         """Return a plain column unchanged.
 
         Otherwise return all columns in the expression and the expression itself.
         """
         bare = value.unnest()
-        if isinstance(bare, exp.Column) and (plain := scope.find([part.name for part in bare.parts])) and plain[1]:
+        if (
+            isinstance(bare, exp.Column)
+            and (plain := scope.find([part.name for part in bare.parts]))
+            and plain[1]
+        ):
             return plain[0]
-        return self._stepped(name, value.sql(dialect=statements.DIALECT, comments=False), list(self._inputs(value, scope, ctes)))
+        return self._stepped(
+            name,
+            value.sql(dialect=statements.DIALECT, comments=False),
+            list(self._inputs(value, scope, ctes)),
+        )
 
-    def _inputs(self, value: exp.Expr, scope: _LineageScope, ctes: Mapping[str, Relation]) -> Iterator[ColumnLineage]:
+    def _inputs(
+        self, value: exp.Expr, scope: _LineageScope, ctes: Mapping[str, Relation]
+    ) -> Iterator[ColumnLineage]:
         """Yield all columns that an expression depends on."""
         if isinstance(value, exp.Query):
             yield from (derived for _, derived in self.query(value, ctes, scope).columns)
@@ -261,7 +308,9 @@ class LineageReader:
 def _name(item: exp.Expr) -> str:
     bare = item.unnest()
     return (
-        bare.alias_or_name if isinstance(bare, exp.Alias | exp.Column | exp.Dot) else item.sql(dialect=statements.DIALECT, comments=False)
+        bare.alias_or_name
+        if isinstance(bare, exp.Alias | exp.Column | exp.Dot)
+        else item.sql(dialect=statements.DIALECT, comments=False)
     )
 
 
@@ -270,10 +319,14 @@ def _missing(parts: Sequence[str]) -> LineageError:
 
 
 def _called(found: Relation, names: Sequence[str]) -> Relation:
-    return Relation(found.columns, frozenset(name.lower() for name in names), found.rest, found.hidden, found.open_source)
+    return Relation(
+        found.columns, frozenset(name.lower() for name in names), found.rest, found.hidden, found.open_source
+    )
 
 
 def _merged(found: Sequence[ColumnLineage | None]) -> ColumnLineage:
     there = [derived for derived in found if derived is not None]
     origins = dict.fromkeys(origin for derived in there for origin in derived.origins)
-    return ColumnLineage(tuple(origins), tuple(dict.fromkeys(step for derived in there for step in derived.steps)))
+    return ColumnLineage(
+        tuple(origins), tuple(dict.fromkeys(step for derived in there for step in derived.steps))
+    )

@@ -65,7 +65,9 @@ class Retractions:
             if name not in found:
                 found.add(name)
                 waiting += graph.inputs_of(model, name)
-        return [name for name in (*model.sources, *model.transforms) if name in found and name in self.filtering]
+        return [
+            name for name in (*model.sources, *model.transforms) if name in found and name in self.filtering
+        ]
 
 
 def retractions(model: PipelineModel, upserts: Callable[[str], bool]) -> Retractions:
@@ -79,7 +81,9 @@ def retractions(model: PipelineModel, upserts: Callable[[str], bool]) -> Retract
         if not key or graph.lacks_commit_record(sink) or not upserts(name):
             continue
         sources = _upstream(model, sink.from_, key)
-        other = frozenset(source for source in graph.upstream_sources(model, name) if not _is_within(model, source, sources))
+        other = frozenset(
+            source for source in graph.upstream_sources(model, name) if not _is_within(model, source, sources)
+        )
         if other.issuperset(graph.upstream_sources(model, name)):
             continue
         sinks[name] = other
@@ -89,7 +93,11 @@ def retractions(model: PipelineModel, upserts: Callable[[str], bool]) -> Retract
         unchanged = _unchanged(model, sink.from_, key) if graph.is_shared(sink) else {}
         for node in sources:
             plain[node] = plain.get(node, unchanged.get(node, set())) & unchanged.get(node, set())
-    filtering = {name: text for name in needs if (text := _filter_of(model, name, keys.get(name, ()), plain.get(name, ())))}
+    filtering = {
+        name: text
+        for name in needs
+        if (text := _filter_of(model, name, keys.get(name, ()), plain.get(name, ())))
+    }
     marked: set[str] = set()
     for name in (*model.sources, *graph.in_order(model)):
         if name in needs and (name in filtering or marked.intersection(graph.inputs_of(model, name))):
@@ -123,7 +131,11 @@ def _upstream(model: PipelineModel, start: str, columns: Sequence[str]) -> dict[
         if name not in found:
             continue
         node: Any = model.transforms[name]
-        made = trace(node.query(name), found[name]) if node.type == "sql" else dict.fromkeys(node.inputs(name), found[name])
+        made = (
+            trace(node.query(name), found[name])
+            if node.type == "sql"
+            else dict.fromkeys(node.inputs(name), found[name])
+        )
         for upstream, wanted in made.items():
             found.setdefault(upstream, set()).update(wanted)
     return found
@@ -147,7 +159,13 @@ def _filter_of(model: PipelineModel, name: str, keys: Collection[str], plain: Co
     """Return the description of a node's filter. Empty if it keeps all rows, or drops rows permanently."""
     if name in model.sources:
         source = model.sources[name]
-        stream = source.unbounded_source if source.type == "hybrid" else source if getattr(source, "is_unbounded", False) else None
+        stream = (
+            source.unbounded_source
+            if source.type == "hybrid"
+            else source
+            if getattr(source, "is_unbounded", False)
+            else None
+        )
         return f"filter {stream.filter}" if stream is not None and stream.filter else ""
     node: Any = model.transforms[name]
     if node.type != "sql":

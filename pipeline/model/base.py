@@ -11,7 +11,8 @@ PARALLELISM = "Taken for Streamling's files; Spark divides the work by its own s
 FLUSH = "Taken for Streamling's files; `epoch` says how large epochs are and how often they come."
 
 VERSION_COLUMN = (
-    "With a key: the row with the highest value of this column wins, and of equal values the later row. A whole number, a decimal, a date"
+    "With a key: the row with the highest value of this column wins, and of equal values the later row. A"
+    " whole number, a decimal, a date"
     " or a timestamp. By default the last row by source, partition and offset wins."
 )
 
@@ -21,7 +22,10 @@ class NodeConfig(Strict):
 
     primary_key: Columns = Field(
         default=(),
-        description="Key columns. Defaults to the key that all inputs share, and to none for a source. Sinks upsert and delete by"
+        description="Key columns. Defaults to the key that all inputs share, and to none for a source."
+        " Sinks upsert and delete by"
         " their key, and append without one.",
     )
-    telemetry: Telemetry | None = Field(default=None, description="Labels and event time of the node's metrics.")
+    telemetry: Telemetry | None = Field(
+        default=None, description="Labels and event time of the node's metrics."
+    )

@@ -32,7 +32,10 @@ class SinkCapabilities:
     visibility: Visibility = Visibility.ROW
     creates_target: bool = False
     fences: bool = False
-    """Compares generations in its atomic act. Where not, a newcomer also waits out lease plus commit timeout."""
+    """Compares generations in its atomic act.
+
+    Where not, a newcomer also waits out lease plus commit timeout.
+    """
     counts_changes: bool = False
     """Knows how many rows were inserted, updated and deleted."""
     can_truncate: bool = False

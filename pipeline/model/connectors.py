@@ -1,8 +1,9 @@
 """The built-in connectors, as their catalog lists them.
 
-The catalog is `headrace.connectors.catalog`: one entry per `type` of a pipeline file. This room reads it by its name,
-as it reads plugins by their entry points: `pipeline` imports no connector. Config modules import no driver, because
-every command reads them. Entry points of the package itself would need a new installation for every new connector.
+The catalog is `headrace.connectors.catalog`: one entry per `type` of a pipeline file. This room reads it by
+its name, as it reads plugins by their entry points: `pipeline` imports no connector. Config modules import no
+driver, because every command reads them. Entry points of the package itself would need a new installation for
+every new connector.
 """
 
 from __future__ import annotations

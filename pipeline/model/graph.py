@@ -51,7 +51,9 @@ def steps(model: nodes.PipelineModel) -> list[str]:
         if name in done or name not in model.transforms:
             return
         if name in open_:
-            msg = f"transforms read each other in a circle: {' -> '.join([*open_[open_.index(name) :], name])}"
+            msg = (
+                f"transforms read each other in a circle: {' -> '.join([*open_[open_.index(name) :], name])}"
+            )
             raise UserError(msg, node=name)
         open_.append(name)
         for upstream in (*inputs_of(model, name), *looked_up_tables(model, name)):
@@ -85,7 +87,9 @@ def key_sources(model: nodes.PipelineModel, name: str) -> tuple[str, ...]:
         return (name,)
     if not key_of(model, name):
         return ()
-    return tuple(dict.fromkeys(giver for upstream in inputs_of(model, name) for giver in key_sources(model, upstream)))
+    return tuple(
+        dict.fromkeys(giver for upstream in inputs_of(model, name) for giver in key_sources(model, upstream))
+    )
 
 
 def upstream_sources(model: nodes.PipelineModel, name: str) -> tuple[str, ...]:
@@ -108,7 +112,9 @@ def appending_sinks(model: nodes.PipelineModel, source: str) -> tuple[str, ...]:
 
 def upstream_looked_up_tables(model: nodes.PipelineModel, name: str) -> tuple[str, ...]:
     """Return the dynamic tables that were looked up for the rows of a node, in the file's order."""
-    found = {*looked_up_tables(model, name)}.union(*(upstream_looked_up_tables(model, upstream) for upstream in inputs_of(model, name)))
+    found = {*looked_up_tables(model, name)}.union(
+        *(upstream_looked_up_tables(model, upstream) for upstream in inputs_of(model, name))
+    )
     return tuple(table for table in dynamic_tables(model) if table in found)
 
 

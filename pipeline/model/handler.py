@@ -48,21 +48,29 @@ def _ours(kind: object) -> object:
         return "utf8"
     if plain in ("largebinary", "binaryview"):
         return "binary"
-    zoned = re.fullmatch(r"timestamp\((?:second|millisecond|microsecond|nanosecond),(?:some\(.+\)|\".+\")\)", plain)
+    zoned = re.fullmatch(
+        r"timestamp\((?:second|millisecond|microsecond|nanosecond),(?:some\(.+\)|\".+\")\)", plain
+    )
     return "timestamp" if zoned else kind
 
 
-RetryTimeout = Annotated[timedelta | Literal["forever"], BeforeValidator(_parse_retry_timeout), PlainSerializer(_spell, when_used="json")]
+RetryTimeout = Annotated[
+    timedelta | Literal["forever"],
+    BeforeValidator(_parse_retry_timeout),
+    PlainSerializer(_spell, when_used="json"),
+]
 
 
 class RetryConfig(Strict):
     """How long and how often one request is tried again before the epoch fails."""
 
     timeout: RetryTimeout = Field(
-        default=timedelta(minutes=5), description="How long one request is tried again; `forever`, as Streamling does."
+        default=timedelta(minutes=5),
+        description="How long one request is tried again; `forever`, as Streamling does.",
     )
     max_attempts: PositiveInt | None = Field(
-        default=None, description="Maximum number of attempts of one request. Defaults to no limit except `timeout`."
+        default=None,
+        description="Maximum number of attempts of one request. Defaults to no limit except `timeout`.",
     )
 
 
@@ -70,9 +78,13 @@ class CircuitBreakerConfig(Strict):
     """When a task stops sending to a service that fails."""
 
     failures: NonNegativeInt = Field(
-        default=10, description="Failures in a row after which a task sends one probe at a time, each after `reset_after`; 0: never."
+        default=10,
+        description="Failures in a row after which a task sends one probe at a time, each after"
+        " `reset_after`; 0: never.",
     )
-    reset_after: Duration = Field(default=timedelta(seconds=10), description="How long a task waits before such a probe.")
+    reset_after: Duration = Field(
+        default=timedelta(seconds=10), description="How long a task waits before such a probe."
+    )
 
 
 class HandlerTransformConfig(NodeConfig):
@@ -80,32 +92,47 @@ class HandlerTransformConfig(NodeConfig):
 
     type: Literal["handler"] = "handler"
     from_: str = Field(alias="from", description="The node whose rows are sent.")
-    url: str = Field(description="Where to POST. `${VAR}` is looked up when a run needs it; its value is in no plan, ledger or message.")
+    url: str = Field(
+        description="Where to POST. `${VAR}` is looked up when a run needs it; its value is in no plan,"
+        " ledger or message."
+    )
     headers: dict[str, str] = Field(
         default_factory=dict,
-        description="Further headers of every request; `${VAR}` as in `url`. Content-Type is application/json if it is not among them.",
+        description="Further headers of every request; `${VAR}` as in `url`. Content-Type is"
+        " application/json if it is not among them.",
     )
     secret_name: str | None = Field(
         default=None,
-        description="A further header from the settings: its name from `http_secret_header`, its value from `http_secret_value`.",
+        description="A further header from the settings: its name from `http_secret_header`, its value from"
+        " `http_secret_value`.",
     )
-    one_row_per_request: bool = Field(default=False, description="Sends one object per request instead of an array of up to `batch_size`.")
+    one_row_per_request: bool = Field(
+        default=False, description="Sends one object per request instead of an array of up to `batch_size`."
+    )
     payload_version: Literal[0, 1] = Field(
-        default=0, description='1: each row is `{"metadata": {"op": "i"}, "data": {…}}`, in requests and in answers; 0: the columns alone.'
+        default=0,
+        description='1: each row is `{"metadata": {"op": "i"}, "data": {…}}`, in requests and in answers;'
+        " 0: the columns alone.",
     )
     schema_override: Annotated[dict[str, str | None], BeforeValidator(_override)] = Field(
         default_factory=dict,
-        description="Columns of the answer that differ from those of `from`: `column: type`, or `column: null` for none.",
+        description="Columns of the answer that differ from those of `from`: `column: type`, or `column:"
+        " null` for none.",
     )
     batch_size: PositiveInt = Field(default=1000, description="Rows in one request, at most.")
     concurrency: PositiveInt = Field(default=4, description="Requests that one task has under way at a time.")
     parallelism: PositiveInt = Field(
-        default=4, description="Tasks that send, at most; a small epoch takes fewer. Another number cuts other requests."
+        default=4,
+        description="Tasks that send, at most; a small epoch takes fewer. Another number cuts other"
+        " requests.",
     )
     timeout: Duration = Field(
-        default=timedelta(seconds=30), description="For one attempt as a whole, from the connection to the last byte of the answer."
+        default=timedelta(seconds=30),
+        description="For one attempt as a whole, from the connection to the last byte of the answer.",
     )
-    retry: RetryConfig = Field(default_factory=RetryConfig, description="Attempts of one request before the epoch fails.")
+    retry: RetryConfig = Field(
+        default_factory=RetryConfig, description="Attempts of one request before the epoch fails."
+    )
     circuit_breaker: CircuitBreakerConfig = Field(
         default_factory=CircuitBreakerConfig, description="When a task stops sending to a service that fails."
     )
@@ -120,25 +147,54 @@ class HandlerTransformConfig(NodeConfig):
 def handler_problems(node: HandlerTransformConfig) -> Iterator[tuple[tuple[str, ...], UserError]]:
     """Yield the invalid values of a handler, each with the path of its keys."""
     if said := url_problem(node.url):
-        yield ("url",), UserError(f"`url` {said}", hint="Write it as https://host/path; secrets as ${VAR}, or by `secret_name`.")
+        yield (
+            ("url",),
+            UserError(
+                f"`url` {said}", hint="Write it as https://host/path; secrets as ${VAR}, or by `secret_name`."
+            ),
+        )
     for name, value in node.headers.items():
         if not _HEADER.fullmatch(name):
-            yield ("headers", name), UserError(f"`{name}` cannot be a header's name", hint="Letters, digits and dashes, such as X-Api-Key.")
+            yield (
+                ("headers", name),
+                UserError(
+                    f"`{name}` cannot be a header's name",
+                    hint="Letters, digits and dashes, such as X-Api-Key.",
+                ),
+            )
         elif said := header_problem(value):
-            yield ("headers", name), UserError(f"the header `{name}` {said}", hint="Write it on one line, in ASCII.")
+            yield (
+                ("headers", name),
+                UserError(f"the header `{name}` {said}", hint="Write it on one line, in ASCII."),
+            )
         elif name.lower() in ("idempotency-key", "content-length", "host"):
-            yield ("headers", name), UserError(f"the header `{name}` is set by Headrace itself", hint="Remove it.")
+            yield (
+                ("headers", name),
+                UserError(f"the header `{name}` is set by Headrace itself", hint="Remove it."),
+            )
     for column, kind in node.schema_override.items():
         if column in ("_gs_op", "_gs_pos"):
-            yield ("schema_override", column), UserError(f"`{column}` cannot be overridden", hint="Every row has it as it is.")
+            yield (
+                ("schema_override", column),
+                UserError(f"`{column}` cannot be overridden", hint="Every row has it as it is."),
+            )
         elif kind is not None and (problem := _type_problem(kind)):
             said, _, supported = problem.message.partition("supported: ")
             msg = f"column `{column}`: {said.replace(chr(39), '`').rstrip('; ')}"
-            yield ("schema_override", column), SchemaError(msg, hint=f"Supported: {supported}." if supported else "")
+            yield (
+                ("schema_override", column),
+                SchemaError(msg, hint=f"Supported: {supported}." if supported else ""),
+            )
     if node.retry.timeout != "forever" and node.retry.timeout < timedelta(0):
-        yield ("retry", "timeout"), UserError("`retry.timeout` is less than nothing", hint="Write a duration, such as 5m.")
+        yield (
+            ("retry", "timeout"),
+            UserError("`retry.timeout` is less than nothing", hint="Write a duration, such as 5m."),
+        )
     if node.timeout <= timedelta(0):
-        yield ("timeout",), UserError("`timeout` must be longer than nothing", hint="Write a duration, such as 30s.")
+        yield (
+            ("timeout",),
+            UserError("`timeout` must be longer than nothing", hint="Write a duration, such as 30s."),
+        )
 
 
 def find_handler_warnings(node: HandlerTransformConfig) -> Iterator[tuple[tuple[str, ...], UserError]]:
@@ -147,7 +203,12 @@ def find_handler_warnings(node: HandlerTransformConfig) -> Iterator[tuple[tuple[
     if re.match(r"[a-z]+://[^/?#]*:[^/?#]+@", VARIABLE.sub("", node.url), re.IGNORECASE):
         yield ("url",), UserError("`url` holds a password", hint=hint)
     for name, value in node.headers.items():
-        if name.lower() in ("authorization", "proxy-authorization", "cookie", "x-api-key") and not VARIABLE.search(value):
+        if name.lower() in (
+            "authorization",
+            "proxy-authorization",
+            "cookie",
+            "x-api-key",
+        ) and not VARIABLE.search(value):
             yield ("headers", name), UserError(f"the header `{name}` holds a secret", hint=hint)
 
 
@@ -164,9 +225,8 @@ def redact_url(url: str) -> str:
         return "(a URL that cannot be read)"
     host = parts.netloc.rpartition("@")[2]
     path = "/".join("***" if len(piece) >= _LONG else piece for piece in parts.path.split("/"))
-    shown = (
-        f"{f'{parts.scheme}://' if parts.scheme else ''}{'***@' if '@' in parts.netloc else ''}{host}{path}{'?***' if parts.query else ''}"
-    )
+    scheme, login = f"{parts.scheme}://" if parts.scheme else "", "***@" if "@" in parts.netloc else ""
+    shown = f"{scheme}{login}{host}{path}{'?***' if parts.query else ''}"
     for mark, written in marks:
         shown = shown.replace(mark, re.sub(r":-[^}]*", "", written))
     return shown
@@ -205,4 +265,6 @@ def _type_problem(kind: str) -> SchemaError | None:
 
 def override_types(node: Any) -> dict[str, Any]:
     """Return the Arrow types of `schema_override`, or None for a removed column."""
-    return {column: None if kind is None else parse_type(kind) for column, kind in node.schema_override.items()}
+    return {
+        column: None if kind is None else parse_type(kind) for column, kind in node.schema_override.items()
+    }

@@ -19,7 +19,10 @@ SOURCE_TYPE = "What the phase reads."
 
 
 class PhaseConfig(Strict):
-    """One phase of a hybrid source: the keys of a source of that type. `phase_model` makes the class of each type."""
+    """One phase of a hybrid source: the keys of a source of that type.
+
+    `phase_model` makes the class of each type.
+    """
 
     config: ClassVar[type[SourceConfig]]
 
@@ -42,10 +45,14 @@ class BoundedPhase(PhaseConfig):
 
 
 def phase_model(kind: str) -> type[PhaseConfig]:
-    """Return the class of the phases that read a source of a type: the fields of its nodes that a phase can set."""
+    """Return the class of the phases for a source type: the fields of its nodes that a phase can set."""
     config: type[SourceConfig] = source_entries()[kind].config_class()
     absent = {"type", *NodeConfig.model_fields, *config.phase_constants}
-    fields: dict[str, Any] = {name: (info.annotation, copy(info)) for name, info in config.model_fields.items() if name not in absent}
+    fields: dict[str, Any] = {
+        name: (info.annotation, copy(info))
+        for name, info in config.model_fields.items()
+        if name not in absent
+    }
     literal: Any = Literal[kind]  # pyright: ignore[reportInvalidTypeForm]  a type of its own per connector
     make: Any = create_model
     phase = make(
@@ -62,7 +69,9 @@ def phase_model(kind: str) -> type[PhaseConfig]:
 
 def _phases(*, bounded: bool) -> Any:
     """Return the type of a phase: one model, or a union that `source_type` discriminates."""
-    models = tuple(phase_model(kind) for kind, entry in source_entries().items() if entry.capabilities.bounded is bounded)
+    models = tuple(
+        phase_model(kind) for kind, entry in source_entries().items() if entry.capabilities.bounded is bounded
+    )
     return discriminated(models, "source_type")
 
 
@@ -76,34 +85,46 @@ else:
 
 
 class Cursor(Strict):
-    """How appending sinks tell history from stream inside the overlap: by a timestamp column and its allowed lateness."""
+    """How appending sinks separate history from stream: by a timestamp column and its allowed lateness."""
 
     column: str = Field(description="A timestamp column that history and stream both have.")
-    allowed_lateness: Duration = Field(description="Maximum delay between the timestamp of a row and its arrival in the history.")
+    allowed_lateness: Duration = Field(
+        description="Maximum delay between the timestamp of a row and its arrival in the history."
+    )
 
 
 class HybridSourceConfig(NodeConfig):
     """Bounded phases in order, then one unbounded phase, with an exact handoff."""
 
-    identity_keys: ClassVar[frozenset[str]] = frozenset({"bounded_sources", "unbounded_source", "offset_table", "handoff_lag", "cursor"})
+    identity_keys: ClassVar[frozenset[str]] = frozenset(
+        {"bounded_sources", "unbounded_source", "offset_table", "handoff_lag", "cursor"}
+    )
     metric_labels: ClassVar[tuple[str, ...]] = ("table", "topic", "partition")
     is_unbounded: ClassVar[bool] = True
 
     type: Literal["hybrid"] = "hybrid"
-    bounded_sources: Annotated[tuple[BoundedPhaseConfig, ...], Field(min_length=1, max_length=ORDINALS_PER_NODE - 1)] = Field(
+    bounded_sources: Annotated[
+        tuple[BoundedPhaseConfig, ...], Field(min_length=1, max_length=ORDINALS_PER_NODE - 1)
+    ] = Field(
         description="History: read to its end, in this order. Columns are matched to the stream's by name."
     )
     unbounded_source: UnboundedPhaseConfig = Field(
-        description="The stream that goes on where history ends. Its columns are the node's columns: history must have all of them, and is"
+        description="The stream that goes on where history ends. Its columns are the node's columns:"
+        " history must have all of them, and is"
         " cast to them."
     )
     offset_table: OffsetTable | None = Field(
         default=None,
-        description="Exact fence: the table that says which offsets history holds. `{}` takes the history table and its defaults.",
+        description="Exact fence: the table that says which offsets history holds. `{}` takes the history"
+        " table and its defaults.",
     )
     handoff_lag: Duration | None = Field(
-        default=None, description="Handoff by time, without `offset_table`: how long history may lag its topic. Defaults to 1h."
+        default=None,
+        description="Handoff by time, without `offset_table`: how long history may lag its topic. Defaults"
+        " to 1h.",
     )
     cursor: Cursor | None = Field(
-        default=None, description="With `handoff_lag`, for sinks without a key: tells history from stream inside the overlap."
+        default=None,
+        description="With `handoff_lag`, for sinks without a key: tells history from stream inside the"
+        " overlap.",
     )

@@ -27,23 +27,30 @@ _WITH_EFFECT = {"handler": frozenset({"parallelism"})}
 
 
 def without_effect(part: str, kind: str = "") -> frozenset[str]:
-    """Keys that do nothing at nodes of a part of the file, for those of one type without what it makes use of."""
+    """Keys without effect at a part of the file, or at nodes of one type that lack what the key needs."""
     return WITHOUT_EFFECT.get(part, frozenset()) - _WITH_EFFECT.get(kind, frozenset())
 
 
 if TYPE_CHECKING:
-    # A catalog that is read at run time has no static types. A node answers for its type: see `SourceConfig`, `SinkConfig`.
+    # A catalog that is read at run time has no static types. A node answers for its type: see `SourceConfig`,
+    # `SinkConfig`.
     AnySourceConfig = Any
     AnySinkConfig = Any
     _Source = Any
     _Transform = TransformConfig
     _Sink = Any
 else:
-    AnySourceConfig = discriminated((HybridSourceConfig, *(entry.config_class() for entry in source_entries().values())), "type")
+    AnySourceConfig = discriminated(
+        (HybridSourceConfig, *(entry.config_class() for entry in source_entries().values())), "type"
+    )
     AnySinkConfig = discriminated(tuple(entry.config_class() for entry in sink_entries().values()), "type")
     _Source, _Transform, _Sink = (
         with_plugins(union, part)
-        for part, union in (("sources", AnySourceConfig), ("transforms", TransformConfig), ("sinks", AnySinkConfig))
+        for part, union in (
+            ("sources", AnySourceConfig),
+            ("transforms", TransformConfig),
+            ("sinks", AnySinkConfig),
+        )
     )
 
 
@@ -57,19 +64,30 @@ class PipelineModel(Strict):
     version: Literal[1] = Field(default=1, description="The version of the format.")
     name: str = Field(
         pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$",
-        description="Name of the pipeline: letters, digits, `_` and `-`. Defaults to the name of the file. Another name is another pipeline.",
+        description="Name of the pipeline: letters, digits, `_` and `-`. Defaults to the name of the file."
+        " Another name is another pipeline.",
     )
     sources: dict[str, _Source] = Field(description="What is read: node names and nodes. At least one.")
-    transforms: dict[str, _Transform] = Field(default_factory=dict, description="What is done to rows on their way; may be left out.")
-    sinks: Annotated[dict[str, _Sink], Field(min_length=1)] = Field(description="What is written: node names and nodes. At least one.")
+    transforms: dict[str, _Transform] = Field(
+        default_factory=dict, description="What is done to rows on their way; may be left out."
+    )
+    sinks: Annotated[dict[str, _Sink], Field(min_length=1)] = Field(
+        description="What is written: node names and nodes. At least one."
+    )
     partitions: PartitionsConfig | None = Field(
         default=None, description="Divides history into days or months. By default history is one partition."
     )
-    schedule: Schedule | None = Field(default=None, description="When Dagster runs the pipeline. By default only on demand.")
+    schedule: Schedule | None = Field(
+        default=None, description="When Dagster runs the pipeline. By default only on demand."
+    )
     job_mode: bool = Field(default=False, description="Ends after history and never reads a stream.")
-    epoch: EpochOptions = Field(default=EpochOptions(), description="How large epochs are and how often they come.")
+    epoch: EpochOptions = Field(
+        default=EpochOptions(), description="How large epochs are and how often they come."
+    )
     stream: StreamOptions = Field(default=StreamOptions(), description="How Dagster runs the stream.")
-    tests: dict[str, CaseConfig] = Field(default_factory=dict, description="Tests by name; `headrace test` runs them.")
+    tests: dict[str, CaseConfig] = Field(
+        default_factory=dict, description="Tests by name; `headrace test` runs them."
+    )
 
     @model_validator(mode="after")
     def _plugins_know_their_pipeline(self) -> PipelineModel:

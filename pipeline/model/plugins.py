@@ -39,7 +39,10 @@ _NO_EFFECT = "Taken for Streamling's files; " + FLUSH.partition("; ")[2]
 
 
 class PluginNodeConfig(NodeConfig):
-    """What nodes of plugins share. Raises, as mistakes of the file, what the plugin's model finds wrong with the options."""
+    """What nodes of plugins share.
+
+    Raises, as mistakes of the file, what the plugin's model finds wrong with the options.
+    """
 
     KIND: ClassVar[PluginType]
 
@@ -47,7 +50,8 @@ class PluginNodeConfig(NodeConfig):
     options: dict[str, Any] = Field(
         default_factory=dict,
         repr=False,
-        description="The plugin's own options. Options at the level of `type` are accepted too and take precedence.",
+        description="The plugin's own options. Options at the level of `type` are accepted too and take"
+        " precedence.",
     )
     _found: InstalledPlugin = PrivateAttr()
     _plugin: Plugin = PrivateAttr()
@@ -102,11 +106,16 @@ class PluginNodeConfig(NodeConfig):
         parsed, lines = check(plugin.options, given)
         kept = {key: one for key, one in given.values.items() if key not in given.variables}
         shown = value.get("options", {})
-        own = {key: one for key, one in value.items() if key in keys} | {"options": kept if isinstance(shown, Mapping) else shown}
+        own = {key: one for key, one in value.items() if key in keys} | {
+            "options": kept if isinstance(shown, Mapping) else shown
+        }
         try:
             node = handler(own)
         except ValidationError as error:
-            said = [relocated(one["type"], one["msg"], one["loc"], one.get("input"), one.get("ctx")) for one in error.errors()]
+            said = [
+                relocated(one["type"], one["msg"], one["loc"], one.get("input"), one.get("ctx"))
+                for one in error.errors()
+            ]
             raise ValidationError.from_exception_data(cls.__name__, [*said, *lines]) from None
         if parsed is None:
             raise ValidationError.from_exception_data(cls.__name__, lines)
@@ -122,7 +131,9 @@ class PluginNodeConfig(NodeConfig):
         fields = fields_of(plugin.options)
         if cls.KIND is PluginType.SINK and "primary_key" in fields and value.get("primary_key"):
             key = value["primary_key"]
-            listed = [part.strip() for part in key.split(",") if part.strip()] if isinstance(key, str) else key
+            listed = (
+                [part.strip() for part in key.split(",") if part.strip()] if isinstance(key, str) else key
+            )
             as_text = fields["primary_key"].annotation is str and isinstance(listed, list)
             given.values.setdefault("primary_key", ",".join(map(str, listed)) if as_text else listed)
             given.at.setdefault("primary_key", ("primary_key",))
@@ -144,7 +155,7 @@ class PluginNodeConfig(NodeConfig):
 
     @field_serializer("options", mode="wrap")
     def _without_secrets(self, value: dict[str, Any], handler: SerializerFunctionWrapHandler) -> Any:
-        """Secrets are not stored: a pipeline that comes back from the ledger gets them from the file, or from the environment."""
+        """Restore secrets of a pipeline from the ledger, which stores none, from file or environment."""
         hidden = secret_keys(self._plugin.options)
         return handler({key: one for key, one in value.items() if key not in hidden})
 
@@ -188,7 +199,8 @@ class PluginSinkConfig(PluginNodeConfig):
     from_: str = Field(alias="from", description="The node whose rows are written.")
     delivery: Literal["exactly_once", "at_least_once"] | None = Field(
         default=None,
-        description="Delivery guarantee. Defaults to the strongest that the sink supports. A sink that stores no commit record is at least once.",
+        description="Delivery guarantee. Defaults to the strongest that the sink supports. A sink that"
+        " stores no commit record is at least once.",
     )
     batch_size: int | None = Field(default=None, description=FLUSH)
     batch_flush_interval: Duration | None = Field(default=None, description=FLUSH)
@@ -267,7 +279,9 @@ def model_of(part: str, plugin_id: str) -> type[BaseModel]:
 @cache
 def _together(part: str, plugin_id: str, options: type[BaseModel]) -> type[BaseModel]:
     base = NODES[part]
-    fields: dict[str, Any] = {name: (info.annotation, info) for name, info in base.model_fields.items() if name != "type"}
+    fields: dict[str, Any] = {
+        name: (info.annotation, info) for name, info in base.model_fields.items() if name != "type"
+    }
     own = {name: (info.annotation, info) for name, info in options.model_fields.items() if name not in fields}
     kind: Any = Literal[plugin_id]  # pyright: ignore[reportInvalidTypeForm]  a type of its own per plugin
     make: Any = create_model

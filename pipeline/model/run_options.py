@@ -27,10 +27,21 @@ def as_duration(value: object) -> object:
         raise ValueError(msg) from error
 
 
-Duration = Annotated[timedelta, BeforeValidator(as_duration), PlainSerializer(spell_duration, when_used="json")]
+Duration = Annotated[
+    timedelta, BeforeValidator(as_duration), PlainSerializer(spell_duration, when_used="json")
+]
 
 
-_SIZES = {"kb": 1000, "mb": 1000**2, "gb": 1000**3, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "b": 1, "": 1}
+_SIZES = {
+    "kb": 1000,
+    "mb": 1000**2,
+    "gb": 1000**3,
+    "kib": 1 << 10,
+    "mib": 1 << 20,
+    "gib": 1 << 30,
+    "b": 1,
+    "": 1,
+}
 LEAST_EPOCH = 64 << 10
 
 
@@ -38,7 +49,10 @@ def parse_size(value: object) -> int:
     """Return the bytes of a number or of a string with a unit. Raise ValueError for other values."""
     found = re.fullmatch(r"(\d+)\s*([a-z]*)", str(value).strip().lower())
     if isinstance(value, bool) or found is None or found[2] not in _SIZES:
-        msg = f"`{str(value).lower() if isinstance(value, bool) else value}` is no size; write a number of bytes, or one with a unit such as 64MiB"
+        msg = (
+            f"`{str(value).lower() if isinstance(value, bool) else value}` is no size; write a number of"
+            " bytes, or one with a unit such as 64MiB"
+        )
         raise ValueError(msg)
     return int(found[1]) * _SIZES[found[2]]
 
@@ -77,7 +91,9 @@ class PartitionsConfig(Strict):
     start: Day = Field(description="First day of the first partition.")
     end: Day = Field(description="Day after the last partition that Dagster shows.")
     history_end: Day | None = Field(
-        default=None, description="Day after the last partition that history fills. The stream fills later ones. Defaults to `end`."
+        default=None,
+        description="Day after the last partition that history fills. The stream fills later ones. Defaults"
+        " to `end`.",
     )
 
     @model_validator(mode="after")
@@ -86,9 +102,14 @@ class PartitionsConfig(Strict):
             msg = f"`start` {self.start} must be before `end` {self.end}"
             raise ValueError(msg)
         if self.history_end and not self.start < self.history_end <= self.end:
-            msg = f"`history_end` {self.history_end} must be after `start` {self.start} and not after `end` {self.end}"
+            msg = (
+                f"`history_end` {self.history_end} must be after `start` {self.start} and not after `end`"
+                f" {self.end}"
+            )
             raise ValueError(msg)
-        if self.every == "month" and any(day.day != 1 for day in (self.start, self.end, self.history_end or self.end)):
+        if self.every == "month" and any(
+            day.day != 1 for day in (self.start, self.end, self.history_end or self.end)
+        ):
             msg = "monthly partitions start and end on the first day of a month"
             raise ValueError(msg)
         return self
@@ -98,30 +119,38 @@ class EpochOptions(Strict):
     """How large epochs are and how often they come."""
 
     stream_rows: PositiveInt = Field(
-        default=100_000, description="Maximum number of messages in a stream epoch, shared equally among the sources."
+        default=100_000,
+        description="Maximum number of messages in a stream epoch, shared equally among the sources.",
     )
     history_rows: PositiveInt = Field(
-        default=1_000_000, description="Rows in a history epoch, about: as many whole splits as fit, at least one."
+        default=1_000_000,
+        description="Rows in a history epoch, about: as many whole splits as fit, at least one.",
     )
     max_bytes: EpochSize = Field(
         default=256 << 20,
-        description="Approximate size of an epoch, estimated from samples and statistics of the source, at least 64KiB. Defaults to 256MiB."
+        description="Approximate size of an epoch, estimated from samples and statistics of the source, at"
+        " least 64KiB. Defaults to 256MiB."
         " Example: `64MiB`. An epoch has at least one split of history, and one message of each partition.",
     )
     interval: Duration = Field(
-        default=timedelta(seconds=5), description="From the start of one stream epoch to the next; 0s: as fast as it can."
+        default=timedelta(seconds=5),
+        description="From the start of one stream epoch to the next; 0s: as fast as it can.",
     )
-    max_attempts: PositiveInt = Field(default=3, description="Equal failures of one epoch before the pipeline is blocked.")
+    max_attempts: PositiveInt = Field(
+        default=3, description="Equal failures of one epoch before the pipeline is blocked."
+    )
 
 
 class StreamOptions(Strict):
     """How Dagster runs the stream."""
 
     mode: Literal["continuous", "triggered"] = Field(
-        default="continuous", description="`continuous` is kept running, `triggered` ends when it has caught up."
+        default="continuous",
+        description="`continuous` is kept running, `triggered` ends when it has caught up.",
     )
     max_run_time: Duration = Field(
-        default=timedelta(hours=6), description="A continuous run ends at an epoch's border after this and is started again."
+        default=timedelta(hours=6),
+        description="A continuous run ends at an epoch's border after this and is started again.",
     )
 
 

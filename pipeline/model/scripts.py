@@ -39,11 +39,13 @@ def _function(value: str) -> str:
     return value
 
 
-FunctionName = Annotated[str, AfterValidator(_function), WithJsonSchema({"type": "string", "pattern": _FUNCTION})]
+FunctionName = Annotated[
+    str, AfterValidator(_function), WithJsonSchema({"type": "string", "pattern": _FUNCTION})
+]
 
 
 class ScriptTransformConfig(NodeConfig):
-    """A function in JavaScript or TypeScript, called once per row in a sandbox: without files, network, clock or chance."""
+    """A JavaScript or TypeScript function, called per row in a sandbox without files, network or clock."""
 
     type: Literal["script"] = "script"
     from_: str = Field(alias="from", description="The node whose rows it gets.")
@@ -51,23 +53,32 @@ class ScriptTransformConfig(NodeConfig):
         description="`javascript` (`js`) or `typescript` (`ts`)."
     )
     script: str = Field(
-        description="The program. It defines `process(input)` or `invoke(data)`, or is one function of any name, which returns a row, an array"
+        description="The program. It defines `process(input)` or `invoke(data)`, or is one function of any"
+        " name, which returns a row, an array"
         " of rows, or null for none."
     )
     schema_: dict[str, str] | None = Field(
-        default=None, alias="schema", description="Columns of the result and their types. Defaults to those of `from`."
+        default=None,
+        alias="schema",
+        description="Columns of the result and their types. Defaults to those of `from`.",
     )
-    timeout: Duration = Field(default=timedelta(seconds=60), description="Processor time that one call may take.")
+    timeout: Duration = Field(
+        default=timedelta(seconds=60), description="Processor time that one call may take."
+    )
     memory_limit: Bytes = Field(
         default=128 << 20,
-        description="Memory of the script in each Spark task, 8MiB to 2GiB, in bytes or with a unit. Defaults to 128MiB. Example: `64MiB`.",
+        description="Memory of the script in each Spark task, 8MiB to 2GiB, in bytes or with a unit."
+        " Defaults to 128MiB. Example: `64MiB`.",
     )
     deterministic: bool = Field(
         default=True,
-        description="The same row gives the same result whenever it is processed: `Date` is the time of the epoch, and Math.random is"
+        description="The same row gives the same result whenever it is processed: `Date` is the time of the"
+        " epoch, and Math.random is"
         " refused. `false` gives the real ones, and the rows are staged before any sink sees them.",
     )
-    batch_size: PositiveInt = Field(default=4096, description="Rows that are handed to the script's process at a time.")
+    batch_size: PositiveInt = Field(
+        default=4096, description="Rows that are handed to the script's process at a time."
+    )
     batch_flush_interval: Duration | None = Field(default=None, description=FLUSH)
     parallelism: PositiveInt | None = Field(default=None, description=PARALLELISM)
 
@@ -78,22 +89,31 @@ class ScriptTransformConfig(NodeConfig):
 
 
 class PythonTransformConfig(NodeConfig):
-    """A function of your own Python package over Arrow batches, in Spark's workers. Trusted only by the settings."""
+    """A function of your own Python package over Arrow batches, in Spark's workers.
+
+    Trusted only by the settings.
+    """
 
     type: Literal["python"] = "python"
     from_: str = Field(alias="from", description="The node whose rows it gets.")
     function: FunctionName = Field(
-        description="`package.module:name`. It takes a pyarrow RecordBatch, and the options where there are any, and returns one, or a Table."
+        description="`package.module:name`. It takes a pyarrow RecordBatch, and the options where there are"
+        " any, and returns one, or a Table."
     )
     schema_: dict[str, str] | None = Field(
-        default=None, alias="schema", description="Columns of the result and their types. Defaults to those of `from`."
+        default=None,
+        alias="schema",
+        description="Columns of the result and their types. Defaults to those of `from`.",
     )
     options: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments for the function.")
     deterministic: bool = Field(
         default=False,
-        description="`true` promises the same rows for the same input whenever it runs. Without it they are staged before any sink sees them.",
+        description="`true` promises the same rows for the same input whenever it runs. Without it they are"
+        " staged before any sink sees them.",
     )
-    batch_size: PositiveInt | None = Field(default=None, description="Maximum number of rows per call. Defaults to Spark's batches.")
+    batch_size: PositiveInt | None = Field(
+        default=None, description="Maximum number of rows per call. Defaults to Spark's batches."
+    )
     batch_flush_interval: Duration | None = Field(default=None, description=FLUSH)
     parallelism: PositiveInt | None = Field(default=None, description=PARALLELISM)
 

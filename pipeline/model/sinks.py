@@ -30,12 +30,15 @@ class SinkConfig(NodeConfig):
     )
     share: bool = Field(
         default=False,
-        description="Lets another pipeline write the same target, if its sink sets this too. Checks that count rows do not apply then.",
+        description="Lets another pipeline write the same target, if its sink sets this too. Checks that"
+        " count rows do not apply then.",
     )
     batch_size: PositiveInt | None = Field(default=None, description=FLUSH)
     batch_flush_interval: Duration | None = Field(default=None, description=FLUSH)
     parallelism: PositiveInt | None = Field(default=None, description=PARALLELISM)
-    deduplicate: bool = Field(default=True, description="Taken for Streamling's files; the last row of a key always wins.")
+    deduplicate: bool = Field(
+        default=True, description="Taken for Streamling's files; the last row of a key always wins."
+    )
 
     @property
     def capabilities(self) -> SinkCapabilities:

@@ -14,10 +14,16 @@ from headrace.pipeline.model.strict import Strict
 
 
 class SourceConfig(NodeConfig):
-    """What all built-in sources share. The class variables are the answers of a type; no list of types has them."""
+    """What all built-in sources share.
+
+    The class variables are the answers of a type; no list of types has them.
+    """
 
     identity_keys: ClassVar[frozenset[str]] = frozenset()
-    """Keys that are fixed once a pipeline has its first position. All other keys take effect from the next epoch."""
+    """Keys that are fixed once a pipeline has its first position.
+
+    All other keys take effect from the next epoch.
+    """
     metric_labels: ClassVar[tuple[str, ...]] = ()
     """Labels that the metrics of a node carry by themselves."""
     phase_constants: ClassVar[Mapping[str, Any]] = {}
@@ -40,20 +46,29 @@ class OffsetTable(Strict):
     """Where history says which Kafka offsets it holds."""
 
     topic_name: str | None = Field(
-        default=None, description="Name of the topic in the table. Defaults to the topic of the stream. Used with `topic_column`."
+        default=None,
+        description="Name of the topic in the table. Defaults to the topic of the stream. Used with"
+        " `topic_column`.",
     )
     table_name: str | None = Field(
-        default=None, description="The table. Defaults to the last history table, which makes the handoff exact."
+        default=None,
+        description="The table. Defaults to the last history table, which makes the handoff exact.",
     )
     topic_column: str | None = Field(
-        default=None, description="Column with the topic, if the table has several topics. By default all rows are of this topic."
+        default=None,
+        description="Column with the topic, if the table has several topics. By default all rows are of"
+        " this topic.",
     )
-    partition_column: str = Field(default="_kafka_partition", description="Column with the topic partition, a whole number or null.")
+    partition_column: str = Field(
+        default="_kafka_partition", description="Column with the topic partition, a whole number or null."
+    )
     offset_column: str = Field(
-        default="_kafka_offset", description="Column with the offset, a whole number or null: rows without one are history's."
+        default="_kafka_offset",
+        description="Column with the offset, a whole number or null: rows without one are history's.",
     )
     allow_missing: bool = Field(
         default=False,
-        description="Whether to start although neither the table nor the topic has the messages between the table's last offset and the"
+        description="Whether to start although neither the table nor the topic has the messages between the"
+        " table's last offset and the"
         " topic's first one. Set it if they were deletes or transaction markers.",
     )

@@ -9,7 +9,9 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
 
 def _csv(value: object) -> object:
     """Return the names of a comma-separated string as a tuple, without blanks. Return a list unchanged."""
-    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+    return (
+        tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+    )
 
 
 def _once(columns: tuple[str, ...]) -> tuple[str, ...]:

@@ -22,7 +22,10 @@ _RESERVED_OF: Mapping[str, tuple[str, ...]] = {
     "handler": ("outcome", "status_class"),
     "script": ("language",),
 }
-"""By transform type: labels that its metrics carry by themselves. Sources and sinks say theirs: `metric_labels`."""
+"""By transform type: labels that its metrics carry by themselves.
+
+Sources and sinks say theirs: `metric_labels`.
+"""
 
 
 class EventTime(BaseModel):
@@ -41,9 +44,12 @@ class Telemetry(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    event_time: EventTime | None = Field(default=None, description="Column with the time of the event. Defaults to none.")
+    event_time: EventTime | None = Field(
+        default=None, description="Column with the time of the event. Defaults to none."
+    )
     labels: dict[str, str] = Field(
-        default_factory=dict, description=f"Up to {MOST_LABELS} labels; values of up to {LONGEST_VALUE} bytes of text."
+        default_factory=dict,
+        description=f"Up to {MOST_LABELS} labels; values of up to {LONGEST_VALUE} bytes of text.",
     )
 
 
@@ -52,18 +58,37 @@ def label_problems(node: Any) -> Iterator[tuple[str, UserError]]:
     labels = node.telemetry.labels if node.telemetry else {}
     if len(labels) > MOST_LABELS:
         yield "", UserError(f"{len(labels)} labels are too many", hint=f"A node may have {MOST_LABELS}.")
-    by_type = getattr(node, "metric_labels", _RESERVED_OF.get(node.type, ("type",) if hasattr(node, "plugin") else ()))
+    by_type = getattr(
+        node, "metric_labels", _RESERVED_OF.get(node.type, ("type",) if hasattr(node, "plugin") else ())
+    )
     own = (*RESERVED, *by_type)
     for key, value in labels.items():
         if key in own:
-            yield key, UserError(f"the label `{key}` is set by Headrace itself", hint=f"Choose another name than {', '.join(own)}.")
+            yield (
+                key,
+                UserError(
+                    f"the label `{key}` is set by Headrace itself",
+                    hint=f"Choose another name than {', '.join(own)}.",
+                ),
+            )
         elif key.startswith("__") or not _KEY.fullmatch(key):
             hint = "Write letters, digits and underscores; begin with a letter, or with one underscore."
             yield key, UserError(f"`{key}` cannot be the name of a label", hint=hint)
         if len(value.encode()) > LONGEST_VALUE:
-            yield key, UserError(f"the value of label `{key}` has {len(value.encode())} bytes", hint=f"At most {LONGEST_VALUE}.")
+            yield (
+                key,
+                UserError(
+                    f"the value of label `{key}` has {len(value.encode())} bytes",
+                    hint=f"At most {LONGEST_VALUE}.",
+                ),
+            )
         if any((ord(char) < 0x20 and char != "\t") or ord(char) == 0x7F for char in value):
-            yield key, UserError(f"the value of label `{key}` holds a control character", hint="Remove it; a tab may stay.")
+            yield (
+                key,
+                UserError(
+                    f"the value of label `{key}` holds a control character", hint="Remove it; a tab may stay."
+                ),
+            )
 
 
 def event_time_problem(event_time: EventTime, columns: Mapping[str, pa.DataType]) -> UserError | None:
@@ -78,5 +103,8 @@ def event_time_problem(event_time: EventTime, columns: Mapping[str, pa.DataType]
             return SchemaError(msg, hint="Add `unit: seconds`, `milliseconds` or `microseconds`.")
         return None
     if not (kinds.is_timestamp(kind) or kinds.is_date(kind)):
-        return SchemaError(f"event time: `{event_time.column}` is {kind}", hint="Use a timestamp, a date, or a whole number with its unit.")
+        return SchemaError(
+            f"event time: `{event_time.column}` is {kind}",
+            hint="Use a timestamp, a date, or a whole number with its unit.",
+        )
     return None

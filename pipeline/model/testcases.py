@@ -32,9 +32,15 @@ Moment = Annotated[datetime, BeforeValidator(_moment)]
 class RowsConfig(Strict):
     """Rows, in the file itself or in another one."""
 
-    rows: tuple[dict[str, Any], ...] | None = Field(default=None, description="The rows, each a map of columns; `_gs_op` is i, u or d.")
-    csv: str | None = Field(default=None, description="A CSV file with a header, relative to this file; empty is null.")
-    json_: str | None = Field(default=None, alias="json", description="A file with one JSON object per line, relative to this file.")
+    rows: tuple[dict[str, Any], ...] | None = Field(
+        default=None, description="The rows, each a map of columns; `_gs_op` is i, u or d."
+    )
+    csv: str | None = Field(
+        default=None, description="A CSV file with a header, relative to this file; empty is null."
+    )
+    json_: str | None = Field(
+        default=None, alias="json", description="A file with one JSON object per line, relative to this file."
+    )
     parquet: str | None = Field(default=None, description="A Parquet file, relative to this file.")
 
     @property
@@ -53,7 +59,9 @@ class InputRowsConfig(RowsConfig):
     """What a source has, or a transform gives, in a test."""
 
     schema_: dict[str, str] | None = Field(
-        default=None, alias="schema", description="Column types, if the pipeline file does not declare them. By default they are inferred."
+        default=None,
+        alias="schema",
+        description="Column types, if the pipeline file does not declare them. By default they are inferred.",
     )
 
 
@@ -76,9 +84,14 @@ class CaseConfig(Strict):
     description: str | None = Field(default=None, description="What the test is about, for people.")
     now: Moment | None = Field(default=None, description="Value of now(). Defaults to the real time.")
     given: dict[str, Annotated[InputRowsConfig, BeforeValidator(_values)]] = Field(
-        default_factory=dict, description="Rows by source or transform; a list of values for a dynamic table. Who is not named has none."
+        default_factory=dict,
+        description="Rows by source or transform; a list of values for a dynamic table. Who is not named"
+        " has none.",
     )
     expect: dict[str, Annotated[ExpectedRowsConfig, BeforeValidator(_values)]] = Field(
-        default_factory=dict, description="Rows by source, transform or sink; a list of values for a dynamic table."
+        default_factory=dict,
+        description="Rows by source, transform or sink; a list of values for a dynamic table.",
     )
-    expect_error: str | None = Field(default=None, description="A part of the error's message, where the test expects one.")
+    expect_error: str | None = Field(
+        default=None, description="A part of the error's message, where the test expects one."
+    )

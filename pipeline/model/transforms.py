@@ -19,14 +19,20 @@ from headrace.pipeline.model.telemetry import Telemetry
 from headrace.pipeline.sql import statements as sql
 from headrace.pipeline.sql.dialects.translation import DialectName
 
-_DIALECT = "Whose SQL it is. Spark runs it in any case: another dialect is translated, and what cannot be is an error."
+_DIALECT = (
+    "Whose SQL it is. Spark runs it in any case: another dialect is translated, and what cannot be"
+    " is an error."
+)
 
 
 class SqlTransformConfig(NodeConfig):
     """A projection, a filter, an unnest or a union in SQL."""
 
     type: Literal["sql"] = "sql"
-    sql: str = Field(description="One SELECT over sources and other transforms by their names: columns, WHERE, unnest, UNION ALL.")
+    sql: str = Field(
+        description="One SELECT over sources and other transforms by their names: columns, WHERE, unnest,"
+        " UNION ALL."
+    )
     dialect: DialectName = Field(default="spark", description=_DIALECT)
     parallelism: PositiveInt | None = Field(default=None, description=PARALLELISM)
 
@@ -73,24 +79,37 @@ class DynamicTableConfig(Strict):
 
     type: Literal["dynamic_table"] = "dynamic_table"
     backend_type: Annotated[Literal["InMemory", "Postgres"], BeforeValidator(_backend)] = Field(
-        description="`InMemory`: values of this pipeline alone, kept across restarts. `Postgres`: a table that others may write as well."
+        description="`InMemory`: values of this pipeline alone, kept across restarts. `Postgres`: a table"
+        " that others may write as well."
     )
     backend_entity_name: _Name = Field(description="The set's name; for Postgres `table` or `schema.table`.")
     sql: str | None = Field(
         default=None,
-        description="Query that fills the table: one text column of one source or transform, with or without WHERE. By default nothing fills it.",
+        description="Query that fills the table: one text column of one source or transform, with or"
+        " without WHERE. By default nothing fills it.",
     )
     dialect: DialectName = Field(default="spark", description=_DIALECT)
-    schema_: str | None = Field(default=None, alias="schema", description="Postgres: the table's schema; from the name, else `public`.")
+    schema_: str | None = Field(
+        default=None,
+        alias="schema",
+        description="Postgres: the table's schema; from the name, else `public`.",
+    )
     column: _Name = Field(default="value", description="Postgres: the column of the values, a text.")
-    time_column: _Name | None = Field(default=None, description="Postgres: the column that says when a value came; `cache` needs it.")
+    time_column: _Name | None = Field(
+        default=None, description="Postgres: the column that says when a value came; `cache` needs it."
+    )
     cache: bool | None = Field(
-        default=None, description="Postgres: cache the values and read new ones. Defaults to the setting `cache_enabled`."
+        default=None,
+        description="Postgres: cache the values and read new ones. Defaults to the setting `cache_enabled`.",
     )
     cache_refresh_debounce_ms: NonNegativeInt | None = Field(
-        default=None, description="Postgres: minimum interval between reads of new values. Defaults to the setting, else 1000."
+        default=None,
+        description="Postgres: minimum interval between reads of new values. Defaults to the setting, else"
+        " 1000.",
     )
-    telemetry: Telemetry | None = Field(default=None, description="Labels of the node's metrics, which tell how many rows it was given.")
+    telemetry: Telemetry | None = Field(
+        default=None, description="Labels of the node's metrics, which tell how many rows it was given."
+    )
 
     @property
     def in_memory(self) -> bool:
@@ -107,6 +126,10 @@ class DynamicTableConfig(Strict):
 
 
 TransformConfig = Annotated[
-    SqlTransformConfig | HandlerTransformConfig | ScriptTransformConfig | PythonTransformConfig | DynamicTableConfig,
+    SqlTransformConfig
+    | HandlerTransformConfig
+    | ScriptTransformConfig
+    | PythonTransformConfig
+    | DynamicTableConfig,
     Field(discriminator="type"),
 ]

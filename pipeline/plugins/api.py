@@ -65,7 +65,10 @@ class Plugin:
 
     def __post_init__(self) -> None:
         if not _ID.fullmatch(self.id):
-            msg = f"`{self.id}` cannot be a plugin's id: it is `operator` or `namespace.operator`, of letters, digits, `_` and `-`"
+            msg = (
+                f"`{self.id}` cannot be a plugin's id: it is `operator` or `namespace.operator`, of"
+                " letters, digits, `_` and `-`"
+            )
             raise ValueError(msg)
         if self.kind not in list(PluginType):
             msg = f"`{self.id}`: kind must be one of {', '.join(PluginType)}, and is {self.kind!r}"
@@ -77,8 +80,13 @@ class Plugin:
             msg = f"`{self.id}`: options must be a pydantic model, such as a subclass of headrace.Options"
             raise TypeError(msg)
         names = {info.alias or name for name, info in self.options.model_fields.items()}
-        if taken := sorted(names & (_TYPED | (_FLUSHING if self.kind in (PluginType.TRANSFORM, PluginType.SINK) else set()))):
-            msg = f"`{self.id}`: the option `{taken[0]}` could never be given, since every node has a key of that name"
+        if taken := sorted(
+            names & (_TYPED | (_FLUSHING if self.kind in (PluginType.TRANSFORM, PluginType.SINK) else set()))
+        ):
+            msg = (
+                f"`{self.id}`: the option `{taken[0]}` could never be given, since every node has a key"
+                " of that name"
+            )
             raise ValueError(msg)
         self._check_kind()
 
@@ -88,7 +96,10 @@ class Plugin:
             raise ValueError(msg)
         wanted = {PluginType.SOURCE: "bounded", PluginType.SINK: "delivery"}.get(PluginType(self.kind))
         if wanted and not hasattr(getattr(self.make, "capabilities", None), wanted):
-            msg = f"`{self.id}`: the class of a {self.kind} has `capabilities`, {'Source' if wanted == 'bounded' else 'Sink'}Capabilities(...)"
+            msg = (
+                f"`{self.id}`: the class of a {self.kind} has `capabilities`,"
+                f" {'Source' if wanted == 'bounded' else 'Sink'}Capabilities(...)"
+            )
             raise ValueError(msg)
 
 

@@ -41,7 +41,10 @@ _here: dict[str, tuple[InstalledPlugin, Plugin]] = {}
 def temporary_plugin(plugin: Plugin) -> Iterator[InstalledPlugin]:
     """Register a plugin as installed inside the `with` block."""
     module = getattr(plugin.make, "__module__", "?")
-    _here[plugin.id] = found, _ = InstalledPlugin(plugin.id, module.replace("_", "-"), "(not installed)", module), plugin
+    _here[plugin.id] = found, _ = (
+        InstalledPlugin(plugin.id, module.replace("_", "-"), "(not installed)", module),
+        plugin,
+    )
     try:
         yield found
     finally:
@@ -52,7 +55,12 @@ def temporary_plugin(plugin: Plugin) -> Iterator[InstalledPlugin]:
 def _scan(path: tuple[str, ...]) -> tuple[InstalledPlugin, ...]:
     del path  # the key of the cache: installed packages depend on sys.path
     listed = [
-        InstalledPlugin(point.name, point.dist.name if point.dist else "?", point.dist.version if point.dist else "?", point.value)
+        InstalledPlugin(
+            point.name,
+            point.dist.name if point.dist else "?",
+            point.dist.version if point.dist else "?",
+            point.value,
+        )
         for point in metadata.entry_points(group=GROUP)
     ]
     return tuple(sorted(listed, key=lambda found: (found.id, found.package)))
@@ -63,7 +71,12 @@ def installed() -> tuple[InstalledPlugin, ...]:
     scanned = _scan(tuple(sys.path))
     if not _here:
         return scanned
-    return tuple(sorted([*(found for found, _ in _here.values()), *(found for found in scanned if found.id not in _here)], key=_by_id))
+    return tuple(
+        sorted(
+            [*(found for found, _ in _here.values()), *(found for found in scanned if found.id not in _here)],
+            key=_by_id,
+        )
+    )
 
 
 def _by_id(found: InstalledPlugin) -> str:
@@ -80,7 +93,9 @@ def find(plugin_id: str) -> InstalledPlugin | None:
     """Return the installed plugin of an id, allowed or not. Raise PluginError if two packages have one."""
     found = [one for one in installed() if one.id == plugin_id]
     if len(found) > 1:
-        msg = f"the plugin `{plugin_id}` is there {len(found)} times: {'; '.join(one.origin for one in found)}"
+        msg = (
+            f"the plugin `{plugin_id}` is there {len(found)} times: {'; '.join(one.origin for one in found)}"
+        )
         raise PluginError(msg, hint="Uninstall all but one of these packages.")
     return found[0] if found else None
 
@@ -101,8 +116,14 @@ def load(found: InstalledPlugin) -> Plugin:
     Raise PluginError if it is not allowed, cannot be imported, or declares no plugin or one with another id.
     """
     if not is_allowed(found.id):
-        msg = f"the plugin `{found.id}` ({found.origin}) is installed, and the setting `plugin.allow` does not name it"
-        raise PluginError(msg, hint="Add it there if you trust it: a plugin is code that runs with all the rights of the run.")
+        msg = (
+            f"the plugin `{found.id}` ({found.origin}) is installed, and the setting `plugin.allow` does"
+            " not name it"
+        )
+        raise PluginError(
+            msg,
+            hint="Add it there if you trust it: a plugin is code that runs with all the rights of the run.",
+        )
     if found.id in _here:
         return _here[found.id][1]
     return _loaded(found)
@@ -115,7 +136,9 @@ def _loaded(found: InstalledPlugin) -> Plugin:
         plugin = point.load()
     except Exception as error:
         at = _place_in(error)
-        msg = f"the plugin `{found.id}` ({found.origin}) cannot be loaded: {type(error).__name__}: {error}{at}"
+        msg = (
+            f"the plugin `{found.id}` ({found.origin}) cannot be loaded: {type(error).__name__}: {error}{at}"
+        )
         raise PluginError(msg, hint=f"Repair or uninstall the package {found.package}. {LIST}") from error
     if not isinstance(plugin, Plugin):
         msg = f"the plugin `{found.id}` ({found.origin}) is {type(plugin).__name__}, and no headrace.Plugin"
@@ -126,7 +149,9 @@ def _loaded(found: InstalledPlugin) -> Plugin:
     return plugin
 
 
-def load_plugin_of_type(plugin_id: str, kind: PluginType, setting: str = "") -> tuple[InstalledPlugin, Plugin]:
+def load_plugin_of_type(
+    plugin_id: str, kind: PluginType, setting: str = ""
+) -> tuple[InstalledPlugin, Plugin]:
     """Load the plugin that a node or a setting names. Raise PluginError if none of this type is installed."""
     named_by = f"the setting `plugin.{setting}` names `{plugin_id}`: " if setting else ""
     found = find(plugin_id)
@@ -146,8 +171,14 @@ def _place_in(error: BaseException) -> str:
 
     Return an empty text for a missing module: its innermost frame is in Python's import code.
     """
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
+    frames = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename
+    ]
     if not frames or isinstance(error, SyntaxError):
         return ""
     path = Path(frames[-1].filename)
-    return "" if path == Path(metadata.__file__) or Path(__file__).name == path.name else f" ({path}, line {frames[-1].lineno})"
+    return (
+        ""
+        if path == Path(metadata.__file__) or Path(__file__).name == path.name
+        else f" ({path}, line {frames[-1].lineno})"
+    )

@@ -1,4 +1,4 @@
-"""Options of a plugin: gathered from a node and from the environment, checked by the plugin's own model, with errors at their position."""
+"""The options of a plugin from node and environment, checked by the plugin's model, with error positions."""
 
 from __future__ import annotations
 
@@ -28,17 +28,25 @@ class RawOptions:
     variables: dict[str, str] = field(default_factory=dict)
 
 
-def gather(plugin_id: str, model: type[BaseModel], flat: Mapping[str, Any], under: Mapping[str, Any]) -> RawOptions:
+def gather(
+    plugin_id: str, model: type[BaseModel], flat: Mapping[str, Any], under: Mapping[str, Any]
+) -> RawOptions:
     """Merge the options. Flat keys override those under `options:`, environment variables override both.
 
     Drop a required option whose value is empty.
     """
-    found = RawOptions({**under, **flat}, {**{key: ("options", key) for key in under}, **{key: (key,) for key in flat}})
+    found = RawOptions(
+        {**under, **flat}, {**{key: ("options", key) for key in under}, **{key: (key,) for key in flat}}
+    )
     fields = fields_of(model)
     for key, (name, text) in _variables(plugin_id).items():
         found.values[key] = _parsed(text, fields.get(key))
         found.variables[key] = name
-    for key in [key for key, value in found.values.items() if value in (None, "") and key in fields and fields[key].is_required()]:
+    for key in [
+        key
+        for key, value in found.values.items()
+        if value in (None, "") and key in fields and fields[key].is_required()
+    ]:
         del found.values[key]
     return found
 
@@ -47,7 +55,11 @@ def _variables(plugin_id: str) -> dict[str, tuple[str, str]]:
     found: dict[str, tuple[str, str]] = {}
     for prefix in reversed(PREFIXES):
         start = f"{prefix}{variable_name(plugin_id)}__"
-        found |= {name[len(start) :].lower(): (name, text) for name, text in os.environ.items() if name.upper().startswith(start)}
+        found |= {
+            name[len(start) :].lower(): (name, text)
+            for name, text in os.environ.items()
+            if name.upper().startswith(start)
+        }
     return found
 
 
@@ -101,7 +113,10 @@ def _placed(error: ValidationError, given: RawOptions, secrets: frozenset[str]) 
         key = str(item["loc"][0]) if item["loc"] else ""
         kind, said = item["type"], item["msg"]
         if key in secrets and kind != "missing":
-            kind, said = "value_error", "this secret cannot be taken" if kind in ("value_error", "assertion_error") else said
+            kind, said = (
+                "value_error",
+                "this secret cannot be taken" if kind in ("value_error", "assertion_error") else said,
+            )
         if name := given.variables.get(key):
             kind, said = "plugin", f"the variable {name} is wrong: {said.removeprefix('Value error, ')}"
             loc: Loc = ("type",)
@@ -110,7 +125,9 @@ def _placed(error: ValidationError, given: RawOptions, secrets: frozenset[str]) 
         yield relocated(kind, said, loc, item.get("input"), item.get("ctx"))
 
 
-def relocated(kind: str, said: str, loc: Loc, value: Any, context: Mapping[str, Any] | None) -> InitErrorDetails:
+def relocated(
+    kind: str, said: str, loc: Loc, value: Any, context: Mapping[str, Any] | None
+) -> InitErrorDetails:
     """Return a pydantic error at another location."""
     told = {key: str(one) for key, one in (context or {}).items()}
     custom: Any = PydanticCustomError(cast("Any", kind), cast("Any", said), told or None)

@@ -26,7 +26,7 @@ class PreprocessedText:
     lines: tuple[int | str, ...] = ()
 
     def place(self, place: FileLocation) -> FileLocation:
-        """Return the position in the file for a position in the text, marked if a preprocessor wrote the line."""
+        """Return the position in the file of a position in the text. Lines of a preprocessor are marked."""
         if not self.lines or place.line is None or not 1 <= place.line <= len(self.lines):
             return place
         was = self.lines[place.line - 1]
@@ -38,7 +38,9 @@ class PreprocessedText:
         """Return the error with its location in the file."""
         if problem.place is None:
             return problem
-        return type(problem)(problem.message, hint=problem.hint, node=problem.node, place=self.place(problem.place))
+        return type(problem)(
+            problem.message, hint=problem.hint, node=problem.node, place=self.place(problem.place)
+        )
 
 
 def preprocess(text: str, shown: str) -> PreprocessedText:
@@ -50,7 +52,9 @@ def preprocess(text: str, shown: str) -> PreprocessedText:
     return found
 
 
-def rewrite(before: PreprocessedText, plugin_id: str, options: Mapping[str, Any], shown: str) -> PreprocessedText:
+def rewrite(
+    before: PreprocessedText, plugin_id: str, options: Mapping[str, Any], shown: str
+) -> PreprocessedText:
     """Run one preprocessor on a text. `options` has the form of the setting `preprocessor_options`."""
     found, plugin = load_plugin_of_type(plugin_id, PluginType.PREPROCESSOR, "preprocessor_ids")
     parsed = options_of(found, plugin, options, "preprocessor_options")
@@ -99,6 +103,8 @@ def options_of(found: InstalledPlugin, plugin: Plugin, said: Mapping[str, Any], 
     parsed, lines = check(plugin.options, given)
     if parsed is not None:
         return parsed
-    told = "; ".join(_in_words(item) for item in ValidationError.from_exception_data("options", lines).errors())
+    told = "; ".join(
+        _in_words(item) for item in ValidationError.from_exception_data("options", lines).errors()
+    )
     msg = f"the plugin `{found.id}` ({found.origin}) does not take its options: {told}"
     raise PluginError(msg, hint=f"They are in the setting plugin.{setting}, under `{plugin.id}`.")

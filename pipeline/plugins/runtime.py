@@ -124,7 +124,9 @@ class PluginContext:
     @cached_property
     def state(self) -> PluginState:
         """The values that are kept between runs."""
-        return PluginState(self.home / "plugins" / _safe(self.pipeline or "-") / _safe(self.name) / _safe(self.found.id))
+        return PluginState(
+            self.home / "plugins" / _safe(self.pipeline or "-") / _safe(self.name) / _safe(self.found.id)
+        )
 
     @cached_property
     def log(self) -> logging.Logger:
@@ -136,13 +138,23 @@ class PluginContext:
 
 
 def plugin_error(
-    error: BaseException, found: InstalledPlugin, *, doing: str, node: str = "", place: FileLocation | None = None
+    error: BaseException,
+    found: InstalledPlugin,
+    *,
+    doing: str,
+    node: str = "",
+    place: FileLocation | None = None,
 ) -> PluginError:
     """Log a plugin's exception. Return an error with the plugin, its package, the line and the operation."""
     log.warning("plugin=%s node=%s doing=%s", found.id, node, doing, exc_info=error)
     said = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}".rstrip(": ")
     msg = f"the plugin `{found.id}` failed in {doing}: {said}"
-    return PluginError(msg, hint=f"It is of {found.origin}{_line_of(error)}. The log has the details.", node=node, place=place)
+    return PluginError(
+        msg,
+        hint=f"It is of {found.origin}{_line_of(error)}. The log has the details.",
+        node=node,
+        place=place,
+    )
 
 
 def _line_of(error: BaseException) -> str:

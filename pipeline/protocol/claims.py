@@ -50,7 +50,10 @@ class TargetClaimant:
     def _is_former(self, key: SinkKey) -> bool:
         if (key.name, key.lane, key.sink) == (self.key.name, self.key.lane, self.key.sink):
             return True
-        return (key.pipeline, key.lane) == (self.key.pipeline, self.key.lane) and key.sink not in self.siblings
+        return (key.pipeline, key.lane) == (
+            self.key.pipeline,
+            self.key.lane,
+        ) and key.sink not in self.siblings
 
 
 def claim_error(owner: TargetClaimant, claim: Claim, target: str, file: str) -> SinkStateError:
@@ -58,13 +61,19 @@ def claim_error(owner: TargetClaimant, claim: Claim, target: str, file: str) -> 
     sink, key = owner.key.sink, claim.key
     if key.pipeline == owner.key.pipeline:
         msg = f"{target} is already the target of sink '{key.sink}' of this pipeline"
-        hint = "Give one of the two another target. To write two inputs into one target, use UNION ALL in a transform."
+        hint = (
+            "Give one of the two another target. To write two inputs into one target, use UNION ALL in a"
+            " transform."
+        )
         return SinkStateError(msg, hint=hint, node=sink)
     at = f", epoch {claim.epoch}" if claim.epoch is not None else ""
-    msg = f"{target} is the target of another pipeline: sink '{key.sink}' of '{key.name}' ({key.pipeline}{at})"
+    msg = (
+        f"{target} is the target of another pipeline: sink '{key.sink}' of '{key.name}' ({key.pipeline}{at})"
+    )
     shares = "both sinks" if not owner.share else f"that sink too, and run '{key.name}' once"
     hint = (
-        f"Give sink '{sink}' another target. If '{key.name}' no longer runs, `headrace accept-target {file} --sink {sink} --take-over` ends its"
+        f"Give sink '{sink}' another target. If '{key.name}' no longer runs, `headrace accept-target {file}"
+        f" --sink {sink} --take-over` ends its"
         f" claim; its rows stay. If both pipelines shall write the target, set `share: true` on {shares}."
     )
     return SinkStateError(msg, hint=hint, node=sink)

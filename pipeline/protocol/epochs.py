@@ -86,14 +86,22 @@ class EpochPlan:
 
     def to_json(self) -> Json:
         """Return the plan as plain JSON values."""
-        return asdict(self) | {"phase": str(self.phase), "planned_at": self.planned_at.isoformat(), "splits": list(self.splits)}
+        return asdict(self) | {
+            "phase": str(self.phase),
+            "planned_at": self.planned_at.isoformat(),
+            "splits": list(self.splits),
+        }
 
     @classmethod
     def from_json(cls, data: Json) -> Self:
         """Create a plan from the output of `to_json`."""
         return cls(
             **data
-            | {"phase": Phase(data["phase"]), "planned_at": datetime.fromisoformat(data["planned_at"]), "splits": tuple(data["splits"])}
+            | {
+                "phase": Phase(data["phase"]),
+                "planned_at": datetime.fromisoformat(data["planned_at"]),
+                "splits": tuple(data["splits"]),
+            }
         )
 
 
@@ -115,7 +123,10 @@ class WriteCounts:
             return None if a is None or b is None else a + b
 
         return WriteCounts(
-            self.rows + other.rows, add(self.inserted, other.inserted), add(self.updated, other.updated), add(self.deleted, other.deleted)
+            self.rows + other.rows,
+            add(self.inserted, other.inserted),
+            add(self.updated, other.updated),
+            add(self.deleted, other.deleted),
         )
 
 
@@ -167,15 +178,33 @@ class CommitRecord:
 
         None if it does not begin at `start`, or if its end, splits or time are missing.
         """
-        if self.planned_at is None or self.end is None or self.splits is None or digest(start) != self.start_digest:
+        if (
+            self.planned_at is None
+            or self.end is None
+            or self.splits is None
+            or digest(start) != self.start_digest
+        ):
             return None
         return EpochPlan(
-            self.epoch, self.phase, start, self.end, self.pipeline_hash, self.planned_at, window=self.window, splits=self.splits
+            self.epoch,
+            self.phase,
+            start,
+            self.end,
+            self.pipeline_hash,
+            self.planned_at,
+            window=self.window,
+            splits=self.splits,
         )
 
     @classmethod
     def for_registration(
-        cls, key: SinkKey, generation: int, epoch: int, position: Position, pipeline_hash: str, baseline: int | None
+        cls,
+        key: SinkKey,
+        generation: int,
+        epoch: int,
+        position: Position,
+        pipeline_hash: str,
+        baseline: int | None,
     ) -> Self:
         """Create the record of a sink that registers after `epoch` and has no row of this pipeline yet."""
         at = digest(position)

@@ -27,7 +27,9 @@ T = TypeVar("T")
 @contextmanager
 def log_context(**fields: Any) -> Iterator[None]:
     """Add these fields, except empty ones, to all log lines of the block. Outer fields also apply."""
-    token = _where.set({**_where.get({}), **{key: value for key, value in fields.items() if value not in (None, "")}})
+    token = _where.set(
+        {**_where.get({}), **{key: value for key, value in fields.items() if value not in (None, "")}}
+    )
     try:
         yield
     finally:

@@ -115,7 +115,11 @@ def without_overlap(position: Json) -> Json:
 
     Keys that only the overlap needs, or that have no effect, are removed.
     """
-    rest = {key: value for key, value in position.items() if key not in _OVERLAP and not (key == "cursor" and value is None)}
+    rest = {
+        key: value
+        for key, value in position.items()
+        if key not in _OVERLAP and not (key == "cursor" and value is None)
+    }
     return {key: value for key, value in rest.items() if key != "began" or value != rest.get("fence")}
 
 
@@ -132,7 +136,11 @@ def has_begun(position: Json) -> bool:
 
 def _done_spans(model: PipelineModel, position: Json) -> list[list[str]]:
     history = position.get("history")
-    if not history or not history["done"] or not is_cut_alike(history["by"], partitions_json(model.partitions)):
+    if (
+        not history
+        or not history["done"]
+        or not is_cut_alike(history["by"], partitions_json(model.partitions))
+    ):
         return []
     return history["done"]
 
@@ -153,7 +161,9 @@ def window_progress(position: Json, key: str) -> tuple[int, int, str]:
     return phase, done, mark
 
 
-def advance_partition(model: PipelineModel, node: Any, position: Json, key: str, at: tuple[int, int, str]) -> Json:
+def advance_partition(
+    model: PipelineModel, node: Any, position: Json, key: str, at: tuple[int, int, str]
+) -> Json:
     """Return the position after an epoch moved a partition to `at`: phase, splits done, fingerprint."""
     history = position["history"]
     spans = _done_spans(model, position)
@@ -182,14 +192,22 @@ def _joined(spans: Iterable[list[str]]) -> list[list[str]]:
 
 def completed_partitions(model: PipelineModel, position: Position) -> list[str]:
     """Return the partitions that all sources with history have completed."""
-    spans = [_done_spans(model, position.get(name, {})) for name, node in model.sources.items() if bounded_phases(node)]
+    spans = [
+        _done_spans(model, position.get(name, {}))
+        for name, node in model.sources.items()
+        if bounded_phases(node)
+    ]
 
     def is_done(first: str, last: str) -> bool:
         return all(any(start <= first and last <= end for start, end in each) for each in spans)
 
     if model.partitions is None:
         return [WHOLE] if is_done(WHOLE, WHOLE) else []
-    return [window.key for window in list_partitions(model.partitions) if is_done(window.start.isoformat(), window.end.isoformat())]
+    return [
+        window.key
+        for window in list_partitions(model.partitions)
+        if is_done(window.start.isoformat(), window.end.isoformat())
+    ]
 
 
 def history_complete(model: PipelineModel, position: Position) -> bool:
@@ -202,7 +220,9 @@ def stream_begun(position: Position) -> bool:
     histories = [here["history"] for here in position.values() if "history" in here]
     if any("stream" in here for here in position.values() if "history" in here):
         return True
-    return all(history.get("complete") for history in histories) and any("stream" in here for here in position.values())
+    return all(history.get("complete") for history in histories) and any(
+        "stream" in here for here in position.values()
+    )
 
 
 def offsets(position: Json | None) -> dict[str, int]:

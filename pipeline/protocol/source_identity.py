@@ -28,7 +28,9 @@ def source_identity(node: Any) -> Json:
         return parts | node.model_dump(mode="json", by_alias=True, include=found, exclude_none=True)
     if not hasattr(node, "identity_keys"):
         return {"type": node.type, "options": node.model_dump(mode="json").get("options", {})}
-    return {"type": node.type} | node.model_dump(mode="json", by_alias=True, include=_fixed(node), exclude_defaults=True)
+    return {"type": node.type} | node.model_dump(
+        mode="json", by_alias=True, include=_fixed(node), exclude_defaults=True
+    )
 
 
 def _fixed(node: Any) -> set[str]:
@@ -37,7 +39,9 @@ def _fixed(node: Any) -> set[str]:
     return {name for name, field in fields.items() if (field.alias or name) in node.identity_keys}
 
 
-def identity_changes(former: Json, now: Json, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], Any, Any]]:
+def identity_changes(
+    former: Json, now: Json, path: tuple[str | int, ...] = ()
+) -> Iterator[tuple[tuple[str | int, ...], Any, Any]]:
     """Yield path, old value and new value of each difference.
 
     Lists of different lengths differ as a whole.
@@ -49,7 +53,10 @@ def identity_changes(former: Json, now: Json, path: tuple[str | int, ...] = ()) 
         if isinstance(had, dict) and isinstance(has, dict):
             yield from identity_changes(had, has, (*path, key))
         elif (
-            isinstance(had, list) and isinstance(has, list) and len(had) == len(has) and all(isinstance(one, dict) for one in (*had, *has))
+            isinstance(had, list)
+            and isinstance(has, list)
+            and len(had) == len(has)
+            and all(isinstance(one, dict) for one in (*had, *has))
         ):
             for place, (one, other) in enumerate(zip(had, has, strict=True)):
                 yield from identity_changes(one, other, (*path, key, place))

@@ -95,10 +95,14 @@ def _partition(blocks: Sequence[Block], since: int, search: Search) -> Partition
         at = block.end
     listed = [(max(first, since), end) for first, end in gaps if end > since]
     duplicates = sum(block.rows - block.distinct for block in ordered)
-    return PartitionOffsets(ordered[0].first, ordered[-1].end, tuple(listed[:MOST_GAPS]), len(listed) > MOST_GAPS, duplicates)
+    return PartitionOffsets(
+        ordered[0].first, ordered[-1].end, tuple(listed[:MOST_GAPS]), len(listed) > MOST_GAPS, duplicates
+    )
 
 
-def find_handoff_position(have: TableOffsets, earliest: Mapping[str, int], find_filled_gaps: FirstFilled) -> HandoffPosition:
+def find_handoff_position(
+    have: TableOffsets, earliest: Mapping[str, int], find_filled_gaps: FirstFilled
+) -> HandoffPosition:
     """Return the handoff position for the partitions that the topic has now.
 
     A partition that the table lacks starts at its earliest offset. Any other starts at its first gap that has
@@ -155,4 +159,8 @@ class HandoffFilter:
             "offset_column": self.offset_column,
             "fence": dict(sorted(self.fence.items())),
         }
-        return found if self.topic_column is None else found | {"topic_column": self.topic_column, "topic": self.topic}
+        return (
+            found
+            if self.topic_column is None
+            else found | {"topic_column": self.topic_column, "topic": self.topic}
+        )

@@ -24,17 +24,27 @@ def looked_up_tables(text: str, *, node: str = "", dialect: str = "spark") -> tu
     """
     if FUNCTION not in text.lower():
         return ()
-    return tuple(dict.fromkeys(_table(call, node) for call in calls(statements.parse(text, node=node, dialect=dialect))))
+    return tuple(
+        dict.fromkeys(
+            _table(call, node) for call in calls(statements.parse(text, node=node, dialect=dialect))
+        )
+    )
 
 
 def _table(call: exp.Anonymous, node: str) -> str:
     hint = f"Write {FUNCTION}('name_of_the_table', column)."
     if len(call.expressions) != 2:
-        msg = f"{FUNCTION} takes a table's name and a value: two arguments, and is given {len(call.expressions)}"
+        msg = (
+            f"{FUNCTION} takes a table's name and a value: two arguments, and is given"
+            f" {len(call.expressions)}"
+        )
         raise UserError(msg, hint=hint, node=node)
     name = call.expressions[0]
     if not (isinstance(name, exp.Literal) and name.is_string):
-        msg = f"{FUNCTION} takes the table's name as a literal text, and is given `{name.sql(dialect=statements.DIALECT)}`"
+        msg = (
+            f"{FUNCTION} takes the table's name as a literal text, and is given"
+            f" `{name.sql(dialect=statements.DIALECT)}`"
+        )
         raise UserError(msg, hint=hint, node=node)
     return name.name
 
@@ -53,10 +63,16 @@ def check_population(text: str, *, node: str = "", dialect: str = "spark") -> No
         raise UserError(msg, hint=hint, node=node) from None
     hint = "Write SELECT one_text FROM one_node WHERE condition."
     plain = isinstance(query, exp.Select) and not query.ctes and len(list(query.find_all(exp.Select))) == 1
-    if not plain or query.find(exp.Explode, exp.Inline, exp.Unnest, exp.Lateral) or len(list(query.find_all(exp.Table))) != 1:
+    if (
+        not plain
+        or query.find(exp.Explode, exp.Inline, exp.Unnest, exp.Lateral)
+        or len(list(query.find_all(exp.Table))) != 1
+    ):
         msg = f"{refused}, over one source or transform"
         raise UserError(msg, hint=hint, node=node)
     if len(query.expressions) != 1 or query.expressions[0].is_star:
-        count = "is a `*`" if any(item.is_star for item in query.expressions) else f"are {len(query.expressions)}"
+        count = (
+            "is a `*`" if any(item.is_star for item in query.expressions) else f"are {len(query.expressions)}"
+        )
         msg = f"only one projection expression is supported for dynamic tables, and there {count}"
         raise UserError(msg, hint=hint, node=node)

@@ -107,10 +107,17 @@ class Marker:
         """
         for item in list(select.expressions):
             value = item.unalias()
-            if item.is_star or isinstance(item, exp.Aliases) or item.alias_or_name.lower() in (OP, POS) or is_total(value):
+            if (
+                item.is_star
+                or isinstance(item, exp.Aliases)
+                or item.alias_or_name.lower() in (OP, POS)
+                or is_total(value)
+            ):
                 continue
             if item.meta.get(WANTED):
-                tried: exp.Expr | None = value if isinstance(value.unnest(), exp.Case | exp.If) else without_errors(value)
+                tried: exp.Expr | None = (
+                    value if isinstance(value.unnest(), exp.Case | exp.If) else without_errors(value)
+                )
                 if tried is None:
                     key = f"the key column `{item.alias_or_name}`"
                     raise self._refused(key, value)
@@ -124,7 +131,10 @@ class Marker:
             elif _is_later_branch(select):
                 item.replace(made)
             else:
-                msg = f"`{value.sql(dialect=DIALECT)}` has no name, and a WHERE decides for which rows it is computed"
+                msg = (
+                    f"`{value.sql(dialect=DIALECT)}` has no name, and a WHERE decides for which rows it"
+                    " is computed"
+                )
                 raise UserError(msg, hint="Give the column a name: AS name.")
 
     def _check_lists(self, select: exp.Select, *, apart: bool) -> None:
@@ -148,8 +158,14 @@ class Marker:
 
     def _refused(self, what: str, value: exp.Expr) -> UserError:
         text = value.sql(dialect=DIALECT, comments=False)
-        msg = f"{what} is `{text}`, which may fail for rows that the filter leaves out, and at a sink with a key these are deletes"
-        hint = "Say when it is computed: CASE WHEN … THEN … END, or use a function that gives NULL instead of failing, such as try_cast."
+        msg = (
+            f"{what} is `{text}`, which may fail for rows that the filter leaves out, and at a sink with"
+            " a key these are deletes"
+        )
+        hint = (
+            "Say when it is computed: CASE WHEN … THEN … END, or use a function that gives NULL instead"
+            " of failing, such as try_cast."
+        )
         return UserError(msg, hint=hint, node=self._node)
 
 
@@ -206,7 +222,12 @@ def _conjuncts(condition: exp.Expr) -> Iterator[exp.Expr]:
 
 
 def _placed(
-    position: exp.Expr, numbers: Sequence[exp.Expr], branch: Branch | None, node: str, passes: exp.Expr | None, emptied: Sequence[exp.Expr]
+    position: exp.Expr,
+    numbers: Sequence[exp.Expr],
+    branch: Branch | None,
+    node: str,
+    passes: exp.Expr | None,
+    emptied: Sequence[exp.Expr],
 ) -> exp.Expr:
     """Return the position of a row: unchanged, a mark, or with its number among rows of one source row."""
     normal = add_row_number(position, numbers, node, branch) if numbers or branch else position.copy()
@@ -214,7 +235,9 @@ def _placed(
         return normal
     cases = exp.Case().when(template("_0.sub < 0", position), position.copy())
     if passes is not None:
-        cases = cases.when(template("NOT coalesce(_0, false)", passes), template(_MARK.format(sub=FAILED), position))
+        cases = cases.when(
+            template("NOT coalesce(_0, false)", passes), template(_MARK.format(sub=FAILED), position)
+        )
     for number in emptied:
         cases = cases.when(template("_0 IS NULL", number), template(_MARK.format(sub=EMPTIED), position))
     return cases.else_(normal)
@@ -222,13 +245,20 @@ def _placed(
 
 def _add_view(select: exp.Select, placed: exp.Expr) -> None:
     """Add a lateral view of one row, so that the predicate is computed once."""
-    for star in [star for item in select.expressions for star in item.find_all(exp.Star) if not isinstance(star.parent, exp.Column)]:
+    for star in [
+        star
+        for item in select.expressions
+        for star in item.find_all(exp.Star)
+        if not isinstance(star.parent, exp.Column)
+    ]:
         star.set("except_", [*(star.args.get("except_") or []), exp.to_identifier(_AT, quoted=True)])
     made = exp.Anonymous(this="named_struct", expressions=[exp.Literal.string(_AT), placed])
     view = exp.Lateral(
         this=exp.Inline(this=exp.Array(expressions=[made])),
         view=True,
-        alias=exp.TableAlias(this=exp.to_identifier(_VIEW, quoted=True), columns=[exp.to_identifier(_AT, quoted=True)]),
+        alias=exp.TableAlias(
+            this=exp.to_identifier(_VIEW, quoted=True), columns=[exp.to_identifier(_AT, quoted=True)]
+        ),
     )
     select.set("laterals", [*(select.args.get("laterals") or []), view])
 
@@ -239,9 +269,14 @@ def _shield(value: exp.Expr, alive: exp.Expr) -> None:
     Spark calls them for all rows, even inside CASE.
     """
     for call in list(value.find_all(exp.Anonymous)):
-        if call.find_ancestor(exp.Lambda) is not None or any(isinstance(one, exp.Lambda) for one in call.expressions):
+        if call.find_ancestor(exp.Lambda) is not None or any(
+            isinstance(one, exp.Lambda) for one in call.expressions
+        ):
             continue
-        arguments = [one if isinstance(one, exp.Literal) else template("CASE WHEN _0 THEN _1 END", alive, one) for one in call.expressions]
+        arguments = [
+            one if isinstance(one, exp.Literal) else template("CASE WHEN _0 THEN _1 END", alive, one)
+            for one in call.expressions
+        ]
         call.set("expressions", arguments)
 
 
@@ -249,7 +284,11 @@ def _is_later_branch(select: exp.Select) -> bool:
     """Return whether a SELECT is a branch of a UNION ALL and another branch names its columns."""
     at: exp.Expr = select
     while isinstance(at.parent, exp.SetOperation | exp.Subquery):
-        if isinstance(at.parent, exp.SetOperation) and at.parent.expression is at and not at.parent.args.get("by_name"):
+        if (
+            isinstance(at.parent, exp.SetOperation)
+            and at.parent.expression is at
+            and not at.parent.args.get("by_name")
+        ):
             return True
         at = at.parent
     return False
@@ -267,4 +306,8 @@ def conditions_for_good(predicate: str) -> list[str]:
     except SqlglotError:
         return []
     where = found.args.get("where")
-    return [part.sql(dialect=DIALECT) for part in _conjuncts(where.this) if is_for_good(part, ())] if where is not None else []
+    return (
+        [part.sql(dialect=DIALECT) for part in _conjuncts(where.this) if is_for_good(part, ())]
+        if where is not None
+        else []
+    )

@@ -72,7 +72,13 @@ def find_generator(part: exp.Expr) -> GeneratorCall | None:
     """Return the generator in a join or a LATERAL VIEW. None for a join with another table."""
     outer = isinstance(part, exp.Join) and part.side == "LEFT"
     read = part.this if isinstance(part, exp.Join) else part
-    call = read if isinstance(read, exp.Unnest) else read.this if isinstance(read, exp.Lateral | exp.Table) else None
+    call = (
+        read
+        if isinstance(read, exp.Unnest)
+        else read.this
+        if isinstance(read, exp.Lateral | exp.Table)
+        else None
+    )
     if call is None or not is_generator(call):
         return None
     alias = read.args.get("alias")
@@ -82,14 +88,20 @@ def find_generator(part: exp.Expr) -> GeneratorCall | None:
     if isinstance(number, exp.Identifier):
         names = (*names, number)
     outer = outer or bool(read.args.get("outer")) or _is_outer(call)
-    bare = call.copy() if not isinstance(call, exp.Unnest) else exp.Unnest(expressions=[one.copy() for one in call.expressions])
+    bare = (
+        call.copy()
+        if not isinstance(call, exp.Unnest)
+        else exp.Unnest(expressions=[one.copy() for one in call.expressions])
+    )
     if isinstance(call, exp.Unnest) and not names:
         names = (exp.to_identifier(name or "unnest", quoted=True),)
     return GeneratorCall(bare, name, names, outer, ordinal=bool(number))
 
 
 def _is_outer(call: exp.Expr) -> bool:
-    return isinstance(call, exp.ExplodeOuter) or (isinstance(call, exp.Anonymous) and call.name.lower() in _OUTER)
+    return isinstance(call, exp.ExplodeOuter) or (
+        isinstance(call, exp.Anonymous) and call.name.lower() in _OUTER
+    )
 
 
 def _stacked(stack: exp.Stack) -> exp.Expr:
@@ -113,7 +125,10 @@ def _call(name: str, *arguments: exp.Expr) -> exp.Anonymous:
 
 
 def _struct(prefix: str, cells: list[exp.Expr]) -> exp.Anonymous:
-    return _call("named_struct", *(part for at, cell in enumerate(cells) for part in (exp.Literal.string(f"{prefix}{at}"), cell)))
+    return _call(
+        "named_struct",
+        *(part for at, cell in enumerate(cells) for part in (exp.Literal.string(f"{prefix}{at}"), cell)),
+    )
 
 
 @dataclass(slots=True)
@@ -130,10 +145,15 @@ class _Spread:
     numbering: dict[str, str] = field(default_factory=dict)
     """The hidden number column of a user's lateral view, by the view's alias."""
 
-    def lateral(self, call: GeneratorCall, columns: list[exp.Identifier], alias: str, *, outer: bool = False) -> None:
+    def lateral(
+        self, call: GeneratorCall, columns: list[exp.Identifier], alias: str, *, outer: bool = False
+    ) -> None:
         self.views.append(
             exp.Lateral(
-                this=call.call, view=True, outer=outer, alias=exp.TableAlias(this=exp.to_identifier(alias, quoted=True), columns=columns)
+                this=call.call,
+                view=True,
+                outer=outer,
+                alias=exp.TableAlias(this=exp.to_identifier(alias, quoted=True), columns=columns),
             )
         )
 
@@ -168,12 +188,21 @@ class _Spread:
             self.numbers.append(_in(alias, "pos"))
             self.numbering[alias.lower()] = "pos"
         if named:
-            self.shown.append(_star_of(alias, *([self.numbering[alias.lower()]] if alias.lower() in self.numbering else [])))
+            self.shown.append(
+                _star_of(alias, *([self.numbering[alias.lower()]] if alias.lower() in self.numbering else []))
+            )
         return alias
 
-    def _two(self, call: GeneratorCall, items: exp.Expr, alias: str, number: exp.Identifier, hidden: str, item: str) -> None:
+    def _two(
+        self, call: GeneratorCall, items: exp.Expr, alias: str, number: exp.Identifier, hidden: str, item: str
+    ) -> None:
         """Add one view for the items and their number, and one for the columns computed from an item."""
-        self.lateral(GeneratorCall(exp.Posexplode(this=items)), [number, exp.to_identifier(item, quoted=True)], hidden, outer=call.outer)
+        self.lateral(
+            GeneratorCall(exp.Posexplode(this=items)),
+            [number, exp.to_identifier(item, quoted=True)],
+            hidden,
+            outer=call.outer,
+        )
         n, value = _in(hidden, number.name), _in(hidden, item)
         self.numbers.append(n)
         if call.structs:
@@ -183,7 +212,11 @@ class _Spread:
             cells = [value] if width == 1 else [_call("get", one.copy(), n.copy()) for one in call.lists]
             cells += [template("_0 + 1", n)] if call.ordinal else []
             made = _struct("c", cells)
-        self.lateral(GeneratorCall(exp.Inline(this=exp.Array(expressions=[made]))), [name.copy() for name in call.names], alias)
+        self.lateral(
+            GeneratorCall(exp.Inline(this=exp.Array(expressions=[made]))),
+            [name.copy() for name in call.names],
+            alias,
+        )
 
 
 def _in(alias: str, name: str) -> exp.Column:
@@ -191,7 +224,11 @@ def _in(alias: str, name: str) -> exp.Column:
 
 
 def _star_of(alias: str, *left_out: str) -> exp.Column:
-    star = exp.Star(except_=[exp.to_identifier(name, quoted=True) for name in left_out]) if left_out else exp.Star()
+    star = (
+        exp.Star(except_=[exp.to_identifier(name, quoted=True) for name in left_out])
+        if left_out
+        else exp.Star()
+    )
     return exp.Column(this=star, table=exp.to_identifier(alias, quoted=True))
 
 
@@ -230,7 +267,11 @@ def spread(select: exp.Select, emptied: list[exp.Expr] | None = None) -> list[ex
 def _listed(select: exp.Select) -> Iterator[exp.Expr]:
     """Yield the generators in a SELECT list."""
     for item in select.expressions:
-        yield from (part for part in item.find_all(exp.Explode, exp.Inline, exp.Stack, exp.Unnest, exp.Anonymous) if is_generator(part))
+        yield from (
+            part
+            for part in item.find_all(exp.Explode, exp.Inline, exp.Stack, exp.Unnest, exp.Anonymous)
+            if is_generator(part)
+        )
 
 
 def _open_stars(work: _Spread) -> None:
@@ -256,7 +297,11 @@ def _open_stars(work: _Spread) -> None:
 def _mark_stars(work: _Spread) -> None:
     """Exclude the row number from `e.*` over a lateral view of the user."""
     for item in work.select.expressions:
-        if isinstance(item, exp.Column) and isinstance(item.this, exp.Star) and (hidden := work.numbering.get(item.table.lower())):
+        if (
+            isinstance(item, exp.Column)
+            and isinstance(item.this, exp.Star)
+            and (hidden := work.numbering.get(item.table.lower()))
+        ):
             left_out = item.this.args.get("except_") or []
             if hidden not in [column.name for column in left_out]:
                 item.this.set("except_", [*left_out, exp.to_identifier(hidden, quoted=True)])
@@ -279,9 +324,13 @@ def _from_the_list(work: _Spread, listed: list[exp.Expr]) -> None:
         raise UserError(msg, hint="Write it as a LATERAL VIEW.")
     hidden = tuple(exp.to_identifier(f"_gs_x{at}", quoted=True) for at in range(len(names)))
     alias = work.add(GeneratorCall(call.copy(), names=hidden, outer=_is_outer(call)), named=False)
-    columns: list[exp.Expr] = [exp.alias_(_in(alias, hid.name), name) for hid, name in zip(hidden, names, strict=True)]
+    columns: list[exp.Expr] = [
+        exp.alias_(_in(alias, hid.name), name) for hid, name in zip(hidden, names, strict=True)
+    ]
     if not names:
-        columns = [_star_of(alias, *([work.numbering[alias.lower()]] if alias.lower() in work.numbering else []))]
+        columns = [
+            _star_of(alias, *([work.numbering[alias.lower()]] if alias.lower() in work.numbering else []))
+        ]
     whole = item if isinstance(item, exp.Alias | exp.Aliases) else call
     if len(listed) == 1 and whole.parent is work.select:
         _instead(work.select, whole, columns)
@@ -294,10 +343,18 @@ def _side_by_side(work: _Spread, listed: list[exp.Expr], calls: list[exp.Expr]) 
     """Combine several `unnest` in one list. The shorter lists give NULL after their end."""
     if not all(type(part) is exp.Unnest and len(part.expressions) == 1 for part in calls):
         msg = "two row-generating functions in one SELECT list"
-        raise UserError(msg, hint="Write each as a LATERAL VIEW, for every pair; or as unnest, for the first with the first.")
+        raise UserError(
+            msg,
+            hint="Write each as a LATERAL VIEW, for every pair; or as unnest, for the first with the first.",
+        )
     names = tuple(exp.to_identifier(f"_gs_x{at}", quoted=True) for at in range(len(calls)))
-    alias = work.add(GeneratorCall(exp.Unnest(expressions=[part.expressions[0].copy() for part in calls]), names=names), named=False)
-    columns = {call.sql(dialect="spark"): _in(alias, name.name) for call, name in zip(calls, names, strict=True)}
+    alias = work.add(
+        GeneratorCall(exp.Unnest(expressions=[part.expressions[0].copy() for part in calls]), names=names),
+        named=False,
+    )
+    columns = {
+        call.sql(dialect="spark"): _in(alias, name.name) for call, name in zip(calls, names, strict=True)
+    }
     for part in listed:
         _put(part, columns[part.sql(dialect="spark")].copy())
 

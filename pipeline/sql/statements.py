@@ -76,7 +76,9 @@ def multiplies(text: str, *, node: str = "", dialect: str = "spark") -> bool:
 
 
 def _table_names(query: exp.Query) -> list[str]:
-    return [_table_name(table) for table in query.find_all(exp.Table) if isinstance(table.this, exp.Identifier)]
+    return [
+        _table_name(table) for table in query.find_all(exp.Table) if isinstance(table.this, exp.Identifier)
+    ]
 
 
 def _table_name(table: exp.Table) -> str:
@@ -124,11 +126,16 @@ def compile_statement(
     for named in found.find_all(exp.CTE, exp.Subquery, exp.Table):
         alias = named.args.get("alias")
         if alias is not None and alias.args.get("columns"):
-            alias.set("columns", [*alias.columns, *(exp.to_identifier(column, quoted=True) for column in hidden)])
+            alias.set(
+                "columns", [*alias.columns, *(exp.to_identifier(column, quoted=True) for column in hidden)]
+            )
     for table in list(found.find_all(exp.Table)):
         name = _table_name(table)
         if rename and name in rename and name not in own:
-            table.set("alias", table.args.get("alias") or exp.TableAlias(this=exp.to_identifier(table.name, quoted=True)))
+            table.set(
+                "alias",
+                table.args.get("alias") or exp.TableAlias(this=exp.to_identifier(table.name, quoted=True)),
+            )
             for key in ("db", "catalog"):
                 table.set(key, None)
             table.set("this", exp.to_identifier(rename[name], quoted=True))
@@ -143,7 +150,13 @@ _WORDS = re.compile(r"\s*(now|today|tomorrow|yesterday)\b\s*(.*?)\s*", re.IGNORE
 _DAYS = {"yesterday": -1, "today": 0, "tomorrow": 1}
 _INTO_TIMES = ("to_timestamp_ntz", "to_timestamp_ltz", "try_to_timestamp", "try_to_date")
 """Functions that cast and that the parser does not know."""
-_TIMES = {exp.DType.DATE, exp.DType.TIMESTAMP, exp.DType.TIMESTAMPTZ, exp.DType.TIMESTAMPLTZ, exp.DType.TIMESTAMPNTZ}
+_TIMES = {
+    exp.DType.DATE,
+    exp.DType.TIMESTAMP,
+    exp.DType.TIMESTAMPTZ,
+    exp.DType.TIMESTAMPLTZ,
+    exp.DType.TIMESTAMPNTZ,
+}
 
 
 def is_relative_timestamp(text: str) -> bool:
@@ -158,14 +171,22 @@ def may_have_relative_timestamps(text: str) -> bool:
 
 def _fix_clocks(query: exp.Query, now: datetime) -> None:
     stamp = now.astimezone(UTC)
-    moment = exp.cast(exp.Literal.string(stamp.strftime("%Y-%m-%d %H:%M:%S.%f+00:00")), "timestamp", dialect=DIALECT)
+    moment = exp.cast(
+        exp.Literal.string(stamp.strftime("%Y-%m-%d %H:%M:%S.%f+00:00")), "timestamp", dialect=DIALECT
+    )
     day = exp.cast(exp.Literal.string(stamp.strftime("%Y-%m-%d")), "date", dialect=DIALECT)
     for call in list(query.find_all(*_CLOCKS)):
         if (told := _clock_type(call)) is not None:
             call.replace((moment if told == "moment" else day).copy())
     for word, text in list(_clock_words(query)):
         days = _DAYS.get(word.lower())
-        text.replace(exp.Literal.string(f"{stamp:%Y-%m-%d %H:%M:%S.%f}" if days is None else f"{stamp + timedelta(days=days):%Y-%m-%d}"))
+        text.replace(
+            exp.Literal.string(
+                f"{stamp:%Y-%m-%d %H:%M:%S.%f}"
+                if days is None
+                else f"{stamp + timedelta(days=days):%Y-%m-%d}"
+            )
+        )
 
 
 def _clock_type(call: exp.Expr) -> str | None:
@@ -184,8 +205,17 @@ def _clock_words(query: exp.Query, *, zoned: bool = False) -> Iterator[tuple[str
     for cast in query.find_all(exp.Cast, exp.TryCast, exp.Date, exp.TsOrDsToDate, exp.Anonymous):
         into, text = not isinstance(cast, exp.Cast) or cast.to.this in _TIMES, cast.this
         if isinstance(cast, exp.Anonymous):  # with a format it is an ordinary string
-            into, text = cast.name.lower() in _INTO_TIMES and len(cast.expressions) == 1, next(iter(cast.expressions), None)
-        if into and isinstance(text, exp.Literal) and text.is_string and (found := _WORDS.fullmatch(text.name)) and bool(found[2]) == zoned:
+            into, text = (
+                cast.name.lower() in _INTO_TIMES and len(cast.expressions) == 1,
+                next(iter(cast.expressions), None),
+            )
+        if (
+            into
+            and isinstance(text, exp.Literal)
+            and text.is_string
+            and (found := _WORDS.fullmatch(text.name))
+            and bool(found[2]) == zoned
+        ):
             yield found[0].strip() if zoned else found[1], text
 
 
@@ -193,7 +223,13 @@ _IMPURE = frozenset(
     {
         *("rand", "randn", "random", "randstr", "uniform", "uuid", "shuffle"),
         "aes_encrypt",  # with a random vector unless one is passed
-        *("monotonically_increasing_id", "spark_partition_id", "input_file_name", "input_file_block_start", "input_file_block_length"),
+        *(
+            "monotonically_increasing_id",
+            "spark_partition_id",
+            "input_file_name",
+            "input_file_block_start",
+            "input_file_block_length",
+        ),
         *("reflect", "java_method", "try_reflect"),
         *("current_user", "session_user", "user", "version"),
     }
@@ -205,10 +241,19 @@ def nondeterministic_calls(text: str, *, dialect: str = "spark") -> tuple[str, .
     """Return the non-deterministic parts of a statement: function names, and strings such as `today CET`."""
     query = parse(text, dialect=dialect)
     found = (
-        part.sql_name().lower() if isinstance(part, exp.Func) and not isinstance(part, exp.Anonymous) else part.name.lower()
+        part.sql_name().lower()
+        if isinstance(part, exp.Func) and not isinstance(part, exp.Anonymous)
+        else part.name.lower()
         for part in query.find_all(exp.Func)
     )
-    return tuple(dict.fromkeys([*(name for name in found if name in _IMPURE), *(word for word, _ in _clock_words(query, zoned=True))]))
+    return tuple(
+        dict.fromkeys(
+            [
+                *(name for name in found if name in _IMPURE),
+                *(word for word, _ in _clock_words(query, zoned=True)),
+            ]
+        )
+    )
 
 
 def nondeterministic_filter_calls(predicate: str) -> tuple[str, ...]:
@@ -221,16 +266,39 @@ def nondeterministic_filter_calls(predicate: str) -> tuple[str, ...]:
         query = parse(text)
     except UserError:
         return ()
-    clocks = [call.sql(dialect=DIALECT).lower() for call in query.find_all(*_CLOCKS) if _clock_type(call) or call.name == "current_time"]
-    return (*nondeterministic_calls(text), *dict.fromkeys([*clocks, *(word for word, _ in _clock_words(query))]))
+    clocks = [
+        call.sql(dialect=DIALECT).lower()
+        for call in query.find_all(*_CLOCKS)
+        if _clock_type(call) or call.name == "current_time"
+    ]
+    return (
+        *nondeterministic_calls(text),
+        *dict.fromkeys([*clocks, *(word for word, _ in _clock_words(query))]),
+    )
 
 
 _MOVES_THERE = frozenset(
     {
-        *("now", "now64", "nowinblock", "nowinblock64", "today", "yesterday", "curdate", "current_date", "current_timestamp"),
+        *(
+            "now",
+            "now64",
+            "nowinblock",
+            "nowinblock64",
+            "today",
+            "yesterday",
+            "curdate",
+            "current_date",
+            "current_timestamp",
+        ),
         *("localtime", "localtimestamp", "utctimestamp", "utc_timestamp", "uptime"),
         *("fuzzbits", "arrayshuffle", "arraypartialshuffle", "arrayrandomsample"),
-        *("generateuuidv4", "generateuuidv7", "generateserialid", "generatesnowflakeid", "generaterandomstructure"),
+        *(
+            "generateuuidv4",
+            "generateuuidv7",
+            "generateserialid",
+            "generatesnowflakeid",
+            "generaterandomstructure",
+        ),
         *("blocknumber", "blocksize", "rownumberinblock", "rownumberinallblocks", "runningconcurrency"),
     }
 )
@@ -251,6 +319,8 @@ def nondeterministic_in_clickhouse(predicate: str) -> tuple[str, ...]:
     for token, behind in zip(tokens, [*tokens[1:], None], strict=True):
         name, called = token.text.lower(), behind is not None and behind.token_type is TokenType.L_PAREN
         word = token.token_type not in (TokenType.STRING, TokenType.IDENTIFIER)
-        if word and ((called and (name in _MOVES_THERE or name.startswith("rand"))) or name in _WITHOUT_BRACKETS):
+        if word and (
+            (called and (name in _MOVES_THERE or name.startswith("rand"))) or name in _WITHOUT_BRACKETS
+        ):
             found.append(f"{token.text}()" if called else token.text)
     return tuple(dict.fromkeys(found))

@@ -33,8 +33,10 @@ _TOO_MANY = f"one row makes {FAN_OUT} rows or more, which have no order then"
 _TOO_DEEP = "more than three row-generating transforms in a chain; the limit is three"
 _LARGEST = (2**63 - 1) // FAN_OUT - 1
 _CHECKED = (
-    "transform(array(CAST(_0 AS STRING)), _x -> CASE WHEN _x IN ('i', 'u', 'd') THEN _x ELSE raise_error(concat(_1, to_json("
-    f"named_struct('node', _2, 'what', concat('column `{OP}` says `', coalesce(_x, 'NULL'), '`'), 'hint', _3)))) END)[0]"
+    "transform(array(CAST(_0 AS STRING)), _x -> CASE WHEN _x IN ('i', 'u', 'd') THEN _x ELSE"
+    " raise_error(concat(_1, to_json("
+    f"named_struct('node', _2, 'what', concat('column `{OP}` says `', coalesce(_x, 'NULL'), '`'), 'hint',"
+    " _3)))) END)[0]"
 )
 
 
@@ -74,7 +76,9 @@ def branches(query: exp.Query, sources: Mapping[str, Collection[str]]) -> dict[i
 
     told: dict[int, Branch] = {}
     for union in query.find_all(exp.Union):
-        if isinstance(union.parent, exp.Union) or (isinstance(union.parent, exp.Subquery) and isinstance(union.parent.parent, exp.Union)):
+        if isinstance(union.parent, exp.Union) or (
+            isinstance(union.parent, exp.Subquery) and isinstance(union.parent.parent, exp.Union)
+        ):
             continue
         parts = list(_parts(union))
         origins = [behind(part, frozenset()) for part in parts]
@@ -122,7 +126,13 @@ def add_system_columns(
     for star in _stars(select):
         left_out = star.args.get("except_") or []
         there = {column.name.lower() for column in left_out}
-        star.set("except_", [*left_out, *(exp.to_identifier(column, quoted=True) for column in hidden if column not in there)])
+        star.set(
+            "except_",
+            [
+                *left_out,
+                *(exp.to_identifier(column, quoted=True) for column in hidden if column not in there),
+            ],
+        )
     for column in hidden:
         value = own.get(column) or exp.column(column, quoted=True)
         plain = isinstance(value, exp.Column) and value.name.lower() == column
@@ -130,7 +140,13 @@ def add_system_columns(
             if not plain:
                 msg = f"`{POS}` is the order of rows, and cannot be set"
                 raise UserError(msg, hint="Give the column another name.")
-            value = marks.position if marks else add_row_number(value, numbers, node, branch) if numbers or branch else value
+            value = (
+                marks.position
+                if marks
+                else add_row_number(value, numbers, node, branch)
+                if numbers or branch
+                else value
+            )
         elif column == OP and not plain:
             value = _checked(value, node)
             value = template(f"CASE WHEN _0 THEN _1 ELSE `{OP}` END", marks.alive, value) if marks else value
@@ -144,7 +160,10 @@ def _stars(select: exp.Select) -> Iterator[exp.Star]:
     for item in select.expressions:
         for star in item.find_all(exp.Star):
             parent = star.parent
-            if not isinstance(parent, exp.Column) or ".".join(part.name for part in parent.parts[:-1]).lower() in names:
+            if (
+                not isinstance(parent, exp.Column)
+                or ".".join(part.name for part in parent.parts[:-1]).lower() in names
+            ):
                 yield star
 
 
@@ -175,7 +194,9 @@ def _checked(value: exp.Expr, node: str) -> exp.Expr:
     return template(_CHECKED, value, *map(exp.Literal.string, (ROW_ERROR, node, hint)))
 
 
-def add_row_number(position: exp.Expr, numbers: Sequence[exp.Expr], node: str = "", branch: Branch | None = None) -> exp.Expr:
+def add_row_number(
+    position: exp.Expr, numbers: Sequence[exp.Expr], node: str = "", branch: Branch | None = None
+) -> exp.Expr:
     """Return the position of each generated row.
 
     An outer generator gives no number for a row without items.
@@ -186,7 +207,8 @@ def add_row_number(position: exp.Expr, numbers: Sequence[exp.Expr], node: str = 
     for number in numbers:
         sub = template(
             f"CASE WHEN coalesce(_1, 0) >= {FAN_OUT} THEN CAST(raise_error(_2) AS BIGINT)"
-            f" WHEN _0 > {_LARGEST} THEN CAST(raise_error(_3) AS BIGINT) ELSE _0 * {FAN_OUT} + coalesce(_1, 0) END",
+            f" WHEN _0 > {_LARGEST} THEN CAST(raise_error(_3) AS BIGINT) ELSE _0 * {FAN_OUT} + coalesce(_1,"
+            " 0) END",
             sub,
             number,
             many,
@@ -194,7 +216,9 @@ def add_row_number(position: exp.Expr, numbers: Sequence[exp.Expr], node: str = 
         )
     if branch:  # Spark's own arithmetic fails on overflow
         sub = template(f"_0 * {branch.count} + {branch.at}", sub)
-    return template("named_struct('source', _0.source, 'part', _0.part, 'off', _0.off, 'sub', _1)", position, sub)
+    return template(
+        "named_struct('source', _0.source, 'part', _0.part, 'off', _0.off, 'sub', _1)", position, sub
+    )
 
 
 def _failing(what: str, hint: str, node: str) -> exp.Literal:

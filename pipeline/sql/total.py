@@ -7,11 +7,57 @@ from sqlglot import exp
 from headrace.pipeline.sql.dialects.translation import template
 
 _TOTAL = (
-    *(exp.Column, exp.Identifier, exp.Literal, exp.Null, exp.Boolean, exp.Paren, exp.Alias, exp.Dot, exp.Star, exp.DataType, exp.Var),
+    *(
+        exp.Column,
+        exp.Identifier,
+        exp.Literal,
+        exp.Null,
+        exp.Boolean,
+        exp.Paren,
+        exp.Alias,
+        exp.Dot,
+        exp.Star,
+        exp.DataType,
+        exp.Var,
+    ),
     *(exp.And, exp.Or, exp.Not, exp.Is, exp.Case, exp.If, exp.Coalesce, exp.Nullif, exp.Greatest, exp.Least),
-    *(exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.NullSafeEQ, exp.NullSafeNEQ, exp.Between, exp.In),
-    *(exp.Concat, exp.ConcatWs, exp.DPipe, exp.Lower, exp.Upper, exp.Trim, exp.Length, exp.Substring, exp.Left, exp.Right, exp.Replace),
-    *(exp.StartsWith, exp.EndsWith, exp.Contains, exp.Pad, exp.MD5, exp.SHA, exp.SHA2, exp.Hex, exp.LowerHex, exp.ToBase64),
+    *(
+        exp.EQ,
+        exp.NEQ,
+        exp.LT,
+        exp.LTE,
+        exp.GT,
+        exp.GTE,
+        exp.NullSafeEQ,
+        exp.NullSafeNEQ,
+        exp.Between,
+        exp.In,
+    ),
+    *(
+        exp.Concat,
+        exp.ConcatWs,
+        exp.DPipe,
+        exp.Lower,
+        exp.Upper,
+        exp.Trim,
+        exp.Length,
+        exp.Substring,
+        exp.Left,
+        exp.Right,
+        exp.Replace,
+    ),
+    *(
+        exp.StartsWith,
+        exp.EndsWith,
+        exp.Contains,
+        exp.Pad,
+        exp.MD5,
+        exp.SHA,
+        exp.SHA2,
+        exp.Hex,
+        exp.LowerHex,
+        exp.ToBase64,
+    ),
     *(exp.Struct, exp.Array, exp.PropertyEQ, exp.RegexpSplit, exp.FromJson, exp.JSONFormat),
     *(exp.SafeAdd, exp.SafeSubtract, exp.SafeMultiply, exp.SafeDivide),
 )
@@ -36,7 +82,9 @@ _REPEATABLE_NAMED = _NAMED | {"pmod", "mod"}
 def is_repeatable(value: exp.Expr) -> bool:
     """Return whether an expression always has the same result for the same columns. Only True is certain."""
     return all(
-        part.name.lower() in _REPEATABLE_NAMED if isinstance(part, exp.Anonymous) else isinstance(part, (*_TOTAL, *_REPEATABLE))
+        part.name.lower() in _REPEATABLE_NAMED
+        if isinstance(part, exp.Anonymous)
+        else isinstance(part, (*_TOTAL, *_REPEATABLE))
         for part in value.walk()
     )
 

@@ -47,7 +47,11 @@ def plain_inputs(query: exp.Query, columns: Collection[str]) -> frozenset[str]:
 
     Empty for any other statement.
     """
-    if not isinstance(query, exp.Select) or len(list(query.find_all(exp.Select))) > 1 or query.args.get("joins"):
+    if (
+        not isinstance(query, exp.Select)
+        or len(list(query.find_all(exp.Select))) > 1
+        or query.args.get("joins")
+    ):
         return frozenset()
     found: set[str] = set()
     wanted = {name.lower() for name in columns}
@@ -56,9 +60,17 @@ def plain_inputs(query: exp.Query, columns: Collection[str]) -> frozenset[str]:
         value = item.unalias()
         if item.is_star:
             found |= wanted - listed
-        elif item.alias_or_name.lower() in wanted and isinstance(value, exp.Column) and not isinstance(value.this, exp.Star):
+        elif (
+            item.alias_or_name.lower() in wanted
+            and isinstance(value, exp.Column)
+            and not isinstance(value.this, exp.Star)
+        ):
             found.add(value.name.lower())
-    made = {name.name.lower() for part in query.args.get("laterals") or [] for name in part.find_all(exp.Identifier)}
+    made = {
+        name.name.lower()
+        for part in query.args.get("laterals") or []
+        for name in part.find_all(exp.Identifier)
+    }
     return frozenset(found - made)
 
 
@@ -94,13 +106,19 @@ class _Trace:
         items = select.expressions
         starred = any(item.is_star for item in items)
         by_place = wanted.places is not None and not starred
-        chosen = {at for at, item in enumerate(items) if (at in (wanted.places or ()) if by_place else _is_named(item, wanted.names))}
+        chosen = {
+            at
+            for at, item in enumerate(items)
+            if (at in (wanted.places or ()) if by_place else _is_named(item, wanted.names))
+        }
         while more := _to_the_left(items, chosen):
             chosen |= more
         refs = {name for at in chosen for name in _columns(items[at])} | (wanted.names if starred else set())
         for at in chosen:
             items[at].meta[WANTED] = True
-        bare = {items[at].unalias().name.lower() for at in chosen if isinstance(items[at].unalias(), exp.Column)}
+        bare = {
+            items[at].unalias().name.lower() for at in chosen if isinstance(items[at].unalias(), exp.Column)
+        }
         select.meta[PLAIN] = select.meta.get(PLAIN, set()) | bare | (wanted.names if starred else set())
         by_item = any(is_generator(part) for at in chosen for part in items[at].walk())
         for part in [*(select.args.get("laterals") or []), *(select.args.get("joins") or [])]:
@@ -120,7 +138,9 @@ class _Trace:
             self.query(read, _Wanted(refs), ctes)
         elif isinstance(read, exp.Table):
             name = ".".join(part.name for part in read.parts)
-            ctes.get(name.lower(), self.inputs.setdefault(name, set()) if name.lower() not in ctes else set()).update(refs)
+            ctes.get(
+                name.lower(), self.inputs.setdefault(name, set()) if name.lower() not in ctes else set()
+            ).update(refs)
 
 
 def _by_alias(columns: Sequence[str], wanted: _Wanted) -> _Wanted:
@@ -137,7 +157,11 @@ def _places(query: exp.SetOperation, names: set[str]) -> set[int] | None:
     while isinstance(first, exp.SetOperation | exp.Subquery):
         first = first.this
     items = first.expressions
-    return None if any(item.is_star for item in items) else {at for at, item in enumerate(items) if _is_named(item, names)}
+    return (
+        None
+        if any(item.is_star for item in items)
+        else {at for at, item in enumerate(items) if _is_named(item, names)}
+    )
 
 
 def _is_named(item: exp.Expr, names: set[str]) -> bool:

@@ -34,16 +34,25 @@ from headrace.pipeline.sql.system_columns import relation_names
 from headrace.pipeline.types.int256 import INT256, UINT256
 
 _RESULTS = {
-    "array_size": "INT", "cardinality": "INT", "locate": "INT", "length": "INT", "dayofweek": "INT", "array_position": "BIGINT",
-    "unix_millis": "BIGINT", "unix_micros": "BIGINT", "regexp_count": "INT", "u256_compare": "INT", "i256_compare": "INT",
-    "to_int64": "BIGINT", "u256_to_string": "STRING", "i256_to_string": "STRING", "hash": "INT", "xxhash64": "BIGINT", "crc32": "BIGINT",
-    "instr": "INT", "find_in_set": "INT", "octet_length": "INT", "weekday": "INT", "json_array_length": "INT", "bitwise_count": "INT",
-    "width_bucket": "BIGINT", "regexp_instr": "INT", "bigint": "BIGINT", "monotonically_increasing_id": "BIGINT", "url_encode": "STRING",
-    "get_json_object": "STRING", "make_valid_utf8": "STRING", "schema_of_json": "STRING",
+    "array_size": "INT", "cardinality": "INT", "locate": "INT", "length": "INT", "dayofweek": "INT",
+    "array_position": "BIGINT", "unix_millis": "BIGINT", "unix_micros": "BIGINT", "regexp_count": "INT",
+    "u256_compare": "INT", "i256_compare": "INT", "to_int64": "BIGINT", "u256_to_string": "STRING",
+    "i256_to_string": "STRING", "hash": "INT", "xxhash64": "BIGINT", "crc32": "BIGINT", "instr": "INT",
+    "find_in_set": "INT", "octet_length": "INT", "weekday": "INT", "json_array_length": "INT",
+    "bitwise_count": "INT", "width_bucket": "BIGINT", "regexp_instr": "INT", "bigint": "BIGINT",
+    "monotonically_increasing_id": "BIGINT", "url_encode": "STRING", "get_json_object": "STRING",
+    "make_valid_utf8": "STRING", "schema_of_json": "STRING",
 }  # fmt: skip
 """The result types of functions that sqlglot does not know."""
 
-_OWN = {"int": "INT", "bigint": "BIGINT", "text": "STRING", "bool": "BOOLEAN", "boolean": "BOOLEAN", "double": "DOUBLE"}
+_OWN = {
+    "int": "INT",
+    "bigint": "BIGINT",
+    "text": "STRING",
+    "bool": "BOOLEAN",
+    "boolean": "BOOLEAN",
+    "double": "DOUBLE",
+}
 _OWN_WIDE = {"uint256": UINT256, "int256": INT256}
 """The declared result types of Headrace's own functions."""
 
@@ -117,7 +126,11 @@ class _Typer:
             return _renamed(self.query(query.this, known), query.alias_column_names)
         if isinstance(query, exp.SetOperation):
             left, right = self.query(query.left, known), self.query(query.right, known)
-            others = [right.get(name, UNKNOWN) for name in left] if query.args.get("by_name") else list(right.values())
+            others = (
+                [right.get(name, UNKNOWN) for name in left]
+                if query.args.get("by_name")
+                else list(right.values())
+            )
             return {
                 name: _branch_type(name, kind, other)
                 for (name, kind), other in zip(left.items(), [*others, *[UNKNOWN] * len(left)], strict=False)
@@ -131,8 +144,12 @@ class _Typer:
             types = self.query(clause.this, known)
         elif clause is not None and isinstance(clause.this, exp.Table):
             name = ".".join(part.name for part in clause.this.parts)
-            types = _renamed(dict(known.get(name.lower()) or self._nodes.get(name) or {}), clause.this.alias_column_names)
-        scope = _TypeScope([(frozenset(relation_names(select)), {name.lower(): kind for name, kind in types.items()})])
+            types = _renamed(
+                dict(known.get(name.lower()) or self._nodes.get(name) or {}), clause.this.alias_column_names
+            )
+        scope = _TypeScope(
+            [(frozenset(relation_names(select)), {name.lower(): kind for name, kind in types.items()})]
+        )
         for part in [*(select.args.get("joins") or []), *(select.args.get("laterals") or [])]:
             self._add_generator(part, scope)
         if select.args.get("where") is not None:
@@ -219,7 +236,11 @@ def _visits(root: exp.Expr) -> Iterator[tuple[exp.Expr, bool]]:
 def _open_struct(item: exp.Expr, scope: _TypeScope) -> exp.Expr:
     """Replace `unnest` of a struct by the star of its fields."""
     call = item.unalias()
-    if not isinstance(call, exp.Unnest) or len(call.expressions) != 1 or not isinstance(call.expressions[0], exp.Column):
+    if (
+        not isinstance(call, exp.Unnest)
+        or len(call.expressions) != 1
+        or not isinstance(call.expressions[0], exp.Column)
+    ):
         return item
     parts = call.expressions[0].parts
     if scope.find([part.name.lower() for part in parts]).this != exp.DType.STRUCT:
@@ -234,9 +255,18 @@ def _divide(division: exp.Div) -> exp.Expr:
     Raise UserError if a type is missing for that.
     """
     kinds = [infer_type(side) for side in (division.left, division.right)]
-    if any(kind.this == exp.DType.UNKNOWN for kind in kinds) and all(kind.this in (*INTEGERS, exp.DType.UNKNOWN) for kind in kinds):
-        msg = f"the types of `{division.sql(dialect=DIALECT)}` cannot be inferred, and decide whether it gives a whole number"
-        raise UserError(msg, hint="Give both sides a type with CAST, such as CAST(x AS bigint) or CAST(x AS double precision).")
+    if any(kind.this == exp.DType.UNKNOWN for kind in kinds) and all(
+        kind.this in (*INTEGERS, exp.DType.UNKNOWN) for kind in kinds
+    ):
+        msg = (
+            f"the types of `{division.sql(dialect=DIALECT)}` cannot be inferred, and decide whether it"
+            " gives a whole number"
+        )
+        raise UserError(
+            msg,
+            hint="Give both sides a type with CAST, such as CAST(x AS bigint) or CAST(x AS double"
+            " precision).",
+        )
     if not all(kind.this in INTEGERS for kind in kinds):
         division.set("typed", False)
         return division
@@ -251,7 +281,11 @@ def _star_columns(star: exp.Expr, scope: _TypeScope) -> dict[str, exp.DataType]:
     qualifier = [part.name.lower() for part in star.parts[:-1]] if isinstance(star, exp.Column) else []
     columns = scope.columns_of(".".join(qualifier))
     if qualifier and (struct := scope.find(qualifier)).this == exp.DType.STRUCT:
-        columns = {one.name.lower(): one.kind or UNKNOWN for one in struct.expressions if isinstance(one, exp.ColumnDef)}
+        columns = {
+            one.name.lower(): one.kind or UNKNOWN
+            for one in struct.expressions
+            if isinstance(one, exp.ColumnDef)
+        }
     return {name: kind for name, kind in columns.items() if name not in left_out}
 
 
@@ -266,13 +300,18 @@ def _branch_type(name: str, left: exp.DataType, right: exp.DataType) -> exp.Data
     """
     if (found := common_type([left, right])) is not None:
         return found
-    msg = f"column `{name}` is {_spell_type(left)} in one branch of UNION ALL, and {_spell_type(right)} in another"
+    msg = (
+        f"column `{name}` is {_spell_type(left)} in one branch of UNION ALL, and {_spell_type(right)} in"
+        " another"
+    )
     raise UserError(msg, hint="Make them the same with CAST, to_u256, to_i256, or u256_to_string.")
 
 
 def _spell_type(kind: exp.DataType) -> str:
     wide = wide_of_type(kind)
-    return str(wide) if wide is not None else "of unknown type" if kind == UNKNOWN else kind.sql(dialect=DIALECT)
+    return (
+        str(wide) if wide is not None else "of unknown type" if kind == UNKNOWN else kind.sql(dialect=DIALECT)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,4 +332,11 @@ def apply_types(query: exp.Query, nodes: Mapping[str, Types], *, node: str = "")
     except UserError as error:
         raise type(error)(error.message, hint=error.hint, node=node) from None
     numbers = {name.lower(): wide for name, kind in found.items() if (wide := wide_of_type(kind)) is not None}
-    return WideColumns(numbers, {name.lower(): kind for name, kind in found.items() if name.lower() not in numbers and holds_wide(kind)})
+    return WideColumns(
+        numbers,
+        {
+            name.lower(): kind
+            for name, kind in found.items()
+            if name.lower() not in numbers and holds_wide(kind)
+        },
+    )

@@ -11,10 +11,18 @@ from headrace.pipeline.sql.generators import find_generator, is_generator
 
 _FAR = "It needs rows beyond the one at hand. Do it in the target, or in a view over it."
 _LAST = "Give the sink these columns as its `primary_key`: it keeps the last row of each key."
-_CHANCE = "It gives other rows when an epoch is written again. Take rows by their values: WHERE pmod(hash(id), 100) < 10."
-_ORDER = "The rows of an epoch have no order that a reader of the target sees. Order them where they are read."
+_CHANCE = (
+    "It gives other rows when an epoch is written again. Take rows by their values: WHERE"
+    " pmod(hash(id), 100) < 10."
+)
+_ORDER = (
+    "The rows of an epoch have no order that a reader of the target sees. Order them where they are read."
+)
 _CONSTANT = "Its rows would appear once per epoch. Name a source or a transform after FROM."
-_PLAIN = "Put it into the SELECT list, or after FROM, of a subquery or a transform of its own, and its WHERE around that."
+_PLAIN = (
+    "Put it into the SELECT list, or after FROM, of a subquery or a transform of its own, and its"
+    " WHERE around that."
+)
 
 _REFUSED: dict[type[exp.Expr], tuple[str, str]] = {
     exp.AggFunc: ("an aggregate", _FAR),
@@ -33,13 +41,18 @@ _REFUSED: dict[type[exp.Expr], tuple[str, str]] = {
     exp.Except: ("EXCEPT", _FAR),
     exp.TableSample: ("TABLESAMPLE", _CHANCE),
     exp.MatchRecognize: ("MATCH_RECOGNIZE", _FAR),
-    exp.QueryTransform: ("TRANSFORM ... USING", "It starts a program per task. Write what it does as SQL, or as a transform of its own."),
+    exp.QueryTransform: (
+        "TRANSFORM ... USING",
+        "It starts a program per task. Write what it does as SQL, or as a transform of its own.",
+    ),
     exp.Values: ("VALUES", _CONSTANT),
     exp.Into: ("SELECT INTO", "A sink says where rows go."),
 }
 
 
-_AGGREGATES = tuple(f"json_{kind}agg_{nulls}_on_null" for kind in ("array", "object") for nulls in ("null", "absent"))
+_AGGREGATES = tuple(
+    f"json_{kind}agg_{nulls}_on_null" for kind in ("array", "object") for nulls in ("null", "absent")
+)
 """Flink's aggregates, which sqlglot parses as ordinary functions."""
 
 AGGREGATE = ("unsupported plan: an aggregate is not possible in a per-row transform", _FAR)
@@ -60,7 +73,11 @@ def _wrong(part: exp.Expr) -> Iterator[tuple[str, str]]:
     if isinstance(part, exp.Join):
         yield from _join(part)
     if isinstance(part, exp.Pivot):
-        yield ("UNPIVOT", "Write it with stack, which makes several rows of one.") if part.args.get("unpivot") else ("PIVOT", _FAR)
+        yield (
+            ("UNPIVOT", "Write it with stack, which makes several rows of one.")
+            if part.args.get("unpivot")
+            else ("PIVOT", _FAR)
+        )
     if isinstance(part, exp.Union) and part.args.get("distinct"):
         yield "UNION without ALL", _FAR
     if isinstance(part, exp.With) and part.args.get("recursive"):
@@ -77,10 +94,15 @@ def _wrong(part: exp.Expr) -> Iterator[tuple[str, str]]:
 def _join(join: exp.Join) -> Iterator[tuple[str, str]]:
     if find_generator(join) is None:
         yield "a join", _FAR
-    elif (condition := join.args.get("on")) is not None and not (isinstance(condition, exp.Boolean) and condition.this):
+    elif (condition := join.args.get("on")) is not None and not (
+        isinstance(condition, exp.Boolean) and condition.this
+    ):
         yield "a condition on the items of a list in ON", "Write ON true, and the condition into WHERE."
     elif join.side in ("RIGHT", "FULL") or join.args.get("using"):
-        yield f"{join.side or 'USING'} with the items of a list", "Write CROSS JOIN, or LEFT JOIN ... ON true."
+        yield (
+            f"{join.side or 'USING'} with the items of a list",
+            "Write CROSS JOIN, or LEFT JOIN ... ON true.",
+        )
 
 
 def _select(select: exp.Select) -> Iterator[tuple[str, str]]:
@@ -101,7 +123,13 @@ def _select(select: exp.Select) -> Iterator[tuple[str, str]]:
 
 def _generator(part: exp.Expr) -> Iterator[tuple[str, str]]:
     """Yield problems of a generator that is not in a SELECT list, LATERAL VIEW or FROM clause."""
-    name = part.name if isinstance(part, exp.Anonymous) else part.sql_name() if isinstance(part, exp.Func) else "unnest"
+    name = (
+        part.name
+        if isinstance(part, exp.Anonymous)
+        else part.sql_name()
+        if isinstance(part, exp.Func)
+        else "unnest"
+    )
     name = name.lower()
     inside = part.find_ancestor(exp.Where, exp.Select)
     if isinstance(inside, exp.Where):

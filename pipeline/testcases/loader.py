@@ -57,13 +57,21 @@ class Case:
         Raise PipelineFileError if their file is unreadable.
         """
         return self._listed("given", node) or read_rows(
-            self.node.given[node], self.path.parent, ("tests", self.name, "given", node), self.places, self.texts
+            self.node.given[node],
+            self.path.parent,
+            ("tests", self.name, "given", node),
+            self.places,
+            self.texts,
         )
 
     def expected(self, node: str) -> Rows:
         """Return the rows of an expected node, as written. Raise PipelineFileError if they cannot be read."""
         return self._listed("expect", node) or read_rows(
-            self.node.expect[node], self.path.parent, ("tests", self.name, "expect", node), self.places, self.texts
+            self.node.expect[node],
+            self.path.parent,
+            ("tests", self.name, "expect", node),
+            self.places,
+            self.texts,
         )
 
     def _listed(self, part: str, node: str) -> Rows | None:
@@ -109,7 +117,11 @@ def case_files(path: Path) -> list[Path]:
         return sorted(_below(path))
     if is_test_file(path):
         return [path]
-    beside = sorted(other for other in path.parent.iterdir() if is_test_file(other) and other.name.startswith(f"{path.stem}."))
+    beside = sorted(
+        other
+        for other in path.parent.iterdir()
+        if is_test_file(other) and other.name.startswith(f"{path.stem}.")
+    )
     return [*([path] if has_tests(path) or not beside else []), *beside]
 
 
@@ -129,11 +141,19 @@ def load_cases(path: Path) -> list[Case]:
     """
     if not is_test_file(path):
         file = load_pipeline(path)
-        return [Case(name, node, file, path, file.places, file.texts) for name, node in file.model.tests.items()]
-    tree = read_tree(read_text(path, "Give the path of a file of tests, such as examples/flights.test.yaml."), str(path))
+        return [
+            Case(name, node, file, path, file.places, file.texts) for name, node in file.model.tests.items()
+        ]
+    tree = read_tree(
+        read_text(path, "Give the path of a file of tests, such as examples/flights.test.yaml."), str(path)
+    )
     if not isinstance(tree.value, dict):
         hint = "docs/guides/test.md shows one."
-        problem = UserError("a file of tests is a map with `pipeline` and `tests`", hint=hint, place=FileLocation(str(path), 1, 1))
+        problem = UserError(
+            "a file of tests is a map with `pipeline` and `tests`",
+            hint=hint,
+            place=FileLocation(str(path), 1, 1),
+        )
         raise PipelineFileError([*tree.problems, problem])
     problems = tree.problems
     model = file = None
@@ -147,7 +167,9 @@ def load_cases(path: Path) -> list[Case]:
     if isinstance(named, str) and ("pipeline",) not in tree.spoiled:
         try:
             file = _load(path.parent / named, tree.place(("pipeline",)))
-            nodes = file.model.model_dump(mode="python", by_alias=True, include={"sources", "transforms", "sinks"})
+            nodes = file.model.model_dump(
+                mode="python", by_alias=True, include={"sources", "transforms", "sinks"}
+            )
         except PipelineFileError as error:
             elsewhere = list(error.problems)
     if file is not None:

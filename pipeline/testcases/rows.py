@@ -44,7 +44,13 @@ class Rows:
         return nearest_location(self.places, (row, column) if column else (row,)) or self.start
 
 
-def read_rows(node: RowsConfig, folder: Path, path: Path_, places: Mapping[Path_, FileLocation], texts: Mapping[Path_, str]) -> Rows:
+def read_rows(
+    node: RowsConfig,
+    folder: Path,
+    path: Path_,
+    places: Mapping[Path_, FileLocation],
+    texts: Mapping[Path_, str],
+) -> Rows:
     """Return the rows of an input or expected node at `path` of a file in `folder`.
 
     Raise PipelineFileError for a missing or invalid file.
@@ -54,7 +60,9 @@ def read_rows(node: RowsConfig, folder: Path, path: Path_, places: Mapping[Path_
     if node.rows is None:
         return _from_file(form, folder / str(node.path), here)
     at = (*path, "rows")
-    found = {key[len(at) :]: place for key, place in places.items() if key[: len(at)] == at and len(key) > len(at)}
+    found = {
+        key[len(at) :]: place for key, place in places.items() if key[: len(at)] == at and len(key) > len(at)
+    }
     records = [_written(record, (*at, index), texts) for index, record in enumerate(node.rows)]
     return Rows(records, here, found)
 
@@ -75,7 +83,9 @@ def _from_file(form: str, path: Path, here: FileLocation) -> Rows:
             "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else "it is no Parquet file"
         )
         msg = f"`{path}` cannot be read: {reason}"
-        raise PipelineFileError([UserError(msg, hint="The path is relative to this file.", place=here)]) from None
+        raise PipelineFileError(
+            [UserError(msg, hint="The path is relative to this file.", place=here)]
+        ) from None
 
 
 def _csv(path: Path) -> Rows:
@@ -85,7 +95,9 @@ def _csv(path: Path) -> Rows:
         header = next(reader, [])
         if doubled := next((name for name in header if header.count(name) > 1), None):
             _refuse(
-                f"the column `{shorten(doubled)}` stands twice in the header", "Give one of them another name.", FileLocation(str(path), 1)
+                f"the column `{shorten(doubled)}` stands twice in the header",
+                "Give one of them another name.",
+                FileLocation(str(path), 1),
             )
         records, places = [], {}
         for cells in reader:
@@ -93,10 +105,19 @@ def _csv(path: Path) -> Rows:
                 continue
             if len(cells) != len(header):
                 msg = f"the line has {len(cells)} cells, and the header {len(header)}"
-                _refuse(msg, "Put a cell with a comma into double quotes.", FileLocation(str(path), reader.line_num))
+                _refuse(
+                    msg,
+                    "Put a cell with a comma into double quotes.",
+                    FileLocation(str(path), reader.line_num),
+                )
             places[len(records),] = FileLocation(str(path), reader.line_num)
             records.append({name: cell or None for name, cell in zip(header, cells, strict=True)})
-    return Rows(records, FileLocation(str(path), 1), places, pa.schema([(name, pa.string()) for name in header]) if not records else None)
+    return Rows(
+        records,
+        FileLocation(str(path), 1),
+        places,
+        pa.schema([(name, pa.string()) for name in header]) if not records else None,
+    )
 
 
 def _json(path: Path) -> Rows:
@@ -108,9 +129,15 @@ def _json(path: Path) -> Rows:
         try:
             found = json.loads(line, parse_float=Decimal)
         except ValueError as error:
-            _refuse(f"not JSON: {error}", "One JSON object per line is expected.", FileLocation(str(path), number))
+            _refuse(
+                f"not JSON: {error}", "One JSON object per line is expected.", FileLocation(str(path), number)
+            )
         if not isinstance(found, dict):
-            _refuse(f"`{shorten(line)}` is no JSON object", "One JSON object per line is expected.", FileLocation(str(path), number))
+            _refuse(
+                f"`{shorten(line)}` is no JSON object",
+                "One JSON object per line is expected.",
+                FileLocation(str(path), number),
+            )
         places[len(records),] = FileLocation(str(path), number)
         records.append(found)
     return Rows(records, FileLocation(str(path), 1), places)

@@ -67,7 +67,14 @@ def fit(value: Any, kind: pa.DataType) -> Any:
         if isinstance(kind, WideInteger):
             return _wide_integer(value, kind)
         return pa.scalar(_converted(value, kind), kind).as_py(maps_as_pydicts="strict")
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, InvalidOperation, OverflowError, _UnfitError):
+    except (
+        pa.ArrowInvalid,
+        pa.ArrowTypeError,
+        pa.ArrowNotImplementedError,
+        InvalidOperation,
+        OverflowError,
+        _UnfitError,
+    ):
         msg = f"`{shorten(spell(value))}` cannot be cast to {spell_type(kind)}"
         raise ValueError(msg) from None
 
@@ -76,7 +83,11 @@ def spell(value: Any) -> str:
     """Return a value as YAML or JSON writes it, without quotes around a string."""
     if isinstance(value, date | time):
         return value.isoformat()
-    return str(value) if isinstance(value, str | Decimal | int | float) and not isinstance(value, bool) else _json(value)
+    return (
+        str(value)
+        if isinstance(value, str | Decimal | int | float) and not isinstance(value, bool)
+        else _json(value)
+    )
 
 
 def infer(values: Iterable[Any]) -> pa.DataType | None:
@@ -96,13 +107,20 @@ class _UnfitError(Exception):
 def _inferred(value: Any) -> pa.DataType:
     if isinstance(value, Timestamp):
         return pa.date32() if _DAY.fullmatch(value) else pa.timestamp("us", tz="UTC")
-    for kind, arrow in ((bool, pa.bool_()), (int, pa.int64()), (Decimal | float, pa.float64()), (bytes, pa.binary())):
+    for kind, arrow in (
+        (bool, pa.bool_()),
+        (int, pa.int64()),
+        (Decimal | float, pa.float64()),
+        (bytes, pa.binary()),
+    ):
         if isinstance(value, kind):
             return arrow
     if isinstance(value, list):
         return pa.list_(infer(value) or pa.string())
     if isinstance(value, dict):
-        return pa.struct([(name, _inferred(inner) if inner is not None else pa.string()) for name, inner in value.items()])
+        return pa.struct(
+            [(name, _inferred(inner) if inner is not None else pa.string()) for name, inner in value.items()]
+        )
     return pa.string()
 
 
@@ -229,7 +247,9 @@ def _struct(value: Any, kind: pa.DataType) -> dict[str, Any]:
 def _map(value: Any, kind: pa.DataType) -> list[tuple[Any, Any]]:
     if not isinstance(value, dict):
         raise _UnfitError
-    return [(_converted(key, kind.key_type), _converted(inner, kind.item_type)) for key, inner in value.items()]
+    return [
+        (_converted(key, kind.key_type), _converted(inner, kind.item_type)) for key, inner in value.items()
+    ]
 
 
 def _list(value: Any, kind: pa.DataType) -> list[Any]:

@@ -68,14 +68,20 @@ def parse_type(text: str) -> pa.DataType:
     known = (*FILE_TYPES, *DECIMALS)
     near = difflib.get_close_matches(name.split("(")[0].strip(), known, n=1)
     meant = f"did you mean '{near[0]}'? " if near else ""
-    msg = f"unsupported data type '{text}' in schema; {meant}supported: {', '.join(known)} (decimals as decimal(precision, scale))"
+    msg = (
+        f"unsupported data type '{text}' in schema; {meant}supported: {', '.join(known)} (decimals as"
+        " decimal(precision, scale))"
+    )
     raise SchemaError(msg)
 
 
 def _decimal(text: str, name: str, precision: str | None, scale: str | None) -> pa.DataType:
     digits, behind = (int(precision), int(scale or 0)) if precision else (38, 9)
     if not 1 <= digits <= DECIMALS[name] or behind > digits:
-        msg = f"unsupported data type '{text}' in schema; {name} takes a precision of 1 to {DECIMALS[name]} and a scale up to it"
+        msg = (
+            f"unsupported data type '{text}' in schema; {name} takes a precision of 1 to {DECIMALS[name]}"
+            " and a scale up to it"
+        )
         raise SchemaError(msg)
     return pa.decimal256(digits, behind) if name == "decimal256" else pa.decimal128(digits, behind)
 
@@ -87,7 +93,12 @@ def is_nested(kind: pa.DataType) -> bool:
 
 def is_binary(kind: pa.DataType) -> bool:
     """Return whether a type is bytes, in any of Arrow's layouts."""
-    return kinds.is_binary(kind) or kinds.is_large_binary(kind) or kinds.is_fixed_size_binary(kind) or kinds.is_binary_view(kind)
+    return (
+        kinds.is_binary(kind)
+        or kinds.is_large_binary(kind)
+        or kinds.is_fixed_size_binary(kind)
+        or kinds.is_binary_view(kind)
+    )
 
 
 Row = tuple[str, Callable[[pa.DataType], bool], str]
@@ -116,7 +127,11 @@ POSTGRES: tuple[Row, ...] = (
     ("int256, uint256", lambda t: isinstance(t, WideInteger), "NUMERIC(78,0)"),
     ("date32, date64", kinds.is_date, "DATE"),
     ("timestamp with zone", lambda t: kinds.is_timestamp(t) and t.tz is not None, "TIMESTAMP WITH TIME ZONE"),
-    ("timestamp without zone", lambda t: kinds.is_timestamp(t) and t.tz is None, "TIMESTAMP WITHOUT TIME ZONE"),
+    (
+        "timestamp without zone",
+        lambda t: kinds.is_timestamp(t) and t.tz is None,
+        "TIMESTAMP WITHOUT TIME ZONE",
+    ),
     ("time32, time64", kinds.is_time, "TIME WITHOUT TIME ZONE"),
     ("struct, list, map", kinds.is_nested, "JSONB"),
     ("anything else", lambda _: True, "TEXT"),
@@ -132,7 +147,11 @@ SPARK: tuple[Row, ...] = (
     ("float16, float32", lambda t: t in {pa.float16(), pa.float32()}, "FLOAT"),
     ("float64", lambda t: t == pa.float64(), "DOUBLE"),
     ("boolean", kinds.is_boolean, "BOOLEAN"),
-    ("decimal(p,s) to 38 digits", lambda t: kinds.is_decimal(t) and t.precision <= 38, "DECIMAL({precision},{scale})"),
+    (
+        "decimal(p,s) to 38 digits",
+        lambda t: kinds.is_decimal(t) and t.precision <= 38,
+        "DECIMAL({precision},{scale})",
+    ),
     ("date32, date64", kinds.is_date, "DATE"),
     ("timestamp with zone", lambda t: kinds.is_timestamp(t) and t.tz is not None, "TIMESTAMP"),
     ("timestamp without zone", lambda t: kinds.is_timestamp(t) and t.tz is None, "TIMESTAMP_NTZ"),
@@ -142,7 +161,11 @@ SPARK: tuple[Row, ...] = (
         "BINARY",
     ),
     ("duration", kinds.is_duration, "INTERVAL DAY TO SECOND"),
-    ("strings, times, intervals, larger decimals and 256-bit integers as their digits", lambda t: not kinds.is_nested(t), "STRING"),
+    (
+        "strings, times, intervals, larger decimals and 256-bit integers as their digits",
+        lambda t: not kinds.is_nested(t),
+        "STRING",
+    ),
 )
 """Arrow to Spark SQL for flat types. Spark has no unsigned and no half types, so they widen.
 

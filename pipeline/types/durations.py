@@ -18,7 +18,9 @@ def parse_duration(text: str) -> timedelta:
         part = _PART.match(text, at)
         if part is None or part[2] not in _UNITS:
             msg = f"`{text}` is not a duration"
-            raise UserError(msg, hint=f"Write a number and a unit, such as 500ms or 1h 30m; units: {', '.join(_UNITS)}.")
+            raise UserError(
+                msg, hint=f"Write a number and a unit, such as 500ms or 1h 30m; units: {', '.join(_UNITS)}."
+            )
         seconds += float(part[1]) * _UNITS[part[2]]
         at = part.end()
     if at == 0:

@@ -35,16 +35,27 @@ def _calls(model: PipelineModel, place: PlaceOf) -> Iterator[UserError]:
             where = place("transforms", name, "sql")
             if table not in there:
                 msg = (
-                    f"dynamic table '{table}' is used in SQL transform but not defined in pipeline topology{suggest_closest(table, there)}"
+                    f"dynamic table '{table}' is used in SQL transform but not defined in pipeline"
+                    f" topology{suggest_closest(table, there)}"
                 )
-                known = f"Dynamic tables: {', '.join(there)}." if there else "There are none; add one to `transforms`."
+                known = (
+                    f"Dynamic tables: {', '.join(there)}."
+                    if there
+                    else "There are none; add one to `transforms`."
+                )
                 yield UserError(msg, hint=known, node=name, place=where)
                 continue
             filled, read = graph.upstream_sources(model, table), graph.upstream_sources(model, name)
             if filled and node.type == "sql" and not set(filled) & set(read):
                 shown = ", ".join(read)
-                msg = f"dynamic table '{table}' uses source '{', '.join(filled)}' but SQL transform uses source '{shown}'"
-                hint = "Only rows of the source whose epochs fill a table can look it up. Postgres: leave `sql` out."
+                msg = (
+                    f"dynamic table '{table}' uses source '{', '.join(filled)}' but SQL transform uses"
+                    f" source '{shown}'"
+                )
+                hint = (
+                    "Only rows of the source whose epochs fill a table can look it up. Postgres: leave"
+                    " `sql` out."
+                )
                 yield UserError(f"{msg}; both must use the same source", hint=hint, node=name, place=where)
 
 
@@ -62,11 +73,15 @@ def _names(model: PipelineModel, place: PlaceOf) -> Iterator[UserError]:
     for name, node in graph.dynamic_tables(model).items():
         schema, _, _ = node.backend_entity_name.rpartition(".")
         where = place("transforms", name, "backend_entity_name")
-        if not node.in_memory and ("." in schema or node.backend_entity_name.strip(".") != node.backend_entity_name):
+        if not node.in_memory and (
+            "." in schema or node.backend_entity_name.strip(".") != node.backend_entity_name
+        ):
             msg = f"`{node.backend_entity_name}` is no name of a table"
             yield UserError(msg, hint="Write `table` or `schema.table`.", node=name, place=where)
         elif not node.in_memory and schema and node.schema_ not in (None, schema):
-            msg = f"the table's schema is `{node.schema_}` by `schema`, and `{schema}` by `backend_entity_name`"
+            msg = (
+                f"the table's schema is `{node.schema_}` by `schema`, and `{schema}` by `backend_entity_name`"
+            )
             yield UserError(msg, hint="Say it once.", node=name, place=where)
 
 
@@ -76,26 +91,54 @@ def _circles(model: PipelineModel, place: PlaceOf) -> Iterator[UserError]:
         graph.steps(model)
     except UserError as error:
         hint = "Fill the table from a node that does not ask it."
-        yield UserError(error.message, hint=hint, node=error.node, place=place("transforms", error.node, "sql"))
+        yield UserError(
+            error.message, hint=hint, node=error.node, place=place("transforms", error.node, "sql")
+        )
 
 
 def table_warnings(model: PipelineModel, place: PlaceOf) -> Iterator[UserError]:
     """Yield warnings: keys without effect, and tables that no node fills or looks up."""
     called = {table for name in model.transforms for table in graph.looked_up_tables(model, name)}
     for name, node in graph.dynamic_tables(model).items():
-        outside = {"schema_": "schema", "column": "", "time_column": "", "cache": "", "cache_refresh_debounce_ms": ""}
+        outside = {
+            "schema_": "schema",
+            "column": "",
+            "time_column": "",
+            "cache": "",
+            "cache_refresh_debounce_ms": "",
+        }
         for field, key in outside.items():
             if node.in_memory and field in node.model_fields_set:
                 where = place("transforms", name, key or field)
-                yield UserError(f"`{key or field}` has no effect", hint="It is for tables in Postgres.", node=name, place=where)
+                yield UserError(
+                    f"`{key or field}` has no effect",
+                    hint="It is for tables in Postgres.",
+                    node=name,
+                    place=where,
+                )
         if not node.in_memory and node.cache and node.time_column is None:
             hint = "A cache reads what is new by the `time_column`. Name one, or remove `cache`."
-            yield UserError("`cache` has no effect without `time_column`", hint=hint, node=name, place=place("transforms", name, "cache"))
+            yield UserError(
+                "`cache` has no effect without `time_column`",
+                hint=hint,
+                node=name,
+                place=place("transforms", name, "cache"),
+            )
         if node.telemetry is not None and node.telemetry.event_time is not None:
             hint = "No rows leave a dynamic table. Say it at the node that fills it."
-            yield UserError("`event_time` has no effect", hint=hint, node=name, place=place("transforms", name, "telemetry", "event_time"))
+            yield UserError(
+                "`event_time` has no effect",
+                hint=hint,
+                node=name,
+                place=place("transforms", name, "telemetry", "event_time"),
+            )
         if node.in_memory and node.sql is None:
-            yield UserError("nothing fills it: every check is false", hint="Add `sql`.", node=name, place=place("transforms", name))
+            yield UserError(
+                "nothing fills it: every check is false",
+                hint="Add `sql`.",
+                node=name,
+                place=place("transforms", name),
+            )
         if name not in called:
             hint = f"Ask it with {dynamic_tables.FUNCTION}('{name}', column) in a sql transform."
             yield UserError("no SQL asks it", hint=hint, node=name, place=place("transforms", name))

@@ -36,7 +36,10 @@ def check_values(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserErr
         path = ("sources", name, "unbounded_source") if source.type == "hybrid" else ("sources", name)
         if stream and not stream.schema_:
             msg = "`schema` is required when data_format is json"
-            hint = "Add `schema:` with the columns and their types, such as `id: int64`. Avro, which Streamling means here, is not available yet."
+            hint = (
+                "Add `schema:` with the columns and their types, such as `id: int64`. Avro, which"
+                " Streamling means here, is not available yet."
+            )
             yield UserError(msg, hint=hint, node=name, place=place(*path))
         elif stream:
             wrong = list(_schema(name, stream.schema_, (*path, "schema"), place))
@@ -51,7 +54,9 @@ def check_values(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserErr
         yield from _filters(name, source, place)
     for name, node in model.transforms.items():
         for keys, problem in handler_problems(node) if node.type == "handler" else ():
-            yield type(problem)(problem.message, hint=problem.hint, node=name, place=place("transforms", name, *keys))
+            yield type(problem)(
+                problem.message, hint=problem.hint, node=name, place=place("transforms", name, *keys)
+            )
         yield from _programs(name, node, place)
     if model.schedule:
         yield from _timezone(model.schedule.timezone, place)
@@ -69,7 +74,10 @@ def _filters(name: str, source: Any, place: PlaceOf) -> Iterator[UserError]:
             continue
         if calls := _NONDETERMINISTIC[dialect](part.filter or "true"):
             msg = f"`{calls[0]}` in `filter` lets other rows through when an epoch is read again"
-            hint = "Write it into the WHERE of a sql transform: there clocks tell the epoch's time, and rows of chance are staged."
+            hint = (
+                "Write it into the WHERE of a sql transform: there clocks tell the epoch's time, and"
+                " rows of chance are staged."
+            )
             yield UserError(msg, hint=hint, node=name, place=place("sources", name, *path, "filter"))
 
 
@@ -129,13 +137,22 @@ def _files(name: str, node: Any, place: PlaceOf, *path: Any) -> Iterator[UserErr
     scheme = _SCHEME.match(node.path)
     if scheme and scheme[1].lower() in _LATER:
         hint = "Copy the files to a local folder, or load them into an Iceberg table."
-        yield UserError(f"`path`: {scheme[1]}:// is not available yet", hint=hint, node=name, place=place(*path, "path"))
+        yield UserError(
+            f"`path`: {scheme[1]}:// is not available yet", hint=hint, node=name, place=place(*path, "path")
+        )
     elif scheme and scheme[1].lower() != "file":
         hint = "Allowed: a path of this machine, such as /data/events, ./events/*.csv or file:///data/events."
-        yield UserError(f"`path`: unsupported scheme `{scheme[1]}://`", hint=hint, node=name, place=place(*path, "path"))
+        yield UserError(
+            f"`path`: unsupported scheme `{scheme[1]}://`", hint=hint, node=name, place=place(*path, "path")
+        )
     if node.format != "parquet" and not node.schema_:
         msg = f"`schema` is required when format is {node.format}"
-        yield UserError(msg, hint="Add `schema:` with the columns and their types, such as `id: int64`.", node=name, place=place(*path))
+        yield UserError(
+            msg,
+            hint="Add `schema:` with the columns and their types, such as `id: int64`.",
+            node=name,
+            place=place(*path),
+        )
     yield from _schema(name, node.schema_, (*path, "schema"), place)
     for key in ("header", "delimiter", "null_value"):
         if key in node.model_fields_set and node.format != "csv":
@@ -143,7 +160,12 @@ def _files(name: str, node: Any, place: PlaceOf, *path: Any) -> Iterator[UserErr
             yield UserError(msg, hint="Remove it, or change format.", node=name, place=place(*path, key))
     if len(node.delimiter.encode()) != 1 or node.delimiter in '"\r\n':
         msg = f"`delimiter` must be one character, and is `{node.delimiter}`"
-        yield UserError(msg, hint='Such as "," or ";", or "\\t" for a tab; not a quote.', node=name, place=place(*path, "delimiter"))
+        yield UserError(
+            msg,
+            hint='Such as "," or ";", or "\\t" for a tab; not a quote.',
+            node=name,
+            place=place(*path, "delimiter"),
+        )
 
 
 def _key(name: str, source: Any, place: PlaceOf) -> Iterator[UserError]:
@@ -151,12 +173,37 @@ def _key(name: str, source: Any, place: PlaceOf) -> Iterator[UserError]:
     given: list[tuple[str, ...]] = []
     stream = _stream_of(source)
     if stream and stream.schema_:
-        given.append((*stream.schema_, *(("__kafka_partition", "__kafka_offset", "__kafka_timestamp") if stream.include_metadata else ())))
-    given += [phase.columns for phase in (source.bounded_sources if source.type == "hybrid" else [source]) if getattr(phase, "columns", ())]
+        given.append(
+            (
+                *stream.schema_,
+                *(
+                    ("__kafka_partition", "__kafka_offset", "__kafka_timestamp")
+                    if stream.include_metadata
+                    else ()
+                ),
+            )
+        )
+    given += [
+        phase.columns
+        for phase in (source.bounded_sources if source.type == "hybrid" else [source])
+        if getattr(phase, "columns", ())
+    ]
     for columns in given:
-        if missing := [column for column in source.primary_key if column.lower() not in {known.lower() for known in columns}]:
-            msg = f"Primary key validation failed: columns {_quoted(missing)} not found{suggest_closest(missing[0], columns)}"
-            yield SchemaError(msg, hint=f"Available columns: {_quoted(columns)}.", node=name, place=place("sources", name, "primary_key"))
+        if missing := [
+            column
+            for column in source.primary_key
+            if column.lower() not in {known.lower() for known in columns}
+        ]:
+            msg = (
+                f"Primary key validation failed: columns {_quoted(missing)} not"
+                f" found{suggest_closest(missing[0], columns)}"
+            )
+            yield SchemaError(
+                msg,
+                hint=f"Available columns: {_quoted(columns)}.",
+                node=name,
+                place=place("sources", name, "primary_key"),
+            )
             return
 
 
@@ -190,4 +237,6 @@ def _timezone(name: str, place: PlaceOf) -> Iterator[UserError]:
         close = difflib.get_close_matches(name, known, n=1)
         said = f"; did you mean `{close[0]}`?" if close else ""
         hint = "Write a name of the tz database, such as UTC or Europe/Berlin."
-        yield UserError(f"time zone `{name}` is not known{said}", hint=hint, place=place("schedule", "timezone"))
+        yield UserError(
+            f"time zone `{name}` is not known{said}", hint=hint, place=place("schedule", "timezone")
+        )

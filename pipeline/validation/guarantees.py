@@ -30,7 +30,9 @@ def _keys(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserError]:
 def _job_mode(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserError]:
     if model.job_mode and (endless := [name for name, node in model.sources.items() if _endless(node)]):
         msg = f"job_mode is enabled but the following source(s) do not support it: {', '.join(endless)}"
-        yield UserError(msg, hint="Use a hybrid or a bounded source, or remove job_mode.", place=place("job_mode"))
+        yield UserError(
+            msg, hint="Use a hybrid or a bounded source, or remove job_mode.", place=place("job_mode")
+        )
 
 
 def _endless(source: Any) -> bool:
@@ -43,13 +45,20 @@ def _guarantees(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserErro
         sources = [model.sources[source] for source in graph.upstream_sources(model, name)]
         yield from _overlap(name, sink, sources, bool(graph.key_of(model, name)), place)
         if graph.lacks_commit_record(sink) and sink.delivery == "exactly_once":
-            msg, hint = f"a {sink.type} sink is at-least-once", "Remove `delivery`, or say delivery: at_least_once."
+            msg, hint = (
+                f"a {sink.type} sink is at-least-once",
+                "Remove `delivery`, or say delivery: at_least_once.",
+            )
             yield GuaranteeError(msg, hint=hint, node=name, place=place("sinks", name, "delivery"))
         yield from _version(name, sink, graph.key_of(model, name), place)
-        unknown = set(getattr(sink, "update_where", {})) and getattr(sink, "on_conflict", "update") == "nothing"
+        unknown = (
+            set(getattr(sink, "update_where", {})) and getattr(sink, "on_conflict", "update") == "nothing"
+        )
         if unknown:
             msg = "`update_where` has no effect with `on_conflict: nothing`"
-            yield UserError(msg, hint="Remove one of the two.", node=name, place=place("sinks", name, "update_where"))
+            yield UserError(
+                msg, hint="Remove one of the two.", node=name, place=place("sinks", name, "update_where")
+            )
 
 
 def _version(name: str, sink: Any, key: tuple[str, ...], place: PlaceOf) -> Iterator[UserError]:
@@ -62,17 +71,28 @@ def _version(name: str, sink: Any, key: tuple[str, ...], place: PlaceOf) -> Iter
         return
     problem, hint = "", "Remove `version_column`."
     if not key:
-        problem, hint = "needs a key: without one every row is kept", "Set `primary_key`, or remove `version_column`."
+        problem, hint = (
+            "needs a key: without one every row is kept",
+            "Set `primary_key`, or remove `version_column`.",
+        )
     elif column in key:
-        problem, hint = f"`{column}` is part of the key, so its rows never compete", "Name a column that is not in the key."
+        problem, hint = (
+            f"`{column}` is part of the key, so its rows never compete",
+            "Name a column that is not in the key.",
+        )
     elif getattr(sink, "on_conflict", "update") == "nothing":
-        problem, hint = "contradicts `on_conflict: nothing`, which keeps the first row", "Remove one of the two."
+        problem, hint = (
+            "contradicts `on_conflict: nothing`, which keeps the first row",
+            "Remove one of the two.",
+        )
     elif getattr(sink, "update_where", {}):
         problem, hint = "and `update_where` both decide which row stays", "Remove one of the two."
     elif not getattr(sink.capabilities, "versions", False):
         problem = f"is not possible: the plugin of type `{sink.type}` does not compare versions"
     if problem:
-        yield UserError(f"`version_column` {problem}", hint=hint, node=name, place=place("sinks", name, "version_column"))
+        yield UserError(
+            f"`version_column` {problem}", hint=hint, node=name, place=place("sinks", name, "version_column")
+        )
 
 
 def _overlap(name: str, sink: Any, sources: list[Any], keyed: bool, place: PlaceOf) -> Iterator[UserError]:
@@ -89,7 +109,8 @@ def _overlap(name: str, sink: Any, sources: list[Any], keyed: bool, place: Place
         if not keyed and not source.cursor:
             msg = "the handoff overlaps, and a sink without a key would hold the rows of the overlap twice"
             hint = (
-                "Give the sink a primary_key, the source an offset_table in the history table or a cursor, or say delivery: at_least_once."
+                "Give the sink a primary_key, the source an offset_table in the history table or a"
+                " cursor, or say delivery: at_least_once."
             )
             yield GuaranteeError(msg, hint=hint, node=name, place=place("sinks", name))
         if getattr(sink, "on_conflict", "update") == "nothing":
@@ -100,14 +121,19 @@ def _overlap(name: str, sink: Any, sources: list[Any], keyed: bool, place: Place
 
 def _one_lane(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserError]:
     if model.partitions and not any(not _endless(source) for source in model.sources.values()):
-        hint = "Remove `partitions`, or read history from a clickhouse, an iceberg, a file or a hybrid source."
+        hint = (
+            "Remove `partitions`, or read history from a clickhouse, an iceberg, a file or a hybrid source."
+        )
         yield UserError("`partitions` need a source with history", hint=hint, place=place("partitions"))
     targets: dict[tuple[str, ...], str] = {}
     for name, sink in model.sinks.items():
         target = _target(sink)
         if target and (other := targets.setdefault(target, name)) != name:
             msg = f"writes the same target as `{other}`: {'.'.join(target)}"
-            hint = "Give one of the two another target; to write two inputs into one, UNION ALL them in a transform."
+            hint = (
+                "Give one of the two another target; to write two inputs into one, UNION ALL them in a"
+                " transform."
+            )
             yield UserError(msg, hint=hint, node=name, place=place("sinks", name))
 
 

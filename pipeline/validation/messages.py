@@ -22,12 +22,16 @@ from headrace.pipeline.yaml.reader import PARTS, Path, YamlDocument, node_of, sh
 
 _TAGS: Mapping[tuple[str, str], type[BaseModel]] = {
     (part, get_args(kind.model_fields["type"].annotation)[0]): kind
-    for part, union in zip(PARTS, (nodes.AnySourceConfig, nodes.TransformConfig, nodes.AnySinkConfig), strict=True)
+    for part, union in zip(
+        PARTS, (nodes.AnySourceConfig, nodes.TransformConfig, nodes.AnySinkConfig), strict=True
+    )
     for kind in (get_args(get_args(union)[0]) or (get_args(union)[0],))
 }
 
 
-def describe_file_errors(error: ValidationError, tree: YamlDocument, model: type[BaseModel] = nodes.PipelineModel) -> list[UserError]:
+def describe_file_errors(
+    error: ValidationError, tree: YamlDocument, model: type[BaseModel] = nodes.PipelineModel
+) -> list[UserError]:
     """Return pydantic's errors as mistakes of the file, without those that only follow from others.
 
     `model` is the expected model of the file.
@@ -130,11 +134,21 @@ def _key_of_other_phase(path: Path, plain: Json) -> tuple[str, str] | None:
     if not _is_in_phase(path) or len(path) != 5:
         return None
     key, kind = str(path[-1]), _at(path[:-1], plain).get("source_type")
-    phases = {get_args(model.model_fields["source_type"].annotation)[0]: model for model in _models_in(BoundedPhaseConfig)}
-    others = [name for name, model in phases.items() if key in {field.alias or name for name, field in model.model_fields.items()}]
+    phases = {
+        get_args(model.model_fields["source_type"].annotation)[0]: model
+        for model in _models_in(BoundedPhaseConfig)
+    }
+    others = [
+        name
+        for name, model in phases.items()
+        if key in {field.alias or name for name, field in model.model_fields.items()}
+    ]
     if not others:
         return None
-    return f"`{key}` does nothing in a {kind} phase; it is for {' and '.join(others)}", "Remove it, or change source_type."
+    return (
+        f"`{key}` does nothing in a {kind} phase; it is for {' and '.join(others)}",
+        "Remove it, or change source_type.",
+    )
 
 
 def _unknown_type(part: str, path: Path, tree: YamlDocument) -> tuple[str, str]:
@@ -144,12 +158,24 @@ def _unknown_type(part: str, path: Path, tree: YamlDocument) -> tuple[str, str]:
     if instead := streamling.TYPES[part].get(name):
         return f"{one} type `{name}` is not available yet", f"{instead} Available: {', '.join(allowed)}."
     if streamling.is_plugin(name):
-        return f"{one} type `{name}` is a plugin's, and no such plugin is installed", _installed(part, name, allowed)
-    others = [other for other in PARTS if other != part and (name in types_of(other) or name in streamling.TYPES[other])]
+        return f"{one} type `{name}` is a plugin's, and no such plugin is installed", _installed(
+            part, name, allowed
+        )
+    others = [
+        other
+        for other in PARTS
+        if other != part and (name in types_of(other) or name in streamling.TYPES[other])
+    ]
     if others:
-        return f"`{name}` is a type of {others[0]}, not of {part}", f"Move the node to `{others[0]}`, or use one of: {', '.join(allowed)}."
+        return (
+            f"`{name}` is a type of {others[0]}, not of {part}",
+            f"Move the node to `{others[0]}`, or use one of: {', '.join(allowed)}.",
+        )
     there = [found.id for found in plugins.installed()]
-    return f"{one} type `{name}` is not known{suggest_closest(name, [*allowed, *there])}", f"Allowed: {', '.join(allowed)}{_and(there)}."
+    return (
+        f"{one} type `{name}` is not known{suggest_closest(name, [*allowed, *there])}",
+        f"Allowed: {', '.join(allowed)}{_and(there)}.",
+    )
 
 
 def _installed(part: str, name: str, allowed: list[str]) -> str:
@@ -157,7 +183,10 @@ def _installed(part: str, name: str, allowed: list[str]) -> str:
     there = [found.id for found in plugins.installed()]
     close = suggest_closest(name, there).removeprefix("; ").capitalize()
     listed = f"Installed plugins: {', '.join(there) or 'none'}."
-    return f"{close + ' ' if close else ''}Install the package that has it. {listed} Built-in {part}: {', '.join(allowed)}."
+    return (
+        f"{close + ' ' if close else ''}Install the package that has it. {listed} Built-in {part}:"
+        f" {', '.join(allowed)}."
+    )
 
 
 def _and(plugin_ids: list[str]) -> str:
@@ -172,7 +201,10 @@ def _unknown_value(path: Path, expected: str, tree: YamlDocument) -> tuple[str, 
         return f"`{dotted(path)}` cannot be the text `{value}`", "Write it without quotes."
     if instead := streamling.VALUES.get((str(path[-1]), value)):
         return f"`{dotted(path)}: {value}` is not available yet", f"{instead} Available: {', '.join(names)}."
-    return f"`{dotted(path)}` cannot be `{value}`{suggest_closest(value, names)}", f"Allowed: {', '.join(names)}."
+    return (
+        f"`{dotted(path)}` cannot be `{value}`{suggest_closest(value, names)}",
+        f"Allowed: {', '.join(names)}.",
+    )
 
 
 def _missing_hint(path: Path, plain: Json, model: type[BaseModel]) -> str:
@@ -181,7 +213,13 @@ def _missing_hint(path: Path, plain: Json, model: type[BaseModel]) -> str:
 
 
 def _wrong_value(path: Path, item: ErrorDetails, tree: YamlDocument) -> tuple[str, str]:
-    what = f"`{dotted(path)}`" if dotted(path) else f"this {path[0][:-1]}" if path and isinstance(path[0], str) else "the file"
+    what = (
+        f"`{dotted(path)}`"
+        if dotted(path)
+        else f"this {path[0][:-1]}"
+        if path and isinstance(path[0], str)
+        else "the file"
+    )
     if item["type"] == "value_error":
         said = item["msg"].removeprefix("Value error, ")
         return (f"{what}: {said}" if dotted(path) else said), ""
@@ -194,7 +232,11 @@ def _wrong_value(path: Path, item: ErrorDetails, tree: YamlDocument) -> tuple[st
             f"{what} must be {wanted}, and is {value}",
             f"Write `type: ...` and its other keys below it; types: {', '.join(types_of(str(path[0])))}.",
         )
-    hint = "Put it into quotes if it is meant as text." if item["type"] == "string_type" and not value.startswith(("a ", "nothing")) else ""
+    hint = (
+        "Put it into quotes if it is meant as text."
+        if item["type"] == "string_type" and not value.startswith(("a ", "nothing"))
+        else ""
+    )
     return f"{what} must be {wanted}, and is {value}", hint
 
 
@@ -215,7 +257,7 @@ def _at(path: Path, plain: Any) -> Any:
 
 
 def _file_path(loc: Path) -> Path:
-    """Return pydantic's location without the types of nodes and phases, which pydantic adds after a name or an index."""
+    """Return pydantic's location without the types of nodes and phases after a name or an index."""
     if len(loc) > 2 and ((loc[0], loc[2]) in _TAGS or (loc[0] in PARTS and loc[2] == TAG)):
         loc = (*loc[:2], *loc[3:])
     return (*loc[:4], *loc[5:]) if len(loc) > 4 and loc[2] == "bounded_sources" else loc
@@ -238,7 +280,14 @@ def _fields(path: Path, plain: Json, model: type[BaseModel]) -> dict[str, FieldI
 def _inner(annotation: Any, part: str | int) -> Any:
     """Return the type of the value under a key or an index of a type."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return next((field.annotation for name, field in annotation.model_fields.items() if part in (name, field.alias)), annotation)
+        return next(
+            (
+                field.annotation
+                for name, field in annotation.model_fields.items()
+                if part in (name, field.alias)
+            ),
+            annotation,
+        )
     inside = get_args(annotation)
     if get_origin(annotation) in (dict, tuple):
         return inside[1 if get_origin(annotation) is dict else 0]
@@ -249,7 +298,9 @@ def _phase_of(annotation: Any, phase: Any) -> type[BaseModel] | None:
     """Return the model of a phase of a hybrid source, by the `source_type` in the file."""
     kind = phase.get("source_type") if isinstance(phase, dict) else None
     models = [model for model in _models_in(annotation) if "source_type" in model.model_fields]
-    return next((model for model in models if kind in get_args(model.model_fields["source_type"].annotation)), None)
+    return next(
+        (model for model in models if kind in get_args(model.model_fields["source_type"].annotation)), None
+    )
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:

@@ -36,9 +36,19 @@ def check_shape(tree: YamlDocument) -> list[UserError]:
     if not all(isinstance(nodes, dict) for nodes in parts.values()) or "sources" not in tree.value:
         return []
     if not parts["sources"]:
-        return [UserError("`sources` is empty", hint="It needs at least a source.", place=tree.place(("sources",)))]
-    tables = frozenset(name for name, node in parts["transforms"].items() if isinstance(node, dict) and node.get("type") == _TABLE)
-    shape = _FileStructure({part: list(nodes) for part, nodes in parts.items()}, whole=bool(parts["sinks"]), tables=tables)
+        return [
+            UserError(
+                "`sources` is empty", hint="It needs at least a source.", place=tree.place(("sources",))
+            )
+        ]
+    tables = frozenset(
+        name
+        for name, node in parts["transforms"].items()
+        if isinstance(node, dict) and node.get("type") == _TABLE
+    )
+    shape = _FileStructure(
+        {part: list(nodes) for part, nodes in parts.items()}, whole=bool(parts["sinks"]), tables=tables
+    )
     problems = [*_twice(shape, tree), *_reads(shape, parts, tree)]
     problems += _unknown(shape, tree)
     if not problems:
@@ -53,7 +63,11 @@ def _twice(shape: _FileStructure, tree: YamlDocument) -> Iterator[UserError]:
             first = seen.setdefault(name.lower(), f"`{name}` in {part}")
             if first != f"`{name}` in {part}":
                 msg = f"duplicate node name `{name}`: there is {first}"
-                yield UserError(msg, hint="Names are compared without case. Rename one of the two.", place=tree.place((part, name)))
+                yield UserError(
+                    msg,
+                    hint="Names are compared without case. Rename one of the two.",
+                    place=tree.place((part, name)),
+                )
 
 
 def _reads(shape: _FileStructure, parts: dict[str, Any], tree: YamlDocument) -> Iterator[UserError]:
@@ -76,11 +90,16 @@ def _reads(shape: _FileStructure, parts: dict[str, Any], tree: YamlDocument) -> 
                 shape.reads[name] = statements.input_nodes(text, node=name, dialect=_dialect(node))
             except UserError as error:
                 shape.whole = False
-                yield UserError(error.message, hint=error.hint, node=name, place=tree.place((part, name, "sql")))
+                yield UserError(
+                    error.message, hint=error.hint, node=name, place=tree.place((part, name, "sql"))
+                )
                 continue
             if not shape.reads[name]:
                 msg = "reads no source and no transform"
-                hint = f"Name one after FROM: {', '.join([*shape.names['sources'], *shape.names['transforms']])}."
+                hint = (
+                    "Name one after FROM:"
+                    f" {', '.join([*shape.names['sources'], *shape.names['transforms']])}."
+                )
                 yield UserError(msg, hint=hint, node=name, place=tree.place((part, name, "sql")))
 
 
@@ -106,7 +125,12 @@ def _unknown(shape: _FileStructure, tree: YamlDocument) -> Iterator[UserError]:
                 hint = f"Ask it in a sql transform: WHERE dynamic_table_check('{upstream}', column)."
                 yield UserError(msg, hint=hint, node=name, place=place)
                 continue
-            yield UserError(f"reads `{upstream}`, which is {what}", node=name, place=place, hint=f"There are: {', '.join(known)}.")
+            yield UserError(
+                f"reads `{upstream}`, which is {what}",
+                node=name,
+                place=place,
+                hint=f"There are: {', '.join(known)}.",
+            )
 
 
 def _circles(shape: _FileStructure, tree: YamlDocument) -> Iterator[UserError]:
@@ -127,15 +151,28 @@ def _circles(shape: _FileStructure, tree: YamlDocument) -> Iterator[UserError]:
                 break
             if name not in done:
                 way.append(name)
-                stack += [(upstream, depth + 1) for upstream in shape.reads.get(name, ()) if upstream in shape.names["transforms"]]
+                stack += [
+                    (upstream, depth + 1)
+                    for upstream in shape.reads.get(name, ())
+                    if upstream in shape.names["transforms"]
+                ]
         done |= set(way)
 
 
 def _orphans(shape: _FileStructure, tree: YamlDocument) -> list[UserError]:
     """Yield sources and transforms that no node reads. Skipped if the inputs are unknown."""
     used = {upstream for upstreams in shape.reads.values() for upstream in upstreams}
-    places = {name: tree.place((part, name)) for part in PARTS[:2] for name in shape.names[part] if name not in used | shape.tables}
+    places = {
+        name: tree.place((part, name))
+        for part in PARTS[:2]
+        for name in shape.names[part]
+        if name not in used | shape.tables
+    }
     if not places or not shape.whole:
         return []
     msg = f"Source(s) and/or transform(s) have no consumers: {', '.join(places)}."
-    return [UserError(msg, hint="Remove them or connect them to a transform or sink.", place=next(iter(places.values())))]
+    return [
+        UserError(
+            msg, hint="Remove them or connect them to a transform or sink.", place=next(iter(places.values()))
+        )
+    ]

@@ -25,13 +25,20 @@ def check_cases(tree: YamlDocument, pipeline: Mapping[str, Any]) -> list[UserErr
     parts = {part: nodes if isinstance(nodes := pipeline.get(part), dict) else {} for part in PARTS}
     if not isinstance(tests, dict):
         return []
-    return [problem for name, test in tests.items() if isinstance(test, dict) for problem in _Check(tree, name, test, parts).problems()]
+    return [
+        problem
+        for name, test in tests.items()
+        if isinstance(test, dict)
+        for problem in _Check(tree, name, test, parts).problems()
+    ]
 
 
 class _Check:
     """The check of one test."""
 
-    def __init__(self, tree: YamlDocument, name: str, test: dict[str, Any], parts: Mapping[str, dict[str, Any]]) -> None:
+    def __init__(
+        self, tree: YamlDocument, name: str, test: dict[str, Any], parts: Mapping[str, dict[str, Any]]
+    ) -> None:
         self._tree, self._name, self._test, self._parts = tree, name, test, parts
 
     def problems(self) -> Iterator[UserError]:
@@ -41,9 +48,17 @@ class _Check:
             hint = "Add `expect:` with a node and its rows, or `expect_error:` with a part of the message."
             yield self._problem("a test must expect rows or an error, and this one expects nothing", hint, ())
         if expected and error is not None:
-            yield self._problem("a test expects rows or an error, and this one says both", "Make two tests of it.", ("expect_error",))
+            yield self._problem(
+                "a test expects rows or an error, and this one says both",
+                "Make two tests of it.",
+                ("expect_error",),
+            )
         if error == "":
-            yield self._problem("`expect_error` is empty, and any error has that in it", "Write a part of the message.", ("expect_error",))
+            yield self._problem(
+                "`expect_error` is empty, and any error has that in it",
+                "Write a part of the message.",
+                ("expect_error",),
+            )
         for part in ("given", "expect"):
             nodes = self._test.get(part)
             for node, said in nodes.items() if isinstance(nodes, dict) else ():
@@ -59,10 +74,16 @@ class _Check:
             return
         hint = f"There are: {', '.join(known)}."
         if node in self._parts["sinks"]:
-            yield self._problem(f"`{node}` is a sink, and rows are given to sources and transforms", hint, (part, node))
+            yield self._problem(
+                f"`{node}` is a sink, and rows are given to sources and transforms", hint, (part, node)
+            )
             return
         what = "source or transform" if part == "given" else "source, transform or sink"
-        yield self._problem(f"`{shorten(node)}` is no {what} of this pipeline{suggest_closest(node, known)}", hint, (part, node))
+        yield self._problem(
+            f"`{shorten(node)}` is no {what} of this pipeline{suggest_closest(node, known)}",
+            hint,
+            (part, node),
+        )
 
     def _values(self, part: str, node: str, said: list[Any]) -> Iterator[UserError]:
         """Check a list of values, which only a dynamic table has."""
@@ -73,12 +94,24 @@ class _Check:
         for index, value in enumerate(said):
             if isinstance(value, dict | list | bool) or value is None:
                 hint = "Put it into quotes if it is meant as text."
-                yield self._problem(f"`{part}.{node}` lists something that is no text", hint, (part, node, index))
+                yield self._problem(
+                    f"`{part}.{node}` lists something that is no text", hint, (part, node, index)
+                )
 
     def _rows(self, part: str, node: str, said: dict[str, Any]) -> Iterator[UserError]:
         forms = [form for form in FORMS if said.get(form) is not None]
-        if not forms and set(said) <= {*FORMS, "schema", "ordered", "columns", "tolerance"}:  # otherwise the unknown key is reported
-            hint = "Write `rows: []` if there are none." if part == "expect" else "A source without rows need not be given."
+        if not forms and set(said) <= {
+            *FORMS,
+            "schema",
+            "ordered",
+            "columns",
+            "tolerance",
+        }:  # otherwise the unknown key is reported
+            hint = (
+                "Write `rows: []` if there are none."
+                if part == "expect"
+                else "A source without rows need not be given."
+            )
             yield self._problem(f"`{part}.{node}` needs one of {', '.join(FORMS)}", hint, (part, node))
         if len(forms) > 1:
             msg = f"`{part}.{node}` says {' and '.join(f'`{form}`' for form in forms)}"
@@ -87,7 +120,9 @@ class _Check:
         rows = said.get("rows")
         for index, row in enumerate(rows if isinstance(rows, list) else ()):
             if isinstance(row, dict):
-                yield from self._row((part, node, "rows", index), row, self._columns(node, said) if part == "given" else None)
+                yield from self._row(
+                    (part, node, "rows", index), row, self._columns(node, said) if part == "given" else None
+                )
 
     def _schema(self, part: str, node: str, said: dict[str, Any]) -> Iterator[UserError]:
         schema = said.get("schema")
@@ -102,7 +137,9 @@ class _Check:
             except SchemaError as error:
                 told, _, supported = error.message.partition("supported: ")
                 msg = f"column `{column}`: {told.replace(chr(39), '`').rstrip('; ')}"
-                yield self._problem(msg, f"Supported: {supported}." if supported else "", (part, node, "schema", column))
+                yield self._problem(
+                    msg, f"Supported: {supported}." if supported else "", (part, node, "schema", column)
+                )
 
     def _columns(self, node: str, said: dict[str, Any]) -> list[str] | None:
         """Return the columns that an input node can have, if the files declare them."""
@@ -115,7 +152,11 @@ class _Check:
         schema = said.get("schema") or (stream.get("schema") if isinstance(stream, dict) else None)
         if not isinstance(schema, dict):
             return None
-        return [*schema, *(METADATA if isinstance(stream, dict) and stream.get("include_metadata") else ()), OP]
+        return [
+            *schema,
+            *(METADATA if isinstance(stream, dict) and stream.get("include_metadata") else ()),
+            OP,
+        ]
 
     def _row(self, path: Path, row: dict[str, Any], known: list[str] | None) -> Iterator[UserError]:
         if row.get(OP, "i") not in OPERATIONS:
@@ -126,4 +167,8 @@ class _Check:
                 yield self._problem(msg, f"Columns: {', '.join(known or ())}.", (*path, column))
 
     def _problem(self, msg: str, hint: str, path: Path) -> UserError:
-        return UserError(f"test `{shorten(self._name)}`: {msg}", hint=hint, place=self._tree.place(("tests", self._name, *path)))
+        return UserError(
+            f"test `{shorten(self._name)}`: {msg}",
+            hint=hint,
+            place=self._tree.place(("tests", self._name, *path)),
+        )

@@ -20,7 +20,9 @@ def warnings_of(model: nodes.PipelineModel, place: Callable[..., FileLocation]) 
             for key in sorted(nodes.without_effect(part, node.type) & node.model_fields_set):
                 if key != "deduplicate" or not node.deduplicate:
                     hint = _description(node, key)
-                    yield UserError(f"`{key}` has no effect", hint=hint, node=name, place=place(part, name, key))
+                    yield UserError(
+                        f"`{key}` has no effect", hint=hint, node=name, place=place(part, name, key)
+                    )
     for name, node in model.transforms.items():
         for keys, word in find_handler_warnings(node) if node.type == "handler" else ():
             yield UserError(word.message, hint=word.hint, node=name, place=place("transforms", name, *keys))
@@ -34,13 +36,30 @@ def _of_plugins(model: nodes.PipelineModel, place: Callable[..., FileLocation]) 
         for name, node in getattr(model, part).items():
             for label in getattr(node, "overridden", ()):
                 msg = f"the label `{label}` is set by the plugin to `{node.plugin.labels[label]}`"
-                yield UserError(msg, hint="Remove it here.", node=name, place=place(part, name, "telemetry", "labels", label))
+                yield UserError(
+                    msg,
+                    hint="Remove it here.",
+                    node=name,
+                    place=place(part, name, "telemetry", "labels", label),
+                )
             if isinstance(node, PluginTransformConfig):
                 for key in sorted({"batch_size"} & node.model_fields_set):
-                    yield UserError(f"`{key}` has no effect", hint=_description(node, key), node=name, place=place(part, name, key))
+                    yield UserError(
+                        f"`{key}` has no effect",
+                        hint=_description(node, key),
+                        node=name,
+                        place=place(part, name, key),
+                    )
             if isinstance(node, PluginSinkConfig) and lacks_commit_record(node) and node.delivery is None:
-                msg = "the plugin keeps no record of epochs: after a crash it gets rows of the last epoch twice"
-                yield UserError(msg, hint="Say `delivery: at_least_once` if that is good.", node=name, place=place(part, name))
+                msg = (
+                    "the plugin keeps no record of epochs: after a crash it gets rows of the last epoch twice"
+                )
+                yield UserError(
+                    msg,
+                    hint="Say `delivery: at_least_once` if that is good.",
+                    node=name,
+                    place=place(part, name),
+                )
 
 
 def missing_keys(model: nodes.PipelineModel, place: Callable[..., FileLocation]) -> Iterator[UserError]:
@@ -53,7 +72,10 @@ def missing_keys(model: nodes.PipelineModel, place: Callable[..., FileLocation])
         ]
         if not source.primary_key and appending:
             msg = f"Can't determine primary key for source '{name}'!"
-            hint = f"Without `primary_key`, {_quoted(appending)} can only append: an update arrives as a further row, a delete is refused."
+            hint = (
+                f"Without `primary_key`, {_quoted(appending)} can only append: an update arrives as a"
+                " further row, a delete is refused."
+            )
             yield UserError(msg, hint=hint, node=name, place=place("sources", name))
 
 

@@ -37,9 +37,15 @@ _SAID = {
 }
 _ADVICE = (
     ("'\\t'", "Indent with spaces; YAML takes no tabs there."),
-    ("mapping values are not allowed", "Put a text with `: ` in it into quotes, or check the indentation of this line."),
+    (
+        "mapping values are not allowed",
+        "Put a text with `: ` in it into quotes, or check the indentation of this line.",
+    ),
     ("undefined alias", "Put a text that begins with `*` into quotes, or define the anchor above."),
-    ("single document", "One file is one pipeline: remove the `---` and what follows, or put it into a file of its own."),
+    (
+        "single document",
+        "One file is one pipeline: remove the `---` and what follows, or put it into a file of its own.",
+    ),
     ("cannot start any token", "Put a text that begins with this character into quotes."),
     ("unexpected end of stream", "A quote that is opened here is never closed."),
     ("escape character", "In double quotes a backslash is written twice; in single quotes once."),
@@ -52,8 +58,9 @@ _ADVICE = (
 class YamlDocument:
     """The content of a file: plain values, the location of each key and item, strings as written, mistakes.
 
-    `written` are strings with a variable in them. `variables` are the values of these. `texts` are the numbers and times as the file spells them.
-    `spoiled` are the paths of values with a mistake: other mistakes in them follow from it.
+    `written` are strings with a variable in them. `variables` are the values of these. `texts` are the
+    numbers and times as the file spells them. `spoiled` are the paths of values with a mistake: other
+    mistakes in them follow from it.
     """
 
     shown: str
@@ -94,7 +101,9 @@ def read_tree(text: str, shown: str, *, fill: bool = True) -> YamlDocument:
     except MarkedYAMLError as error:
         raise PipelineFileError([_not_yaml(error, shown)]) from None
     except (YAMLError, ValueError) as error:
-        raise PipelineFileError([UserError(f"not YAML: {str(error).splitlines()[0]}", place=FileLocation(shown, 1, 1))]) from None
+        raise PipelineFileError(
+            [UserError(f"not YAML: {str(error).splitlines()[0]}", place=FileLocation(shown, 1, 1))]
+        ) from None
     except RecursionError:
         raise PipelineFileError([_too_deep(FileLocation(shown, 1, 1))]) from None
     tree = YamlDocument(shown)
@@ -123,7 +132,9 @@ def unwrap(tree: YamlDocument) -> None:
 
 def shorten(value: object) -> str:
     """Return a value for a message, shortened to one line."""
-    text = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in str(value))
+    text = "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in str(value)
+    )
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
@@ -132,7 +143,9 @@ def _unreadable(error: ReaderError, text: str, shown: str) -> UserError:
     place = FileLocation(shown, len(before), len(before[-1]) + 1)
     found = error.character if isinstance(error.character, int) else ord(error.character)
     return UserError(
-        f"not YAML: the character U+{found:04X} is not allowed", hint="Is this a text file? Remove the character.", place=place
+        f"not YAML: the character U+{found:04X} is not allowed",
+        hint="Is this a text file? Remove the character.",
+        place=place,
     )
 
 
@@ -142,15 +155,25 @@ def _not_yaml(error: MarkedYAMLError, shown: str) -> UserError:
     place = FileLocation(shown, mark.line + 1, mark.column + 1) if mark else FileLocation(shown, 1, 1)
     said = " ".join(part.strip() for part in (error.context, error.problem) if part)
     hint = next(
-        (advice for sign, advice in _ADVICE if sign in said), "Check quotes, brackets and indentation of this line and the one above."
+        (advice for sign, advice in _ADVICE if sign in said),
+        "Check quotes, brackets and indentation of this line and the one above.",
     )
     if any(kind in str(error.context) for kind in ("flow mapping", "flow sequence")) and error.context_mark:
-        hint = f"The bracket that is opened in line {error.context_mark.line + 1} is not closed, or a comma is missing."
-    return UserError(f"not YAML: {shorten((error.problem or error.context or '').removeprefix('but '))}", hint=hint, place=place)
+        hint = (
+            f"The bracket that is opened in line {error.context_mark.line + 1} is not closed, or a comma"
+            " is missing."
+        )
+    return UserError(
+        f"not YAML: {shorten((error.problem or error.context or '').removeprefix('but '))}",
+        hint=hint,
+        place=place,
+    )
 
 
 def _too_deep(place: FileLocation) -> UserError:
-    return UserError("nested too deeply", hint=f"A pipeline file needs few levels; {_DEEPEST} are read.", place=place)
+    return UserError(
+        "nested too deeply", hint=f"A pipeline file needs few levels; {_DEEPEST} are read.", place=place
+    )
 
 
 def _tag(node: Node) -> str:
@@ -176,10 +199,16 @@ class _Walk:
         if isinstance(node, ScalarNode):
             return self._scalar(node, path)
         if str(node.tag) != _CORE + ("map" if isinstance(node, MappingNode) else "seq"):
-            self._problem(f"the tag `{_tag(node)}` is not known in a pipeline file", "Remove it.", place, path)
+            self._problem(
+                f"the tag `{_tag(node)}` is not known in a pipeline file", "Remove it.", place, path
+            )
         if isinstance(node, MappingNode):
             return self._map(node, path)
-        return [self._item(item, (*path, index)) for index, item in enumerate(node.value)] if isinstance(node, SequenceNode) else None
+        return (
+            [self._item(item, (*path, index)) for index, item in enumerate(node.value)]
+            if isinstance(node, SequenceNode)
+            else None
+        )
 
     def _item(self, node: Node, path: Path) -> Any:
         self._tree.places[path] = self._mark(node)
@@ -217,12 +246,16 @@ class _Walk:
                     raise PipelineFileError([_too_deep(self._mark(part))])
                 yield from self._map(part, (*path, "<<")).items()
             else:
-                self._problem("`<<` merges maps only", "Write `<<: *name`, where `&name` is on a map.", self._mark(part))
+                self._problem(
+                    "`<<` merges maps only", "Write `<<: *name`, where `&name` is on a map.", self._mark(part)
+                )
 
     def _key(self, node: Node) -> str | None:
         if isinstance(node, ScalarNode) and str(node.tag) in (f"{_CORE}str", f"{_CORE}value"):
             return str(node.value) if self._is_text(node) else None
-        what = f"`{shorten(node.value)}`" if isinstance(node, ScalarNode) and node.value else "what is no text"
+        what = (
+            f"`{shorten(node.value)}`" if isinstance(node, ScalarNode) and node.value else "what is no text"
+        )
         self._problem(f"{what} cannot be a key", "Keys are texts; put it into quotes.", self._mark(node))
         return None
 
@@ -232,7 +265,12 @@ class _Walk:
             return self._filled(str(node.value), path) if self._is_text(node) else ""
         kind = tag.removeprefix(_CORE)
         if kind not in ("int", "float", "bool", "null", "timestamp", "binary"):
-            self._problem(f"the tag `{_tag(node)}` is not known in a pipeline file", "Remove it.", self._mark(node), path)
+            self._problem(
+                f"the tag `{_tag(node)}` is not known in a pipeline file",
+                "Remove it.",
+                self._mark(node),
+                path,
+            )
             return str(node.value)
         try:
             found = self._yaml.constructor.construct_object(node)
@@ -247,7 +285,11 @@ class _Walk:
 
     def _is_text(self, node: ScalarNode) -> bool:
         if any("\ud800" <= char <= "\udfff" for char in node.value):
-            self._problem("the text holds half a character (a lone surrogate)", "Write the whole character.", self._mark(node))
+            self._problem(
+                "the text holds half a character (a lone surrogate)",
+                "Write the whole character.",
+                self._mark(node),
+            )
             return False
         return True
 

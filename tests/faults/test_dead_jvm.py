@@ -1,4 +1,7 @@
-"""Spark's JVM dies in an epoch, again and again: it is named, counted, and blocks the epoch; afterwards the rows are right."""
+"""Spark's JVM dies in an epoch, again and again: it is named, counted, and blocks the epoch.
+
+Afterwards the rows are right.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,9 @@ def test_a_killed_jvm_is_named_and_counts_as_a_failure_of_its_epoch(world: World
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("point", "nth"), [("reading", 6), ("postgres-only", 6)])
-def test_runs_fail_until_the_epoch_is_blocked_and_a_last_one_goes_on(world: World, spark: SparkSession, point: str, nth: int) -> None:
+def test_runs_fail_until_the_epoch_is_blocked_and_a_last_one_goes_on(
+    world: World, spark: SparkSession, point: str, nth: int
+) -> None:
     for attempt in (1, 2):
         answer = fail(world, *((point, nth) if attempt == 1 else ("reading", 1)))
         assert answer["error"] == "SparkJvmError"
@@ -69,7 +74,9 @@ class Dagster:
         self._sensor = self._defs.resolve_sensor_def(f"{read_pipeline(world.file).name}_supervisor")
         self._cursor: str | None = None
         self.later = 0.0
-        monkeypatch.setattr("headrace.orchestration.sensors.time.time", lambda: time.time_ns() / 1e9 + self.later)
+        monkeypatch.setattr(
+            "headrace.orchestration.sensors.time.time", lambda: time.time_ns() / 1e9 + self.later
+        )
 
     def stream(self, point: str = "none") -> str:
         """One run; the description of its failure."""

@@ -1,6 +1,9 @@
-"""A lane that runs for long: ledger, records and audit stay small. `HEADRACE_TEST_FULL=1` runs a month of 5-second epochs.
+"""A lane that runs for long: ledger, records and audit stay small.
 
-The lane has read 20,000 history files before. The long run takes six minutes, most of it for the 518,400 epochs.
+`HEADRACE_TEST_FULL=1` runs a month of 5-second epochs.
+
+The lane has read 20,000 history files before. The long run takes six minutes, most of it for the 518,400
+epochs.
 """
 
 from __future__ import annotations
@@ -16,7 +19,15 @@ from helpers.depth import FULL
 from headrace.jobs.checks.ledger_proof import verify_epochs
 from headrace.jobs.run.rollup import RollingUp
 from headrace.pipeline.protocol import positions
-from headrace.pipeline.protocol.epochs import RECORD_BYTES, CommitRecord, EpochPlan, Json, Phase, SinkKey, WriteCounts
+from headrace.pipeline.protocol.epochs import (
+    RECORD_BYTES,
+    CommitRecord,
+    EpochPlan,
+    Json,
+    Phase,
+    SinkKey,
+    WriteCounts,
+)
 from headrace.pipeline.protocol.ledger import Lease, Ledger, open_sqlite
 
 EPOCHS, KEEP, FILES = (518_400, 20_000, 20_000) if FULL else (2_500, 500, 20_000)
@@ -27,7 +38,12 @@ ONE = {sink: WriteCounts(1_000, 990, 10, 0) for sink in SINKS}
 
 
 def offsets(at: int) -> Json:
-    return {"topic": "orders", "topic_id": "i" * 22, "cluster_id": "c" * 22, "offsets": {str(part): 10_000_000 + at for part in range(4)}}
+    return {
+        "topic": "orders",
+        "topic_id": "i" * 22,
+        "cluster_id": "c" * 22,
+        "offsets": {str(part): 10_000_000 + at for part in range(4)},
+    }
 
 
 def position(history: int, stream: int | None = None) -> Json:
@@ -43,7 +59,11 @@ def splits(epoch: int) -> tuple[Json, ...]:
     first = epoch * FILES_PER_EPOCH
     scope = {"window": None, "cut": None}
     return tuple(
-        {"source": "src", "phase": 0, "split": {"id": f"{at:05d}", "rows": 10_000, "files": [[at, 0, 4]], "scope": scope}}
+        {
+            "source": "src",
+            "phase": 0,
+            "split": {"id": f"{at:05d}", "rows": 10_000, "files": [[at, 0, 4]], "scope": scope},
+        }
         for at in range(first, first + FILES_PER_EPOCH)
     )
 
@@ -61,7 +81,9 @@ class Held:
 
     def carry(self, phase: Phase, end: Json, pieces: tuple[Json, ...] = ()) -> None:
         window = f"2024-{self.committed:04d}" if pieces else None
-        plan = EpochPlan(self.committed + 1, phase, self.position, end, "h" * 16, datetime.now(UTC), window, pieces)
+        plan = EpochPlan(
+            self.committed + 1, phase, self.position, end, "h" * 16, datetime.now(UTC), window, pieces
+        )
         self.ledger.plan(self.lease, plan, {"sql": "select 1"})
         self.ledger.commit(self.lease, plan.number, ONE)
         self.record = self.record.after_epoch(plan, self.lease.generation, ONE["pg"])
@@ -81,7 +103,9 @@ def month(tmp_path_factory):
         patched.setattr(positions, "history_complete", lambda _, at: "stream" in at["src"])
         held, rolling = Held(ledger, lease), RollingUp(None, KEEP)  # pyright: ignore[reportArgumentType]
         for epoch in range(FILES // FILES_PER_EPOCH):
-            ledger.event(lease, "splits", {"source": "src", "window": f"{epoch}", "phase": 0, "splits": splits(epoch)})
+            ledger.event(
+                lease, "splits", {"source": "src", "window": f"{epoch}", "phase": 0, "splits": splits(epoch)}
+            )
             held.carry(Phase.HISTORY, position(epoch + 1), splits(epoch))
             rolling.after_commit(held)  # pyright: ignore[reportArgumentType]
         history = size(path)
@@ -124,7 +148,10 @@ def test_an_audit_reads_what_is_new(month):
 
 
 def test_an_epoch_reads_no_other_epochs(month):
-    """Plan and commit find epochs by number, or by the index of open ones: the cost does not grow with the ledger."""
+    """Plan and commit find epochs by number, or by the index of open ones.
+
+    The cost does not grow with the ledger.
+    """
     path, held, _ = month
     statements: list[str] = []
     connection = held.ledger._store._connection

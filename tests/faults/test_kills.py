@@ -1,4 +1,7 @@
-"""kill -9 at every step of an epoch, of the driver, the JVM and the group; each time the rows are compared one by one."""
+"""kill -9 at every step of an epoch, of the driver, the JVM and the group.
+
+Each time the rows are compared one by one.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,9 @@ STEPS = [
 
 @pytest.mark.slow  # test_transforms is the daily sample
 @pytest.mark.parametrize(("point", "nth", "who"), STEPS)
-def test_nothing_is_lost_or_doubled(world: World, spark: SparkSession, point: str, nth: int, who: str) -> None:
+def test_nothing_is_lost_or_doubled(
+    world: World, spark: SparkSession, point: str, nth: int, who: str
+) -> None:
     assert world.crash(point, nth, who) != 0
     answer = world.run()
     assert answer["code"] == 0, answer
@@ -45,7 +50,11 @@ def test_the_group_dies_inside_a_copy(world: World, spark: SparkSession) -> None
     world.write_file()
     process = world.start()
     with psycopg.connect(world.conninfo, autocommit=True) as connection:
-        until(lambda: connection.execute("SELECT pid FROM pg_stat_progress_copy").fetchall(), "a COPY under way", 240)
+        until(
+            lambda: connection.execute("SELECT pid FROM pg_stat_progress_copy").fetchall(),
+            "a COPY under way",
+            240,
+        )
         os.killpg(process.pid, 9)
     process.wait()
     assert world.run()["code"] == 0

@@ -1,4 +1,7 @@
-"""No secret in anything that is left behind: words are hidden in every place that takes a secret, and then looked for everywhere."""
+"""No secret in anything that is left behind.
+
+Words are hidden in every place that takes a secret, and then looked for everywhere.
+"""
 
 from __future__ import annotations
 
@@ -64,10 +67,15 @@ class Scene:
         return self.watched.run(name, *HEADRACE, *args, **env)
 
     def found(self, *names: str) -> list[str]:
-        """Where words are, of those named or all of them: their beginnings, which no way to write an address changes."""
+        """Where words are, of those named or all of them.
+
+        Their beginnings, which no way to write an address changes.
+        """
         left = left_in(self.folder, without=(self.folder / "config.yaml",))
         lines = {"a command line": "\n".join(self.watched.lines).encode()}
-        return seen({name: self.words[name][:24] for name in names or self.words}, left | self.watched.said | lines)
+        return seen(
+            {name: self.words[name][:24] for name in names or self.words}, left | self.watched.said | lines
+        )
 
 
 @pytest.fixture
@@ -81,16 +89,28 @@ def scene(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sc
     at = conninfo_to_dict(world.conninfo)
     role = f"canary_{secrets.token_hex(4)}"
     with psycopg.connect(world.conninfo, autocommit=True) as connection:
-        connection.execute(sql.SQL("CREATE ROLE {} LOGIN SUPERUSER PASSWORD {}").format(sql.Identifier(role), words["postgres"]))
+        connection.execute(
+            sql.SQL("CREATE ROLE {} LOGIN SUPERUSER PASSWORD {}").format(
+                sql.Identifier(role), words["postgres"]
+            )
+        )
     clickhouse = world.services.clickhouse
     config = {
         "postgres_sink": {"host": at["host"], "port": int(str(at["port"])), "user": role, "db": at["dbname"]}
         | {"password": {"file": str(outside / "postgres")}},
         "postgres_sink_connections": {"another": {"password": words["of one sink"]}},
-        "clickhouse_source": {"url": clickhouse.url, "user": clickhouse.username, "password": {"env": "CLICKHOUSE_WORD"}},
+        "clickhouse_source": {
+            "url": clickhouse.url,
+            "user": clickhouse.username,
+            "password": {"env": "CLICKHOUSE_WORD"},
+        },
         "kafka_source": {
             "brokers": world.services.kafka.brokers,
-            "options": {"sasl.mechanism": "PLAIN", "sasl.username": "me", "sasl.password": {"file": str(outside / "kafka")}}
+            "options": {
+                "sasl.mechanism": "PLAIN",
+                "sasl.username": "me",
+                "sasl.password": {"file": str(outside / "kafka")},
+            }
             | {"ssl.key.password": words["key"]},
         },
         "http_secret_value": {"KEY": words["http"]},
@@ -101,9 +121,21 @@ def scene(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sc
     with (folder / "config.yaml").open("w") as file:
         YAML().dump(config, file)
     (folder / "pipeline.yaml").write_text(PIPELINE.format(name=world.name, database=world.database))
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("HEADRACE", "STREAMLING", "DAGSTER"))}
-    env = clean | {"HEADRACE_HOME": str(folder / "home"), "TMPDIR": str(folder / "tmp"), "DAGSTER_HOME": str(folder / ".dagster")}
-    env |= {"CLICKHOUSE_WORD": words["clickhouse"], "HIDDEN_FILTER": words["variable"], "DAGSTER_DISABLE_TELEMETRY": "1"}
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("HEADRACE", "STREAMLING", "DAGSTER"))
+    }
+    env = clean | {
+        "HEADRACE_HOME": str(folder / "home"),
+        "TMPDIR": str(folder / "tmp"),
+        "DAGSTER_HOME": str(folder / ".dagster"),
+    }
+    env |= {
+        "CLICKHOUSE_WORD": words["clickhouse"],
+        "HIDDEN_FILTER": words["variable"],
+        "DAGSTER_DISABLE_TELEMETRY": "1",
+    }
     yield Scene(world, folder, outside, words, Watched(folder, env))
     with psycopg.connect(world.conninfo, autocommit=True) as connection:
         connection.execute(sql.SQL("DROP OWNED BY {} CASCADE").format(sql.Identifier(role)))
@@ -127,8 +159,9 @@ def test_no_secret_is_left_anywhere(scene: Scene) -> None:
     assert scene.found(*NEVER) == []
     failing(scene)
     assert scene.found(*NEVER) == []
-    # The compiled pipeline is kept whole, with what `${VAR}` brought, because an epoch is written again exactly as it was planned;
-    # and Spark's plan is shown as Spark has it. That is why the docs say that a variable of a pipeline file is no place for a secret.
+    # The compiled pipeline is kept whole, with what `${VAR}` brought, because an epoch is written again
+    # exactly as it was planned; and Spark's plan is shown as Spark has it. That is why the docs say that a
+    # variable of a pipeline file is no place for a secret.
     held = {found.rpartition(") in ")[2] for found in scene.found("variable")}
     assert held - BY_DESIGN == set()
     assert "home/ledger.db" in held, "the ledger holds no variable: the docs may say so"
@@ -139,12 +172,16 @@ def good(scene: Scene) -> None:
     if FULL:
         assert scene.headrace("validate", "validate", "pipeline.yaml")[0] == 0
     for options in ((), ("--spark-plan",)) if FULL else (("--spark-plan",),):
-        code, said = scene.headrace(f"explain {' '.join(options)}", "-v", "explain", "pipeline.yaml", *options)
+        code, said = scene.headrace(
+            f"explain {' '.join(options)}", "-v", "explain", "pipeline.yaml", *options
+        )
         assert code == 0, said
     call = (sys.executable, "-m", "headrace.orchestration.materialize", "pipeline.yaml", "2024-01-01")
     code, said = scene.watched.run("dagster", *call)
     assert code == 0, said
-    code, said = scene.headrace("run", "-v", "run", "pipeline.yaml", "--until", "caught-up", HEADRACE__LOG_FORMAT="json")
+    code, said = scene.headrace(
+        "run", "-v", "run", "pipeline.yaml", "--until", "caught-up", HEADRACE__LOG_FORMAT="json"
+    )
     assert code == 0, said
     assert scene.world.in_postgres() == sorted(
         (key, day, name.upper(), amount * 2) for key, day, name, amount in scene.world.expected.values()
@@ -166,20 +203,33 @@ def failing(scene: Scene) -> None:
     (scene.secrets / "wrong").write_text(wrong)
     reference = f'{{"file": "{scene.secrets / "wrong"}"}}'
     cases = {
-        "postgres, wrong password": ({"HEADRACE__POSTGRES_SINK__PASSWORD": reference}, "password authentication failed"),
+        "postgres, wrong password": (
+            {"HEADRACE__POSTGRES_SINK__PASSWORD": reference},
+            "password authentication failed",
+        ),
         "clickhouse, wrong password": ({"HEADRACE__CLICKHOUSE_SOURCE__PASSWORD": wrong}, ""),
         "ledger, wrong password": (
-            {"HEADRACE__STATE_BACKEND__BACKEND_TYPE": "Postgres", "HEADRACE__STATE_BACKEND__POSTGRES__PASSWORD": wrong}
-            | {"HEADRACE__STATE_BACKEND__POSTGRES__PORT": str(conninfo_to_dict(scene.world.conninfo)["port"])},
+            {
+                "HEADRACE__STATE_BACKEND__BACKEND_TYPE": "Postgres",
+                "HEADRACE__STATE_BACKEND__POSTGRES__PASSWORD": wrong,
+            }
+            | {
+                "HEADRACE__STATE_BACKEND__POSTGRES__PORT": str(conninfo_to_dict(scene.world.conninfo)["port"])
+            },
             "password authentication failed",
         ),
         "postgres, wrong host": ({"HEADRACE__POSTGRES_SINK__PORT": "1"}, ""),
         "spark, wrong master": ({"HEADRACE__SPARK__MASTER": "nonsense"}, "Internal error"),
         "settings, wrong map": ({"HEADRACE__POSTGRES_SINK": wrong}, "must be JSON"),
-        "settings, wrong port": ({"HEADRACE__POSTGRES_SINK": f'{{"password": "{wrong}", "port": "x"}}'}, "must be a whole number"),
+        "settings, wrong port": (
+            {"HEADRACE__POSTGRES_SINK": f'{{"password": "{wrong}", "port": "x"}}'},
+            "must be a whole number",
+        ),
     }
     for name, (env, expected) in cases.items() if FULL else list(cases.items())[:2]:
-        code, said = scene.headrace(f"run, {name}", "-v", "run", "pipeline.yaml", "--until", "caught-up", **env)
+        code, said = scene.headrace(
+            f"run, {name}", "-v", "run", "pipeline.yaml", "--until", "caught-up", **env
+        )
         assert (code, expected in said) == (1, True), (name, said)
         if "password" in name and FULL:
             for verb in (("audit", "pipeline.yaml"), ("validate", "pipeline.yaml", "--json")):
@@ -189,10 +239,23 @@ def failing(scene: Scene) -> None:
     assert producer.flush(30) == 0
     code, said = scene.headrace("run, broken row", "-v", "run", "pipeline.yaml", "--until", "caught-up")
     assert (code, "this is no JSON" in said) == (1, True), said
-    call = ("-c", "from headrace.orchestration.build import build; from headrace.demo.dagster_run import main; raise SystemExit(main())")
-    code, said = scene.watched.run("dagster, broken row", sys.executable, *call, "pipeline.yaml", "2024-01-01", "2024-02-01")
+    call = (
+        "-c",
+        (
+            "from headrace.orchestration.build import build; from headrace.demo.dagster_run import main; raise"
+            " SystemExit(main())"
+        ),
+    )
+    code, said = scene.watched.run(
+        "dagster, broken row", sys.executable, *call, "pipeline.yaml", "2024-01-01", "2024-02-01"
+    )
     assert code == 1, said
-    broken = (scene.folder / "pipeline.yaml").read_text().replace("select id, day", "selec id, day").replace("pipeline", "broken")
+    broken = (
+        (scene.folder / "pipeline.yaml")
+        .read_text()
+        .replace("select id, day", "selec id, day")
+        .replace("pipeline", "broken")
+    )
     (scene.folder / "broken.yaml").write_text(broken)
     code, said = scene.headrace("validate, broken SQL", "validate", "broken.yaml")
     assert (code, "${HIDDEN_FILTER}" in said) == (1, True), said
@@ -238,14 +301,19 @@ def test_a_word_is_found_in_a_database(cell: str | bytes, mode: str, tmp_path: P
 
 def test_a_word_is_found_on_a_command_line_and_in_what_is_said(tmp_path: Path) -> None:
     watched = Watched(tmp_path, os.environ)
-    code, said = watched.run("it", sys.executable, "-c", "import sys, time; print(sys.argv); time.sleep(1)", WORD)
+    code, said = watched.run(
+        "it", sys.executable, "-c", "import sys, time; print(sys.argv); time.sleep(1)", WORD
+    )
     assert code == 0
     assert seen({"it": WORD}, {"a command line": "\n".join(watched.lines).encode()})
     assert seen({"it": WORD}, {"said": said.encode()})
 
 
 def test_a_partly_encoded_word_is_found_by_its_plain_middle() -> None:
-    """Addresses leave letters and digits as they are: every canary has a middle that no encoding but base64 changes."""
+    """Addresses leave letters and digits as they are.
+
+    Every canary has a middle that no encoding but base64 changes.
+    """
     made = word()
     assert quote(made, safe="").startswith(made[:24])
     assert len(forms(made)) > 8

@@ -16,7 +16,9 @@ from headrace import services as local
 pytestmark = pytest.mark.slow
 
 
-def test_postgres_is_killed_in_mid_merge_and_comes_back(world: World, fresh_home: Path, spark: SparkSession) -> None:
+def test_postgres_is_killed_in_mid_merge_and_comes_back(
+    world: World, fresh_home: Path, spark: SparkSession
+) -> None:
     """A Postgres of its own: the run must mend it by itself, without a restart."""
     own = local.up(("postgres",), home=fresh_home)
     world.conninfo = own.postgres.conninfo()
@@ -27,7 +29,10 @@ def test_postgres_is_killed_in_mid_merge_and_comes_back(world: World, fresh_home
     with closing(psycopg.connect(world.conninfo)) as lock:
         lock.execute("LOCK TABLE target IN EXCLUSIVE MODE")
         with psycopg.connect(world.conninfo, autocommit=True) as look:
-            waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name LIKE 'headrace%'"
+            waiting = (
+                "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name"
+                " LIKE 'headrace%'"
+            )
             until(lambda: look.execute(waiting).fetchall(), "a merge that waits for the table", 240)
         own.postgres.kill(signal.SIGKILL)
     own.postgres.start()

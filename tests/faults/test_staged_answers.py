@@ -1,4 +1,7 @@
-"""A service that answers otherwise each time, and processes that die: every sink holds one and the same answer for a row."""
+"""A service that answers otherwise each time, and processes that die.
+
+Every sink holds one and the same answer for a row.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,8 @@ from headrace.jobs.run.repair import replay
 from headrace.pipeline.errors import SinkStateError
 from headrace.pipeline.file.loader import load_pipeline
 
-# Epochs as in test_kills: 1 to 4 history, 5 to 8 stream. The last word: whether the epoch's stage was complete when it died.
+# Epochs as in test_kills: 1 to 4 history, 5 to 8 stream. The last word: whether the epoch's stage was
+# complete when it died.
 STEPS = [
     ("staging", 2, "driver", False),
     ("staging", 6, "group", False),
@@ -48,8 +52,15 @@ def web() -> Iterator[Service]:
 @pytest.fixture
 def asking(world: World, web: Service) -> World:
     """The world with a service between its transform and its sinks."""
-    ask = f"\n  asked: {{type: handler, from: shaped, url: '{web.url}', schema_override: {{answer: int64}}, batch_size: 100}}"
-    text = world.file.read_text().replace('from src"}', f'from src"}}{ask}').replace("from: shaped, table", "from: asked, table")
+    ask = (
+        f"\n  asked: {{type: handler, from: shaped, url: '{web.url}', schema_override: {{answer: int64}},"
+        f" batch_size: 100}}"
+    )
+    text = (
+        world.file.read_text()
+        .replace('from src"}', f'from src"}}{ask}')
+        .replace("from: shaped, table", "from: asked, table")
+    )
     world.file.write_text(text.replace("from: shaped, path", "from: asked, path"))
     return world
 
@@ -58,7 +69,10 @@ def answers(world: World, spark: SparkSession) -> dict[int, int]:
     """What both sinks hold, which must be the same."""
     with psycopg.connect(world.conninfo) as connection:
         held = dict(connection.execute("SELECT id, answer FROM target").fetchall())
-    lake = {row.id: row.answer for row in spark.read.format("delta").load(str(world.lake)).select("id", "answer").collect()}
+    lake = {
+        row.id: row.answer
+        for row in spark.read.format("delta").load(str(world.lake)).select("id", "answer").collect()
+    }
     assert held == lake
     return held
 
@@ -92,10 +106,16 @@ def test_both_sinks_hold_the_same_answers(
 
 
 @pytest.mark.slow
-def test_a_process_that_slept_while_it_staged_is_fenced(asking: World, web: Service, spark: SparkSession) -> None:
+def test_a_process_that_slept_while_it_staged_is_fenced(
+    asking: World, web: Service, spark: SparkSession
+) -> None:
     zombie = asking.start("staging", 6, "stop")
     until(lambda: psutil.Process(zombie.pid).status() == psutil.STATUS_STOPPED, "the driver to stop", 240)
-    until(lambda: (found := asking.run())["code"] == 0 and found, "the takeover, once the lease has expired", 240)
+    until(
+        lambda: (found := asking.run())["code"] == 0 and found,
+        "the takeover, once the lease has expired",
+        240,
+    )
     asked = len(web.asked)
     os.kill(zombie.pid, signal.SIGCONT)
     assert asking.answer(zombie)["error"] == "FencedError"

@@ -1,4 +1,7 @@
-"""Processes that die around a dynamic table: what history brought is still there for the stream, and no sink sees otherwise."""
+"""Processes that die around a dynamic table.
+
+What history brought is still there for the stream, and no sink sees otherwise.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ from pyspark.sql import SparkSession
 from headrace.jobs.run.repair import replay
 from headrace.pipeline.file.loader import load_pipeline
 
-# Epochs as in test_kills: 1 to 4 history, which alone fills the table, 5 to 8 stream. (backend, point, nth, who dies)
+# Epochs as in test_kills: 1 to 4 history, which alone fills the table, 5 to 8 stream. (backend, point, nth,
+# who dies)
 STEPS = [
     ("InMemory", "memory-filling", 3, "driver"),
     ("InMemory", "memory-filled", 1, "driver"),
@@ -26,12 +30,16 @@ STEPS = [
 
 @pytest.mark.slow  # test_transforms is the daily sample
 @pytest.mark.parametrize(("backend", "point", "nth", "who"), STEPS)
-def test_what_was_marked_stays_marked(world: World, spark: SparkSession, backend: str, point: str, nth: int, who: str) -> None:
+def test_what_was_marked_stays_marked(
+    world: World, spark: SparkSession, backend: str, point: str, nth: int, who: str
+) -> None:
     marked = (
         f"\n  marked: {{type: dynamic_table, backend_type: {backend}, backend_entity_name: marked,"
         " sql: \"select cast(id as string) from src where name like 'n%' and amount % 2 = 0\"}"
     )
-    text = world.file.read_text().replace('from src"}', f"from src where dynamic_table_check('marked', cast(id as string))\"}}{marked}")
+    text = world.file.read_text().replace(
+        'from src"}', f"from src where dynamic_table_check('marked', cast(id as string))\"}}{marked}"
+    )
     world.file.write_text(text)
     world.expected = {key: row for key, row in world.expected.items() if key < HISTORY and key % 2 == 0}
     assert world.crash(point, nth, who) != 0

@@ -1,4 +1,7 @@
-"""Two runs of one pipeline: a paused driver that wakes up after its lane was taken over, and a second door."""
+"""Two runs of one pipeline.
+
+A paused driver that wakes up after its lane was taken over, and a second door.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,9 @@ from pyspark.sql import SparkSession
 def test_a_paused_driver_wakes_up_after_a_takeover(world: World, spark: SparkSession, point: str) -> None:
     zombie = world.start(point, 6, "stop")
     until(lambda: psutil.Process(zombie.pid).status() == psutil.STATUS_STOPPED, "the driver to stop", 240)
-    answer = until(lambda: (found := world.run())["code"] == 0 and found, "the takeover, once the lease has expired", 240)
+    answer = until(
+        lambda: (found := world.run())["code"] == 0 and found, "the takeover, once the lease has expired", 240
+    )
     assert answer["caught_up"]
     os.kill(zombie.pid, signal.SIGCONT)
     assert world.answer(zombie)["error"] == "FencedError"
@@ -27,7 +32,11 @@ def test_a_paused_driver_wakes_up_after_a_takeover(world: World, spark: SparkSes
 @pytest.mark.slow  # tests/cli has a daily one
 def test_a_second_door_is_refused_while_the_first_run_lives(world: World, spark: SparkSession) -> None:
     first = world.start("planned", 3, "stop")
-    until(lambda: psutil.Process(first.pid).status() == psutil.STATUS_STOPPED, "the first run to stand in an epoch", 240)
+    until(
+        lambda: psutil.Process(first.pid).status() == psutil.STATUS_STOPPED,
+        "the first run to stand in an epoch",
+        240,
+    )
     os.kill(first.pid, signal.SIGCONT)
     second = world.run()
     assert world.answer(first)["caught_up"]

@@ -1,7 +1,9 @@
-"""kill -9 with a service, a script and a dynamic table between sources and sinks: what was asked once is written everywhere.
+"""kill -9 with a service, a script and a dynamic table between sources and sinks.
 
-The service answers otherwise every time it is asked: a running number per row. Whatever dies, both sinks must hold the same number
-for the same row, next to rows that are worked out without Headrace.
+What was asked once is written everywhere.
+
+The service answers otherwise every time it is asked: a running number per row. Whatever dies, both sinks must
+hold the same number for the same row, next to rows that are worked out without Headrace.
 """
 
 from __future__ import annotations
@@ -70,7 +72,9 @@ def service() -> Iterator[Service]:
             with lock:
                 made.keys.setdefault(self.headers["Idempotency-Key"], set()).add(body.decode())
                 busy = next(made.requests) % 3 == 0
-                rows: list[dict[str, Any]] = [{**row, "ticket": next(made.numbers)} for row in json.loads(body)]
+                rows: list[dict[str, Any]] = [
+                    {**row, "ticket": next(made.numbers)} for row in json.loads(body)
+                ]
             answer = b"busy" if busy else json.dumps(rows).encode()
             self.send_response(503 if busy else 200)
             self.send_header("Content-Length", str(len(answer)))
@@ -112,7 +116,13 @@ SAMPLE = [("delta-only", 6, "group")]
 def test_both_sinks_hold_what_the_service_said_once(
     world: World, service: Service, spark: SparkSession, point: str, nth: int, who: str
 ) -> None:
-    values = {"name": world.name, "database": world.database, "topic": world.name, "lake": world.lake, "url": service.url}
+    values = {
+        "name": world.name,
+        "database": world.database,
+        "topic": world.name,
+        "lake": world.lake,
+        "url": service.url,
+    }
     world.file.write_text(PIPELINE.format(**values))
     assert world.crash(point, nth, who) != 0
     answer = world.run()
@@ -126,4 +136,6 @@ def test_both_sinks_hold_what_the_service_said_once(
     tickets = [ticket for _, ticket, _ in in_postgres]
     assert len(set(tickets)) == len(tickets)
     assert all(known == (key % 2 == 0) for key, _, known in in_postgres)  # no name is two keys'
-    assert all(len(bodies) == 1 for bodies in service.keys.values()), "two requests with one idempotency key differ"
+    assert all(len(bodies) == 1 for bodies in service.keys.values()), (
+        "two requests with one idempotency key differ"
+    )

@@ -29,7 +29,9 @@ def to_the_end(world: World, settings: Settings, spark: SparkSession) -> Pipelin
 
 
 @pytest.mark.slow
-def test_the_sql_changes_between_crash_and_resume(world: World, settings: Settings, spark: SparkSession) -> None:
+def test_the_sql_changes_between_crash_and_resume(
+    world: World, settings: Settings, spark: SparkSession
+) -> None:
     """The open epoch, which one sink holds, is finished by the old SQL; what comes after follows the new."""
     world.crash("postgres-only", 6, "group")
     world.write_file(change="lower")
@@ -53,7 +55,9 @@ def test_a_lost_ledger_is_refused_and_rebuilt(world: World, settings: Settings, 
 
 
 @pytest.mark.slow
-def test_a_restored_table_is_refused_then_replayed(world: World, settings: Settings, spark: SparkSession) -> None:
+def test_a_restored_table_is_refused_then_replayed(
+    world: World, settings: Settings, spark: SparkSession
+) -> None:
     world.crash("committed", 6, "group")
     with psycopg.connect(world.conninfo, autocommit=True) as connection:
         connection.execute("CREATE TABLE kept AS SELECT * FROM target")
@@ -86,7 +90,9 @@ def test_a_restored_table_is_adopted(world: World, settings: Settings, spark: Sp
 
 
 @pytest.mark.slow
-def test_a_row_deleted_behind_the_sink_comes_back_by_replay(world: World, settings: Settings, spark: SparkSession) -> None:
+def test_a_row_deleted_behind_the_sink_comes_back_by_replay(
+    world: World, settings: Settings, spark: SparkSession
+) -> None:
     file = to_the_end(world, settings, spark)
     with psycopg.connect(world.conninfo) as connection:
         connection.execute("DELETE FROM target WHERE id = (SELECT min(id) FROM target)")
@@ -95,7 +101,9 @@ def test_a_row_deleted_behind_the_sink_comes_back_by_replay(world: World, settin
 
 
 @pytest.mark.slow
-def test_replay_is_refused_while_the_pipeline_runs(world: World, settings: Settings, spark: SparkSession) -> None:
+def test_replay_is_refused_while_the_pipeline_runs(
+    world: World, settings: Settings, spark: SparkSession
+) -> None:
     from headrace.connectors.ledger.factory import open_ledger
 
     file = to_the_end(world, settings, spark)

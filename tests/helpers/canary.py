@@ -20,12 +20,20 @@ import psutil
 def forms(word: str) -> dict[str, bytes]:
     """The word as it is, in JSON, percent-encoded, and as base64 wherever it begins within three bytes."""
     raw = word.encode()
-    found = {"raw": raw, "in JSON": json.dumps(word)[1:-1].encode(), "percent-encoded": b"".join(b"%%%02X" % byte for byte in raw)}
+    found = {
+        "raw": raw,
+        "in JSON": json.dumps(word)[1:-1].encode(),
+        "percent-encoded": b"".join(b"%%%02X" % byte for byte in raw),
+    }
     found["in UTF-16"] = word.encode("utf-16-le")
     for shift in range(3):
         # Without the characters at both ends that hold bits of the neighbours too.
         text = base64.b64encode(b"\0" * shift + raw)
-        inner = text[{0: 0, 1: 2, 2: 3}[shift] : len(text) - {0: 0, 1: 3, 2: 2}[(shift + len(raw)) % 3] - (4 if text.endswith(b"=") else 0)]
+        inner = text[
+            {0: 0, 1: 2, 2: 3}[shift] : len(text)
+            - {0: 0, 1: 3, 2: 2}[(shift + len(raw)) % 3]
+            - (4 if text.endswith(b"=") else 0)
+        ]
         found[f"in base64, shifted by {shift}"] = inner
         found[f"in base64 for addresses, shifted by {shift}"] = inner.replace(b"+", b"-").replace(b"/", b"_")
     return found
@@ -84,7 +92,9 @@ class Watched:
 
     def run(self, name: str, *command: str, **env: str) -> tuple[int, str]:
         """Exit code and all that was said. `name` tells this run from others."""
-        process = subprocess.Popen(command, cwd=self.folder, env=self.env | env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command, cwd=self.folder, env=self.env | env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
         done = threading.Event()
         watcher = threading.Thread(target=self._watch, args=(process.pid, done))
         watcher.start()

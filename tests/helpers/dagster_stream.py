@@ -26,7 +26,11 @@ def main() -> int:
     job = build_definitions([path]).resolve_job_def(f"{name}_stream")
     config = {"ops": {f"{name}_stream_op": {"config": {"until": "caught-up"}}}}
     with dg.DagsterInstance.from_config(str(dagster_home())) as instance:
-        return 0 if job.execute_in_process(instance=instance, run_config=config, raise_on_error=False).success else 1
+        return (
+            0
+            if job.execute_in_process(instance=instance, run_config=config, raise_on_error=False).success
+            else 1
+        )
 
 
 if __name__ == "__main__":

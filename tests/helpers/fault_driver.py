@@ -2,8 +2,9 @@
 
     python fault_driver.py FILE POINT NTH ACTION
 
-POINT is a key of POINTS, or `none`. ACTION: `driver` kills this process, `group` its whole process group, `jvm` Spark's JVM,
-`stop` stops this process until somebody continues it. Everything is a real signal; nothing below this file is a fake.
+POINT is a key of POINTS, or `none`. ACTION: `driver` kills this process, `group` its whole process group,
+`jvm` Spark's JVM, `stop` stops this process until somebody continues it. Everything is a real signal; nothing
+below this file is a fake.
 """
 
 from __future__ import annotations
@@ -98,7 +99,9 @@ def install(point: str, nth: int, action: str) -> None:
 
         setattr(owner, name, wrapped)
     elif point in ("postgres-only", "delta-only"):
-        first, second = (PostgresSink, DeltaTableSink) if point == "postgres-only" else (DeltaTableSink, PostgresSink)
+        first, second = (
+            (PostgresSink, DeltaTableSink) if point == "postgres-only" else (DeltaTableSink, PostgresSink)
+        )
         one_holds(first, second, hit)
     elif point != "none":
         raise SystemExit(f"no point {point}")
@@ -138,7 +141,10 @@ def main() -> int:
     except HeadraceError as error:
         print(json.dumps({"error": type(error).__name__, "said": str(error)}), flush=True)
         return 1
-    print(json.dumps({"epochs": result.epochs, "last": result.last_epoch, "caught_up": result.caught_up}), flush=True)
+    print(
+        json.dumps({"epochs": result.epochs, "last": result.last_epoch, "caught_up": result.caught_up}),
+        flush=True,
+    )
     return 0
 
 

@@ -13,8 +13,8 @@ from confluent_kafka import Consumer, TopicPartition
 def await_marker(brokers: str, topic: str, partition: int = 0) -> Iterator[None]:
     """Return from the block only when the log has the marker that the block's commit or abort writes.
 
-    A broker answers the producer before it writes the marker, so the next message could get an offset below it.
-    The block writes its messages before it enters, and nothing but the commit or abort inside.
+    A broker answers the producer before it writes the marker, so the next message could get an offset below
+    it. The block writes its messages before it enters, and nothing but the commit or abort inside.
     """
     consumer = Consumer({"bootstrap.servers": brokers, "group.id": f"end-of-{topic}"})
     place = TopicPartition(topic, partition)

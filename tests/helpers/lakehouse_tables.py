@@ -45,7 +45,16 @@ class LakeTable:
     def sink(self, identity: SinkKey = KEY) -> Any:
         """A fresh sink."""
         node = self.node().model_copy(update={"share": bool(self.shared_by)})
-        return self.kind(SinkContext(identity, node, Settings(), self.schema, self.spark, {"key": self.key, "sinks": self.shared_by}))
+        return self.kind(
+            SinkContext(
+                identity,
+                node,
+                Settings(),
+                self.schema,
+                self.spark,
+                {"key": self.key, "sinks": self.shared_by},
+            )
+        )
 
     def prepared(self, generation: int = 1, identity: SinkKey = KEY) -> Any:
         """The same, which has announced its generation."""

@@ -1,4 +1,7 @@
-"""A run in a process of its own: takes the lane, says so, commits epochs until it is told otherwise. Started by the tests."""
+"""A run in a process of its own: takes the lane, says so, commits epochs until it is told otherwise.
+
+Started by the tests.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +94,9 @@ def main(folder: Path, ttl: float, jvm: str) -> None:
                 sink.put(record.after_epoch(pending.plan, lane.generation, counts))
             lane.commit({"a": counts} if pending.sinks else {})
             say(committed=lane.committed)
-            time.sleep(0.2)  # so that a test that stops this process does not stop it inside a transaction of SQLite
+            time.sleep(
+                0.2
+            )  # so that a test that stops this process does not stop it inside a transaction of SQLite
     except HeadraceError as error:
         say(error=type(error).__name__, message=error.message)
 

@@ -1,4 +1,7 @@
-"""Sinks, clock and ledger for the model: whole outside systems in a few dictionaries, and processes that die or pause anywhere."""
+"""Sinks, clock and ledger for the model.
+
+Whole outside systems in a few dictionaries, and processes that die or pause anywhere.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,10 @@ class Clock:
 
 
 class Strand:
-    """One operation of one process in a thread of its own, so that it can be parked in the middle. Never two run at once."""
+    """One operation of one process in a thread of its own, so that it can be parked in the middle.
+
+    Never two run at once.
+    """
 
     def __init__(self, work: Callable[[], object]) -> None:
         self._work = work
@@ -82,9 +88,12 @@ class Strand:
 
 @dataclass
 class Interrupt:
-    """What befalls a process at its `at`-th step: "crash", "fail" (an error that passes by itself) or "pause".
+    """What befalls a process at its `at`-th step.
 
-    `late`: what the step was about to do in a sink that does not fence lands that many seconds later all the same.
+    "crash", "fail" (an error that passes by itself) or "pause".
+
+    `late`: what the step was about to do in a sink that does not fence lands that many seconds later all the
+    same.
     """
 
     kind: str
@@ -162,7 +171,10 @@ class MemoryStore(SqliteStore):
 
 
 class ProcessStore:
-    """The shared store as one process reaches it: it can die before and after every transaction that changes something."""
+    """The shared store as one process reaches it.
+
+    It can die before and after every transaction that changes something.
+    """
 
     def __init__(self, shared: MemoryStore, probe: Probe, *, proofs: bool) -> None:
         self._shared = shared
@@ -203,7 +215,10 @@ def epoch_rows(plan: EpochPlan, sql: str) -> list[Row]:
 
 @dataclass
 class Target:
-    """An outside system, which outlives processes. `expected` is what the model says that it must hold; see `World`."""
+    """An outside system, which outlives processes.
+
+    `expected` is what the model says that it must hold; see `World`.
+    """
 
     name: str
     fences: bool
@@ -229,12 +244,17 @@ class Target:
 
 
 class FakeSink:
-    """A handle of one process on a target. The fencing kind compares generations and epochs in its atomic act, like Postgres.
+    """A handle of one process on a target.
 
-    The other kind compares the version only, like Delta: what is under way when its process dies may land later.
+    The fencing kind compares generations and epochs in its atomic act, like Postgres.
+
+    The other kind compares the version only, like Delta: what is under way when its process dies may land
+    later.
     """
 
-    def __init__(self, target: Target, key: SinkKey, probe: Probe, clock: Clock, *, joins: Callable[[str], None]) -> None:
+    def __init__(
+        self, target: Target, key: SinkKey, probe: Probe, clock: Clock, *, joins: Callable[[str], None]
+    ) -> None:
         self.target = target
         self.key = key
         self.probe = probe
@@ -297,7 +317,9 @@ class FakeSink:
 
         def act() -> None:
             self._own()
-            if self.target.records.get(self.key) != seen or (seen is not None and seen.generation > record.generation):
+            if self.target.records.get(self.key) != seen or (
+                seen is not None and seen.generation > record.generation
+            ):
                 msg = "a newer generation joined or wrote already"
                 raise FencedError(msg)
             self.target.records[self.key] = written
@@ -321,7 +343,9 @@ class FakeSink:
             self._own()
             self.compare(plan)
             self.target.put(rows)
-            self.target.records[self.key] = self.target.records[self.key].after_epoch(plan, self.generation, counts)
+            self.target.records[self.key] = self.target.records[self.key].after_epoch(
+                plan, self.generation, counts
+            )
 
         held = self.target.records.get(self.key)
         if not self.supports_fencing and held is not None and held.epoch == plan.number:

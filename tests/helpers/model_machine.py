@@ -1,7 +1,8 @@
 """The protocol's model: thousands of interleavings of the real Lane and Ledger over fake sinks.
 
-A process can die or be paused before and after every step that others can notice. While it is paused others run, open the
-lane with another version of the file, finish its epoch; then it wakes and goes on as if nothing had happened.
+A process can die or be paused before and after every step that others can notice. While it is paused others
+run, open the lane with another version of the file, finish its epoch; then it wakes and goes on as if nothing
+had happened.
 """
 
 from __future__ import annotations
@@ -59,7 +60,10 @@ class Machine(RuleBasedStateMachine):
         wakes=st.integers(0, 2),
     )
     def follow(self, accident, file, interrupt, seconds, wakes):
-        """Something befalls the holder in the middle of an epoch, another run follows with its own file, the first may wake up."""
+        """Something befalls the holder in the middle of an epoch.
+
+        Another run follows with its own file; the first may wake up.
+        """
         self.step([], accident, 1)
         self.kill()
         self.world.clock.sleep(TTL + 1)

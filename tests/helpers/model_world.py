@@ -1,4 +1,7 @@
-"""The world of the model: processes that run the real Lane over fake sinks, and what must hold at all times."""
+"""The world of the model.
+
+Processes that run the real Lane over fake sinks, and what must hold at all times.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,31 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from headrace.pipeline.errors import FencedError, HeadraceError, LeaseHeldError, PipelineStateError, SinkStateError, TransientError
+from headrace.pipeline.errors import (
+    FencedError,
+    HeadraceError,
+    LeaseHeldError,
+    PipelineStateError,
+    SinkStateError,
+    TransientError,
+)
 from headrace.pipeline.protocol.coordinator import EpochCoordinator, Pending
 from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Json, Phase, SinkKey, WriteCounts
 from headrace.pipeline.protocol.ledger import Ledger, PipelineState
 from headrace.pipeline.protocol.ledger.leases import next_generation
-from helpers.model_fakes import Clock, Crash, FakeSink, Interrupt, MemoryStore, Probe, Row, Strand, Target, epoch_rows, process_ledger
+from helpers.model_fakes import (
+    Clock,
+    Crash,
+    FakeSink,
+    Interrupt,
+    MemoryStore,
+    Probe,
+    Row,
+    Strand,
+    Target,
+    epoch_rows,
+    process_ledger,
+)
 
 NAME, LANE = "orders", "main"
 TTL, COMMIT_TIMEOUT = 10.0, 30.0
@@ -72,12 +94,18 @@ class World:
         self.history: dict[int, EpochPlan] = {}
         self.members: dict[int, frozenset[str]] = {}
         self.broken: set[str] = set()
-        """Targets whose record was taken away or set back behind the lane's back: refusals are right for them."""
+        """Targets whose record was taken away or set back behind the lane's back.
+
+        Refusals are right for them.
+        """
         self.tampered: dict[str, int] = {}
         """Keyed targets that lost a row behind the lane's back, and the epoch that it came from."""
         self.harms = 0
         self.unheard_of: set[str] = set()
-        """Targets that a rebuilt ledger did not find in its file: those that had left, or were about to join."""
+        """Targets that a rebuilt ledger did not find in its file.
+
+        Those that had left, or were about to join.
+        """
         self.adopting: set[str] = set()
         self.before_adoption: dict[str, tuple[list[Row], int]] = {}
         """What a sink answered for, and since when, before an adoption that has begun."""
@@ -91,35 +119,60 @@ class World:
 
     # --- what processes do
 
-    def open(self, file: Json, interrupt: Interrupt | None = None, repair: frozenset[str] = frozenset()) -> Process:
-        """A new process opens the lane with this version of the file. It has no lane where it was refused, or died."""
+    def open(
+        self, file: Json, interrupt: Interrupt | None = None, repair: frozenset[str] = frozenset()
+    ) -> Process:
+        """A new process opens the lane with this version of the file.
+
+        It has no lane where it was refused, or died.
+        """
         known = self.ledger.state(NAME, LANE)
         self.clock.sleep(1.0)  # a process takes a moment to start
-        process = Process(frozenset(file["sinks"]), generation=next_generation(known.generation if known else 0, self.clock.now))
+        process = Process(
+            frozenset(file["sinks"]),
+            generation=next_generation(known.generation if known else 0, self.clock.now),
+        )
         self.processes.append(process)
         held, harms = self._live_holder(), self.harms
         strict = interrupt is None or interrupt.kind != "pause"
-        returning = frozenset(name for name in file["sinks"] if known and name in known.sinks and known.sinks[name].state == "left")
+        returning = frozenset(
+            name
+            for name in file["sinks"]
+            if known and name in known.sinks and known.sinks[name].state == "left"
+        )
 
         def work() -> None:
             process.lane = self._opened(process.probe, file, repair | returning)
             self._bring_back(process.lane, returning - repair)
             assert not (held and strict), "two live processes hold the lane"
-            for name in self.broken & process.lane.sinks.keys() & self._members() - self.tampered.keys() - repair:
-                assert harms != self.harms or self._level(name), f"opened over the record of {name}, which was lost or set back"
+            for name in (
+                self.broken & process.lane.sinks.keys() & self._members() - self.tampered.keys() - repair
+            ):
+                assert harms != self.harms or self._level(name), (
+                    f"opened over the record of {name}, which was lost or set back"
+                )
             self.file = file
 
         self._operate(process, work, interrupt, held=held or not strict)
         return process
 
-    def step(self, process: Process, size: int, interrupt: Interrupt | None = None, *, patience: int = 2) -> None:
-        """One epoch: the open one, else the next. What fails in passing is tried again, or the process gives up."""
+    def step(
+        self, process: Process, size: int, interrupt: Interrupt | None = None, *, patience: int = 2
+    ) -> None:
+        """One epoch: the open one, else the next.
+
+        What fails in passing is tried again, or the process gives up.
+        """
         splits = ({"id": size},) if size % 2 else ()
 
         def attempt(lane: EpochCoordinator) -> None:
             if not lane.has_open_epoch:
                 self._bring_back(lane, frozenset(self._left_behind()))
-                lane.plan({"src": lane.position["src"] + size}, Phase.HISTORY if splits else Phase.LIVE, splits=splits)
+                lane.plan(
+                    {"src": lane.position["src"] + size},
+                    Phase.HISTORY if splits else Phase.LIVE,
+                    splits=splits,
+                )
             self.finish_epoch(lane)
 
         def work() -> None:
@@ -174,7 +227,10 @@ class World:
         return name not in self.broken
 
     def _bring_back(self, lane: EpochCoordinator, names: frozenset[str]) -> None:
-        """The user replays sinks that were out of the file for some epochs; an appending one without a record is adopted."""
+        """The user replays sinks that were out of the file for some epochs.
+
+        An appending one without a record is adopted.
+        """
         for name in names & lane.sinks.keys():
             if lane.has_open_epoch or name not in [finding.sink for finding in lane._problems()]:
                 continue
@@ -220,7 +276,9 @@ class World:
             process.probe.strand.resume()
         self._gone(process)
 
-    def _operate(self, process: Process, work: Callable[[], object], interrupt: Interrupt | None, *, held: bool = False) -> None:
+    def _operate(
+        self, process: Process, work: Callable[[], object], interrupt: Interrupt | None, *, held: bool = False
+    ) -> None:
         """Runs an operation of a process through to its end, its refusal or its death; or until it parks."""
         probe = process.probe
 
@@ -272,7 +330,8 @@ class World:
     def expire(self, name: str) -> None:
         """The record is lost, the rows stay."""
         target, record = self.targets[name], self._record(name)
-        # Of an appending sink that held the open epoch nobody could say later that it did: no repair would be right.
+        # Of an appending sink that held the open epoch nobody could say later that it did: no repair would be
+        # right.
         if record is not None and (target.upserts or record.epoch <= self.state().committed):
             del target.records[self._key(name)]
             self._harmed(name)
@@ -294,7 +353,10 @@ class World:
             self.snapshots[name] = self.targets[name].copy()
 
     def restore(self, name: str) -> None:
-        """The target comes back from a backup, record and rows. Not while a process is paused in the middle of a write."""
+        """The target comes back from a backup, record and rows.
+
+        Not while a process is paused in the middle of a write.
+        """
         if name not in self.snapshots or any(process.parked for process in self.processes):
             return
         self.targets[name].restore(self.snapshots[name])
@@ -314,7 +376,9 @@ class World:
         first = next(self.ledger.epochs(NAME, LANE), None)
         stored = first.plan.number if first else 10**9
         mine = [
-            row for row in target.rows if row not in target.base and max(target.since + 1, stored) <= row[1][0] <= self.state().committed
+            row
+            for row in target.rows
+            if row not in target.base and max(target.since + 1, stored) <= row[1][0] <= self.state().committed
         ]
         if target.upserts and mine and name not in self.broken and name in self._members():
             target.rows.remove(mine[0])
@@ -322,13 +386,21 @@ class World:
             self._harmed(name)
 
     def can_lose_ledger(self) -> bool:
-        """Not while a process is paused on the old ledger, nor with a sink that has lost its record: both truths would be gone."""
+        """Not while a process is paused on the old ledger, nor with a sink that has lost its record.
+
+        Both truths would be gone.
+        """
         if self.broken or not self.history or any(process.parked for process in self.processes):
             return False
-        return set(self.file["sinks"]) == {name for name, row in self.state().sinks.items() if row.state == "joined"}
+        return set(self.file["sinks"]) == {
+            name for name, row in self.state().sinks.items() if row.state == "joined"
+        }
 
     def lose_ledger(self) -> None:
-        """The ledger's file is gone, with no process alive; it is rebuilt from the sinks, or brought back when that is refused."""
+        """The ledger's file is gone, with no process alive.
+
+        It is rebuilt from the sinks, or brought back when that is refused.
+        """
         state = self.state()
         for process in list(self.processes):
             self.kill(process)
@@ -390,7 +462,8 @@ class World:
     def _answers_from_where_it_joined(self, name: str) -> None:
         """A replay without a record goes on from where the ledger says that the sink joined.
 
-        That is before an adoption which the ledger never knew, and behind a backup from before the sink joined for the last time.
+        That is before an adoption which the ledger never knew, and behind a backup from before the sink
+        joined for the last time.
         """
         target, row = self.targets[name], self.state().sinks.get(name)
         if row is None or self._record(name) is not None:
@@ -406,11 +479,15 @@ class World:
         self.adopting.discard(name)
 
     def recover(self) -> None:
-        """However it came to this: with everybody dead and all commits landed, the lane can be brought to go on."""
+        """However it came to this.
+
+        With everybody dead and all commits landed, the lane can be brought to go on.
+        """
         for process in list(self.processes):
             self.kill(process)
         self.clock.sleep(100.0)
-        # Twice: a sink may come into view only when another is mended and an earlier file's epoch is finished.
+        # Twice: a sink may come into view only when another is mended and an earlier file's epoch is
+        # finished.
         for name in sorted(self.broken) * 2:
             if name in self.broken and name in self._members() | set(self.file["sinks"]):
                 mended = self.repair(name, accept=False)
@@ -418,7 +495,9 @@ class World:
                     self.repair(name, accept=True)
         for _ in range(2):
             process, before = self.open(self.file), self.state().committed
-            assert process.lane is not None, f"the lane cannot be opened: {self.log[-1:]}, broken: {self.broken}"
+            assert process.lane is not None, (
+                f"the lane cannot be opened: {self.log[-1:]}, broken: {self.broken}"
+            )
             for size in (1, 2):
                 self.step(process, size)
             assert self.state().committed == before + 2, f"the lane does not go on: {self.log[-1:]}"
@@ -432,24 +511,34 @@ class World:
         return state
 
     def check(self) -> None:
-        """The ledger is gapless and never changes its mind; every target holds exactly the epochs that its record says."""
+        """The ledger is gapless and never changes its mind.
+
+        Every target holds exactly the epochs that its record says.
+        """
         state = self.ledger.state(NAME, LANE)
         if state is None:
             return
         self._check_ledger(state)
         records = {name: self._record(name) for name in self._left_behind()}
-        self.absent = {name for name, record in records.items() if record is None or record.epoch < state.committed}
+        self.absent = {
+            name for name, record in records.items() if record is None or record.epoch < state.committed
+        }
         self._note_unheard_of()
         for name, target in self.targets.items():
             record = target.records.get(SinkKey(state.pipeline, NAME, LANE, name))
             if record is not None and name not in self.broken:
-                assert self._holds(state, target, record.epoch), f"{name} holds other rows than epochs up to {record.epoch}"
+                assert self._holds(state, target, record.epoch), (
+                    f"{name} holds other rows than epochs up to {record.epoch}"
+                )
 
     def _holds(self, state: PipelineState, target: Target, epoch: int) -> bool:
         rows = target.rows
         if target.upserts and state.open_plan is not None and epoch < state.open_plan.number:
-            # A record that was lost came back by a replay; the open epoch, which it did hold, is about to be written again.
-            again = set(epoch_rows(state.open_plan, state.open_plan.pipeline_hash.split(":")[0])) - set(target.base)
+            # A record that was lost came back by a replay; the open epoch, which it did hold, is about to be
+            # written again.
+            again = set(epoch_rows(state.open_plan, state.open_plan.pipeline_hash.split(":")[0])) - set(
+                target.base
+            )
             rows = [row for row in rows if row not in again]
         return rows == self._expected(state, target, epoch)
 
@@ -467,9 +556,13 @@ class World:
                 continue
             number = row.plan.number
             before = self.history.get(number - 1)
-            assert self.history.setdefault(number, row.plan) == row.plan, f"epoch {number} was committed twice, differently"
+            assert self.history.setdefault(number, row.plan) == row.plan, (
+                f"epoch {number} was committed twice, differently"
+            )
             self.members[number] = frozenset(row.counts)
-            assert row.plan.start == (before.end if before else {"src": 0}), f"epoch {number} does not follow on the one before"
+            assert row.plan.start == (before.end if before else {"src": 0}), (
+                f"epoch {number} does not follow on the one before"
+            )
         assert state.committed == max(self.history, default=0), "the ledger went back, or has a gap"
 
     def _expected(self, state: PipelineState, target: Target, epoch: int) -> list[Row]:
@@ -492,17 +585,24 @@ class World:
     def _factory(self, probe: Probe):
         def factory(pipeline: str, compiled: Json) -> dict[str, FakeSink]:
             def sink(name: str) -> FakeSink:
-                return self.sink_class(self.targets[name], SinkKey(pipeline, NAME, LANE, name), probe, self.clock, joins=self._joins)
+                return self.sink_class(
+                    self.targets[name],
+                    SinkKey(pipeline, NAME, LANE, name),
+                    probe,
+                    self.clock,
+                    joins=self._joins,
+                )
 
             return {name: sink(name) for name in compiled["sinks"]}
 
         return factory
 
     def _joins(self, name: str) -> None:
-        """A sink joins: it answers for what comes from now on, and what it holds already is taken as it is."""
+        """A sink joins: it answers for what comes from now on. What it holds already is taken as it is."""
         state, target = self.state(), self.targets[name]
         row, record = state.sinks.get(name), target.records[self._key(name)]
-        # Its process was paused before the join, and the sink left the file meanwhile: it missed what came since, as its record says.
+        # Its process was paused before the join, and the sink left the file meanwhile: it missed what came
+        # since, as its record says.
         overtaken = (
             row is not None
             and (row.state, row.epoch) == ("left", record.epoch)
@@ -510,7 +610,9 @@ class World:
             and name not in self.joined
         )
         if row is not None and (row.state == "joining" or name in self.adopting or overtaken):
-            assert overtaken or name not in self.absent or name in self.adopting, f"{name} joined without the epochs that it missed"
+            assert overtaken or name not in self.absent or name in self.adopting, (
+                f"{name} joined without the epochs that it missed"
+            )
             self.joined.add(name)
             if name in self.adopting:
                 self.before_adoption.setdefault(name, (target.base, target.since))
@@ -542,7 +644,9 @@ class World:
         self._note_unheard_of()
         state = self.ledger.state(NAME, LANE)
         # One that was paused after its last look at the ledger, in opening too, tells what it had seen.
-        overtaken = state is not None and state.generation > (process.lane.generation if process.lane else process.generation)
+        overtaken = state is not None and state.generation > (
+            process.lane.generation if process.lane else process.generation
+        )
         if isinstance(error, LeaseHeldError):
             assert held or not self.proofs, f"refused without a holder: {error}"
         elif isinstance(error, SinkStateError):
@@ -572,10 +676,18 @@ class World:
 
     def _members(self) -> set[str]:
         state = self.ledger.state(NAME, LANE)
-        return set() if state is None else {name for name, row in state.sinks.items() if row.state in ("joined", "replaying")}
+        return (
+            set()
+            if state is None
+            else {name for name, row in state.sinks.items() if row.state in ("joined", "replaying")}
+        )
 
     def _key(self, name: str) -> SinkKey:
         return SinkKey(self.state().pipeline, NAME, LANE, name)
 
     def _record(self, name: str) -> CommitRecord | None:
-        return self.targets[name].records.get(self._key(name)) if self.ledger.state(NAME, LANE) is not None else None
+        return (
+            self.targets[name].records.get(self._key(name))
+            if self.ledger.state(NAME, LANE) is not None
+            else None
+        )

@@ -28,7 +28,17 @@ NESTED = pa.schema(
         ("instants", pa.list_(INSTANT)),
         ("locals", pa.list_(LOCAL)),
         ("deep", pa.list_(pa.list_(PAIR))),
-        ("record", pa.struct([("tiny", pa.int8()), ("at", INSTANT), ("odd `name", pa.string()), ("in", pa.struct([("x", LOCAL)]))])),
+        (
+            "record",
+            pa.struct(
+                [
+                    ("tiny", pa.int8()),
+                    ("at", INSTANT),
+                    ("odd `name", pa.string()),
+                    ("in", pa.struct([("x", LOCAL)])),
+                ]
+            ),
+        ),
         ("prices", pa.map_(pa.string(), pa.decimal128(20, 4))),
         ("by_number", pa.map_(pa.int32(), PAIR)),
         ("by_price", pa.map_(pa.decimal128(10, 2), pa.bool_())),
@@ -48,39 +58,69 @@ ROWS: list[dict[str, Any]] = [
         "singles": [0.1, -INF, None, 3.4028234663852886e38],
         "exact": [Decimal("1234567890123456789012345678.0123456789"), None, Decimal("-0.0000000001")],
         "flags": [True, None, False],
-        "texts": ["", None, "grüße 漢字 🛫 '\"\\ \t\n\\u0000 \x7f\u2028", "\U0001d11e\U0002f800\U000e0041\U0010ffff"],
+        "texts": [
+            "",
+            None,
+            "grüße 漢字 🛫 '\"\\ \t\n\\u0000 \x7f\u2028",
+            "\U0001d11e\U0002f800\U000e0041\U0010ffff",
+        ],
         "blobs": [bytes(range(256)), None, b""],
         "days": [date(1, 1, 1), None, date(9999, 12, 31)],
-        "instants": [EARLY.replace(tzinfo=UTC), None, LATE.replace(tzinfo=UTC), datetime(2024, 3, 31, 1, 30, tzinfo=UTC)],
+        "instants": [
+            EARLY.replace(tzinfo=UTC),
+            None,
+            LATE.replace(tzinfo=UTC),
+            datetime(2024, 3, 31, 1, 30, tzinfo=UTC),
+        ],
         "locals": [EARLY, None, LATE, datetime(2024, 3, 31, 2, 30, 0, 120000)],
         "deep": [[{"a": 1, "b": ["x", None]}, None, {"a": None, "b": None}], None, [], [{"a": 2, "b": []}]],
-        "record": {"tiny": -128, "at": datetime(1969, 12, 31, 23, 59, 59, 999999, UTC), "odd `name": "é", "in": {"x": LATE}},
+        "record": {
+            "tiny": -128,
+            "at": datetime(1969, 12, 31, 23, 59, 59, 999999, UTC),
+            "odd `name": "é",
+            "in": {"x": LATE},
+        },
         "prices": [("", Decimal("9999999999999999.9999")), ("none", None), ("🛫", Decimal("-0.0001"))],
         "by_number": [(-1, {"a": 1, "b": None}), (2**31 - 1, None)],
         "by_price": [(Decimal("-1.50"), True), (Decimal("99999999.99"), None)],
         "by_day": [(date(1969, 12, 31), [date(2024, 2, 29), None]), (date(9999, 12, 31), None)],
-        "by_instant": [(datetime(2024, 1, 1, 0, 0, 0, 123456, UTC), [(EARLY, 1), (LATE, None)]), (LATE.replace(tzinfo=UTC), None)],
+        "by_instant": [
+            (datetime(2024, 1, 1, 0, 0, 0, 123456, UTC), [(EARLY, 1), (LATE, None)]),
+            (LATE.replace(tzinfo=UTC), None),
+        ],
         "inner": {"m": [[(date(2024, 1, 1), "x")], None, []]},
     },
     {name: 2 if name == "id" else None for name in NESTED.names},
     {
         "id": 3,
-        **{name: [] for name in NESTED.names if kinds.is_list(NESTED.field(name).type) or kinds.is_map(NESTED.field(name).type)},
+        **{
+            name: []
+            for name in NESTED.names
+            if kinds.is_list(NESTED.field(name).type) or kinds.is_map(NESTED.field(name).type)
+        },
         "record": {"tiny": None, "at": None, "odd `name": None, "in": None},
         "inner": {"m": None},
     },
-    {name: 4 if name == "id" else [None] if kinds.is_list(NESTED.field(name).type) else None for name in NESTED.names}
+    {
+        name: 4 if name == "id" else [None] if kinds.is_list(NESTED.field(name).type) else None
+        for name in NESTED.names
+    }
     | {"record": {"tiny": None, "at": None, "odd `name": None, "in": {"x": None}}},
 ]
 
 
 def same_as(value: Any, kind: Any) -> Any:
-    """Something that equal values of a type have in common: NaN equals itself, singles are rounded, maps have no order."""
+    """Something that equal values of a type have in common.
+
+    NaN equals itself, singles are rounded, maps have no order.
+    """
     if value is None:
         return None
     if kinds.is_map(kind):
         pairs = value.items() if isinstance(value, dict) else value
-        return sorted(((same_as(key, kind.key_type), same_as(item, kind.item_type)) for key, item in pairs), key=repr)
+        return sorted(
+            ((same_as(key, kind.key_type), same_as(item, kind.item_type)) for key, item in pairs), key=repr
+        )
     if kinds.is_struct(kind):
         return {member.name: same_as(value[member.name], member.type) for member in kind}
     if kinds.is_list(kind):
@@ -91,11 +131,16 @@ def same_as(value: Any, kind: Any) -> Any:
 
 
 def from_json(value: Any, kind: Any) -> Any:
-    """A value of a type, as the documented rules turn it into JSON; decimals and floats were parsed as Decimal."""
+    """A value of a type, as the documented rules turn it into JSON.
+
+    Decimals and floats were parsed as Decimal.
+    """
     if value is None:
         return None
     if kinds.is_map(kind):
-        return [(from_json(key, kind.key_type), from_json(item, kind.item_type)) for key, item in value.items()]
+        return [
+            (from_json(key, kind.key_type), from_json(item, kind.item_type)) for key, item in value.items()
+        ]
     if kinds.is_struct(kind):
         assert set(value) == {member.name for member in kind}
         return {member.name: from_json(value[member.name], member.type) for member in kind}

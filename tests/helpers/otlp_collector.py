@@ -48,7 +48,11 @@ class Collector(ThreadingHTTPServer):
             for resource in request.resource_metrics:
                 for scope in resource.scope_metrics:
                     for metric in scope.metrics:
-                        for point in (*metric.sum.data_points, *metric.gauge.data_points) if metric.name == name else ():
+                        for point in (
+                            (*metric.sum.data_points, *metric.gauge.data_points)
+                            if metric.name == name
+                            else ()
+                        ):
                             labels = {one.key: one.value.string_value for one in point.attributes}
                             found[labels.get("id", "")] = point.as_int or point.as_double
         return found

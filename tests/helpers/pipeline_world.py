@@ -1,4 +1,7 @@
-"""A small world for the lane's tests: history in ClickHouse, a topic, a pipeline into Postgres and Delta, and what must come out."""
+"""A small world for the lane's tests.
+
+History in ClickHouse, a topic, a pipeline into Postgres and Delta, and what must come out.
+"""
 
 from __future__ import annotations
 
@@ -110,9 +113,14 @@ class World:
             {
                 "home": home,
                 "state_backend": {"sqlite": {"path": home / "ledger.db"}},
-                "clickhouse_source": {"url": clickhouse.url, "user": clickhouse.username, "password": clickhouse.password},
+                "clickhouse_source": {
+                    "url": clickhouse.url,
+                    "user": clickhouse.username,
+                    "password": clickhouse.password,
+                },
                 "kafka_source": {"brokers": self.services.kafka.brokers},
-                "postgres_sink": {name: found[name] for name in ("host", "port", "user", "password")} | {"db": found["dbname"]},
+                "postgres_sink": {name: found[name] for name in ("host", "port", "user", "password")}
+                | {"db": found["dbname"]},
                 "lease_seconds": 4,
                 "commit_timeout_seconds": 2,
             }
@@ -142,17 +150,29 @@ class World:
     # --- data
 
     def fill(self) -> None:
-        """History, of which the last rows came from the topic; then messages with updates, deletes and returns of deleted keys."""
+        """History, of which the last rows came from the topic.
+
+        Then messages with updates, deletes and returns of deleted keys.
+        """
         dice = random.Random(7)
         day = date(2024, 1, 1)
         history = [(i, day + timedelta(days=i % 60), f"n{i}", i * 3) for i in range(HISTORY)]
-        with clickhouse_connect.get_client(**self.services.clickhouse.client_arguments(database=self.database)) as client:
+        with clickhouse_connect.get_client(
+            **self.services.clickhouse.client_arguments(database=self.database)
+        ) as client:
             client.command(
-                "CREATE TABLE history (id Int64, day Date, name String, amount Int64, _kafka_partition Nullable(Int32),"
+                "CREATE TABLE history (id Int64, day Date, name String, amount Int64, _kafka_partition"
+                " Nullable(Int32),"
                 " _kafka_offset Nullable(Int64)) ENGINE = MergeTree ORDER BY (day, id)"
             )
-            rows = [(*row, 0 if row[0] >= HISTORY - FROM_TOPIC else None, offset_of(row[0])) for row in history]
-            client.insert("history", rows, column_names=["id", "day", "name", "amount", "_kafka_partition", "_kafka_offset"])
+            rows = [
+                (*row, 0 if row[0] >= HISTORY - FROM_TOPIC else None, offset_of(row[0])) for row in history
+            ]
+            client.insert(
+                "history",
+                rows,
+                column_names=["id", "day", "name", "amount", "_kafka_partition", "_kafka_offset"],
+            )
         admin = AdminClient({"bootstrap.servers": self.services.kafka.brokers})
         for made in admin.create_topics([NewTopic(self.name, 2, 1)]).values():
             made.result()
@@ -162,7 +182,10 @@ class World:
         self.produce(list(self.changes(dice, MESSAGES)))
 
     def changes(self, dice: random.Random, count: int) -> Iterator[tuple[str, Row, int]]:
-        """Messages that reach back into history; a key always takes the same partition, so that its order is one."""
+        """Messages that reach back into history.
+
+        A key always takes the same partition, so that its order is one.
+        """
         for number in range(count):
             key = dice.randrange(HISTORY + 300)
             op = dice.choices("cud", [3, 5, 2])[0]
@@ -230,7 +253,10 @@ class World:
 
     def check(self, spark: SparkSession) -> None:
         """Both sinks hold exactly the expected rows, each once, as the pipeline shapes them."""
-        wanted = sorted((key, day, getattr(name, self.change)(), amount * 2) for key, day, name, amount in self.expected.values())
+        wanted = sorted(
+            (key, day, getattr(name, self.change)(), amount * 2)
+            for key, day, name, amount in self.expected.values()
+        )
         assert self.in_postgres() == wanted
         assert self.in_delta(spark) == wanted
 
@@ -241,7 +267,9 @@ class World:
 
     def in_delta(self, spark: SparkSession) -> list[Row]:
         """All rows of the Delta table."""
-        table: pa.Table = spark.read.format("delta").load(str(self.lake)).select("id", "day", "name", "amount").toArrow()
+        table: pa.Table = (
+            spark.read.format("delta").load(str(self.lake)).select("id", "day", "name", "amount").toArrow()
+        )
         return sorted(zip(*[column.to_pylist() for column in table.columns], strict=True))
 
     def held(self) -> int:
@@ -318,7 +346,11 @@ def leftovers(world: World) -> list[str]:
     """Command lines of processes that still belong to a world's runs."""
     mine = str(world.folder)
     found = (process.info for process in psutil.process_iter(["cmdline", "status"]))
-    return [" ".join(info["cmdline"])[:100] for info in found if info["cmdline"] and any(mine in part for part in info["cmdline"])]
+    return [
+        " ".join(info["cmdline"])[:100]
+        for info in found
+        if info["cmdline"] and any(mine in part for part in info["cmdline"])
+    ]
 
 
 def until(condition: Callable[[], Any], what: str, seconds: float = 60) -> Any:

@@ -1,11 +1,20 @@
-"""Packages with plugins, installed as a folder on the path: a module, and the dist-info that pip would leave."""
+"""Packages with plugins, installed as a folder on the path.
+
+A module, and the dist-info that pip would leave.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
 
-from headrace.pipeline.config.settings import Settings, SparkSettings, SqliteBackend, StateBackend, load_settings
+from headrace.pipeline.config.settings import (
+    Settings,
+    SparkSettings,
+    SqliteBackend,
+    StateBackend,
+    load_settings,
+)
 
 ACME = '''
 from __future__ import annotations

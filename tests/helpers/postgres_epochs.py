@@ -47,12 +47,25 @@ class Bench:
     opened: list[PostgresSink] = field(default_factory=list)
 
     def sink(
-        self, *, key: Sequence[str] = ("id",), pipeline: str | None = None, name: str = "out", lane: str = "main", **node: Any
+        self,
+        *,
+        key: Sequence[str] = ("id",),
+        pipeline: str | None = None,
+        name: str = "out",
+        lane: str = "main",
+        **node: Any,
     ) -> PostgresSink:
         """A sink on table `target` of the bench's schema."""
-        model = Node.model_validate({"from": "x", "schema": self.schema, "table": "target", "primary_key": list(key)} | node)
+        model = Node.model_validate(
+            {"from": "x", "schema": self.schema, "table": "target", "primary_key": list(key)} | node
+        )
         context = SinkContext(
-            SinkKey(pipeline or self.pipeline, "pipe", lane, name), model, self.settings(), SCHEMA, self.spark, {"key": tuple(key)}
+            SinkKey(pipeline or self.pipeline, "pipe", lane, name),
+            model,
+            self.settings(),
+            SCHEMA,
+            self.spark,
+            {"key": tuple(key)},
         )
         self.opened.append(sink := PostgresSink(context))
         return sink
@@ -69,17 +82,33 @@ class Bench:
         """Settings that lead to the server."""
         place = self.parameters
         connection = PostgresConnection(
-            host=place["host"], port=int(place["port"]), user=place["user"], password=SecretStr(place["password"]), db=place["dbname"]
+            host=place["host"],
+            port=int(place["port"]),
+            user=place["user"],
+            password=SecretStr(place["password"]),
+            db=place["dbname"],
         )
         return Settings(postgres_sink=connection)
 
     def frame(
-        self, rows: Sequence[tuple[Any, ...]], *, schema: pa.Schema = SCHEMA, key: Sequence[str] = ("id",), estimate: int | None = 0
+        self,
+        rows: Sequence[tuple[Any, ...]],
+        *,
+        schema: pa.Schema = SCHEMA,
+        key: Sequence[str] = ("id",),
+        estimate: int | None = 0,
     ) -> EpochFrame:
-        """Rows as (op, *payload), in order; `estimate` picks the path: 0 the driver's, a large number the staged one."""
+        """Rows as (op, *payload), in order.
+
+        `estimate` picks the path: 0 the driver's, a large number the staged one.
+        """
         places = [{"source": 0, "part": 0, "off": at, "sub": 0} for at in range(len(rows))]
-        place = pa.struct([("source", pa.int32()), ("part", pa.int32()), ("off", pa.int64()), ("sub", pa.int64())])
-        columns = [pa.array([row[at] for row in rows], kind) for at, kind in enumerate([pa.string(), *schema.types])]
+        place = pa.struct(
+            [("source", pa.int32()), ("part", pa.int32()), ("off", pa.int64()), ("sub", pa.int64())]
+        )
+        columns = [
+            pa.array([row[at] for row in rows], kind) for at, kind in enumerate([pa.string(), *schema.types])
+        ]
         names = [*schema.names, "_gs_op", "_gs_pos"]
         table = pa.table([*columns[1:], columns[0], pa.array(places, place)], names=names)
         return EpochFrame(self.spark.createDataFrame(table), schema, tuple(key), estimate, self.spark)
@@ -108,13 +137,17 @@ class Bench:
             for sink in self.opened:
                 sink.close()
             with self.connect() as connection:
-                connection.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(self.schema)))
+                connection.execute(
+                    sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(self.schema))
+                )
 
 
 def plan(number: int, *, splits: Sequence[dict[str, Any]] = ()) -> EpochPlan:
     """Epoch `number`, planned at a time of its own."""
     planned = PLANNED.replace(microsecond=number)
-    return EpochPlan(number, Phase.LIVE, {"src": number - 1}, {"src": number}, "hash", planned, splits=tuple(splits))
+    return EpochPlan(
+        number, Phase.LIVE, {"src": number - 1}, {"src": number}, "hash", planned, splits=tuple(splits)
+    )
 
 
 STAGED = 1_000_000_000

@@ -22,8 +22,15 @@ def rows(number: int) -> pa.Table:
     """The rows of one epoch as they leave Spark."""
     ids = range(number * EACH, (number + 1) * EACH)
     zero = pa.array([0] * EACH, pa.int32())
-    place = {"_gs_source": zero, "_gs_part": zero, "_gs_off": pa.array(ids, pa.int64()), "_gs_sub": zero.cast(pa.int64())}
-    return pa.table({"id": pa.array(ids, pa.int64()), "v": [f"v{at}" for at in ids], "_gs_op": ["i"] * EACH, **place})
+    place = {
+        "_gs_source": zero,
+        "_gs_part": zero,
+        "_gs_off": pa.array(ids, pa.int64()),
+        "_gs_sub": zero.cast(pa.int64()),
+    }
+    return pa.table(
+        {"id": pa.array(ids, pa.int64()), "v": [f"v{at}" for at in ids], "_gs_op": ["i"] * EACH, **place}
+    )
 
 
 def write_next(sink: PostgresSink) -> int:

@@ -1,7 +1,10 @@
-"""The outside systems of the replication model: a topic, a history table, targets, and SQL over small lists of rows.
+"""The outside systems of the replication model.
 
-They replace only what Headrace reaches over the network and Spark's execution. Which offsets an epoch reads, how history is split and
-filtered at the handoff, and what the SQL of the file compiles to is the product's own code.
+A topic, a history table, targets, and SQL over small lists of rows.
+
+They replace only what Headrace reaches over the network and Spark's execution. Which offsets an epoch reads,
+how history is split and filtered at the handoff, and what the SQL of the file compiles to is the product's
+own code.
 """
 
 from __future__ import annotations
@@ -24,7 +27,14 @@ from headrace.pipeline.errors import InternalError
 from headrace.pipeline.model.capabilities import SourceCapabilities
 from headrace.pipeline.protocol.epochs import Json
 from headrace.pipeline.protocol.partitions import HistoryPartition
-from headrace.pipeline.protocol.table_offsets import BLOCK, Block, HandoffFilter, Range, TableOffsets, table_offsets
+from headrace.pipeline.protocol.table_offsets import (
+    BLOCK,
+    Block,
+    HandoffFilter,
+    Range,
+    TableOffsets,
+    table_offsets,
+)
 
 Row = dict[str, Any]
 """A row with its payload, and with `_gs_op` and `_gs_pos` once a source has read it."""
@@ -44,18 +54,32 @@ def to_sqlite(text: str) -> str:
 
 
 def _change_column(node: exp.Expr) -> exp.Expr:
-    if isinstance(node, exp.Column) and node.name != "_gs_pos" and "_gs_pos" in (names := [part.name for part in node.parts]):
+    if (
+        isinstance(node, exp.Column)
+        and node.name != "_gs_pos"
+        and "_gs_pos" in (names := [part.name for part in node.parts])
+    ):
         at = names.index("_gs_pos")
         return _json_field(exp.column("_gs_pos", table=names[0] if at else None, quoted=True), node.name)
-    if isinstance(node, exp.Cast) and node.to.this in (exp.DType.TIMESTAMP, exp.DType.TIMESTAMPTZ, exp.DType.DATE):
+    if isinstance(node, exp.Cast) and node.to.this in (
+        exp.DType.TIMESTAMP,
+        exp.DType.TIMESTAMPTZ,
+        exp.DType.DATE,
+    ):
         return node.this
     return node
 
 
 def _change_struct(node: exp.Expr) -> exp.Expr:
     if isinstance(node, exp.Struct):
-        pairs = [(one.alias, one.this) if isinstance(one, exp.Alias) else (one.name, one.expression) for one in node.expressions]
-        return exp.Anonymous(this="json_object", expressions=[part for name, value in pairs for part in (exp.Literal.string(name), value)])
+        pairs = [
+            (one.alias, one.this) if isinstance(one, exp.Alias) else (one.name, one.expression)
+            for one in node.expressions
+        ]
+        return exp.Anonymous(
+            this="json_object",
+            expressions=[part for name, value in pairs for part in (exp.Literal.string(name), value)],
+        )
     if isinstance(node, exp.Dot) and isinstance(node.expression, exp.Identifier):
         return _json_field(node.this, node.expression.name)
     return node
@@ -93,12 +117,16 @@ class SqlEngine:
         for name, frame in views.items():
             columns = list(frame.columns)
             self._database.execute(f'drop table if exists "{name}"')
-            self._database.execute(f'create table "{name}" ({", ".join(f"{chr(34)}{column}{chr(34)}" for column in columns)})')
+            self._database.execute(
+                f'create table "{name}" ({", ".join(f"{chr(34)}{column}{chr(34)}" for column in columns)})'
+            )
             rows = [[_to_cell(row[column]) for column in columns] for row in frame.rows]
             self._database.executemany(f'insert into "{name}" values ({", ".join("?" * len(columns))})', rows)
         cursor = self._database.execute(_compiled(text))
         names = [column[0] for column in cursor.description]
-        rows = [{name: _from_cell(name, cell) for name, cell in zip(names, row, strict=True)} for row in cursor]
+        rows = [
+            {name: _from_cell(name, cell) for name, cell in zip(names, row, strict=True)} for row in cursor
+        ]
         return Frame(self, tuple(names), rows)
 
 
@@ -128,7 +156,10 @@ class Frame:
 
 @dataclass(frozen=True)
 class Message:
-    """One message. `sequence` is its place among everything that producers sent; `row` None: a transaction's marker."""
+    """One message.
+
+    `sequence` is its place among everything that producers sent; `row` None: a transaction's marker.
+    """
 
     sequence: int
     op: str
@@ -173,7 +204,11 @@ class TopicServer:
         return {part: self.at_time([part], moment)[part] for part, moment in moments.items()}
 
     def newest_ms(self, partitions: Sequence[int]) -> dict[int, int]:
-        return {part: max(message.sent_ms for message in self.partitions[part]) for part in partitions if self.partitions[part]}
+        return {
+            part: max(message.sent_ms for message in self.partitions[part])
+            for part in partitions
+            if self.partitions[part]
+        }
 
     def retention_ms(self) -> int | None:
         return None
@@ -204,8 +239,13 @@ class ModelPeeker:
         found: dict[int, list[MessageInfo]] = {}
         for part, first in at.items():
             for offset, message in enumerate(self._server.partitions[part]):
-                if offset >= max(first, self._server.earliest_offsets.get(part, 0)) and message.row is not None:
-                    found[part] = [MessageInfo(offset, 100, message.sent_ms, by_broker=self._server.has_broker_time())]
+                if (
+                    offset >= max(first, self._server.earliest_offsets.get(part, 0))
+                    and message.row is not None
+                ):
+                    found[part] = [
+                        MessageInfo(offset, 100, message.sent_ms, by_broker=self._server.has_broker_time())
+                    ]
                     break
         return found
 
@@ -228,12 +268,21 @@ class TableServer:
 
 
 class ModelTable(BoundedSource):
-    """A bounded source with the contract of the real ones: a split is a list of row numbers of the snapshot."""
+    """A bounded source with the contract of the real ones.
+
+    A split is a list of row numbers of the snapshot.
+    """
 
     capabilities = SourceCapabilities(bounded=True, stable_snapshot=True, without_spark=True)
 
     def __init__(
-        self, server: TableServer, engine: SqlEngine, ordinal: int, split_rows: int, sorted_by: str, predicate: str | None
+        self,
+        server: TableServer,
+        engine: SqlEngine,
+        ordinal: int,
+        split_rows: int,
+        sorted_by: str,
+        predicate: str | None,
     ) -> None:
         self._server = server
         self._engine = engine
@@ -251,10 +300,16 @@ class ModelTable(BoundedSource):
         self._server.snapshots.setdefault(token, [dict(row) for row in rows])
         return Snapshot({"pinned": True, "snapshot": token}, is_stable=True)
 
-    def splits(self, spark: Any, snapshot: Snapshot, window: HistoryPartition | None, cut: HandoffFilter | None) -> list[Json]:
+    def splits(
+        self, spark: Any, snapshot: Snapshot, window: HistoryPartition | None, cut: HandoffFilter | None
+    ) -> list[Json]:
         del spark
         rows = self._rows(snapshot)
-        numbers = [number for number, row in enumerate(rows) if _in_window(row, window) and (cut is None or cut.keeps(row))]
+        numbers = [
+            number
+            for number, row in enumerate(rows)
+            if _in_window(row, window) and (cut is None or cut.keeps(row))
+        ]
         parts: list[list[int]] = []
         for number in numbers:
             # Like a range of the sorting key, a split never separates rows of equal sorting keys.
@@ -265,21 +320,30 @@ class ModelTable(BoundedSource):
                 parts.append([number])
         return [{"rows": len(part), "numbers": part} for part in parts]
 
-    def read(self, spark: Any, snapshot: Snapshot, splits: Sequence[Json], columns: Sequence[str] | None = None) -> Any:
+    def read(
+        self, spark: Any, snapshot: Snapshot, splits: Sequence[Json], columns: Sequence[str] | None = None
+    ) -> Any:
         del spark
         rows = self._rows(snapshot)
         names = tuple(columns or ())
-        found = [self._read_row(rows[number], number, names) for split in splits for number in split["numbers"]]
+        found = [
+            self._read_row(rows[number], number, names) for split in splits for number in split["numbers"]
+        ]
         frame = Frame(self._engine, (*names, "_gs_op", "_gs_pos"), found)
         return frame.where(self._predicate) if self._predicate else frame
 
-    def measure_offsets(self, spark: Any, snapshot: Snapshot, table: Any, topic: str, since: Mapping[str, int]) -> TableOffsets:
+    def measure_offsets(
+        self, spark: Any, snapshot: Snapshot, table: Any, topic: str, since: Mapping[str, int]
+    ) -> TableOffsets:
         del spark, table, topic
         by_part: dict[str, list[int]] = {}
         for row in self._rows(snapshot):
             if row["_kafka_partition"] is not None:
                 by_part.setdefault(str(row["_kafka_partition"]), []).append(row["_kafka_offset"])
-        blocks = [Block(part, min(found), max(found) + 1, len(found), len(set(found))) for part, found in by_part.items()]
+        blocks = [
+            Block(part, min(found), max(found) + 1, len(found), len(set(found)))
+            for part, found in by_part.items()
+        ]
         assert all(block.end <= BLOCK for block in blocks)
 
         def search(block: Block, above: int, most: int) -> list[Range]:
@@ -307,7 +371,9 @@ class ModelTable(BoundedSource):
 
 
 def _in_window(row: Row, window: HistoryPartition | None) -> bool:
-    return window is None or (row[window.column] is not None and window.start <= row[window.column] < window.end)
+    return window is None or (
+        row[window.column] is not None and window.start <= row[window.column] < window.end
+    )
 
 
 # --- targets
@@ -322,7 +388,9 @@ class ModelTarget:
 
     def put(self, rows: Sequence[Row]) -> None:
         """Apply one epoch in the order of positions."""
-        ordered = sorted(rows, key=lambda row: tuple(row["_gs_pos"][name] for name in ("source", "part", "off", "sub")))
+        ordered = sorted(
+            rows, key=lambda row: tuple(row["_gs_pos"][name] for name in ("source", "part", "off", "sub"))
+        )
         if not self.keyed:
             self.rows = self.rows + [_payload(row) for row in ordered]
             return

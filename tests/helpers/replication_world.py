@@ -1,7 +1,10 @@
-"""The world of the replication model: what producers send, what the history table holds, what a run does, and what must come out.
+"""The world of the replication model.
 
-A run drives the product's own `jobs.run.runner` loops, `History`, `Stream`, `LaneSource`, `KafkaStream`, `EpochCoordinator`, `Ledger` and SQL
-compiler over the fakes of `replication_fakes`. The oracle knows nothing of them: it replays what producers sent.
+What producers send, what the history table holds, what a run does, and what must come out.
+
+A run drives the product's own `jobs.run.runner` loops, `History`, `Stream`, `LaneSource`, `KafkaStream`,
+`EpochCoordinator`, `Ledger` and SQL compiler over the fakes of `replication_fakes`. The oracle knows nothing
+of them: it replays what producers sent.
 """
 
 from __future__ import annotations
@@ -38,7 +41,17 @@ from headrace.pipeline.sql import statements
 from headrace.pipeline.sql.filter_marking import FAILED
 from headrace.pipeline.sql.system_columns import HIDDEN
 from helpers.model_fakes import Clock, Crash, Interrupt, MemoryStore, Probe, process_ledger
-from helpers.replication_fakes import Frame, Message, ModelPeeker, ModelTable, ModelTarget, Row, SqlEngine, TableServer, TopicServer
+from helpers.replication_fakes import (
+    Frame,
+    Message,
+    ModelPeeker,
+    ModelTable,
+    ModelTarget,
+    Row,
+    SqlEngine,
+    TableServer,
+    TopicServer,
+)
 
 LANE = "main"
 COLUMNS = ("id", "day", "amount", "at")
@@ -67,7 +80,10 @@ class FileVersion:
     def text(self) -> str:
         """Return the file as a user writes it."""
         narrowed = f", filter: 'amount > {self.source_limit}'" if self.source_limit is not None else ""
-        phases = "".join(f"\n      - {{source_type: clickhouse, table_name: db.{table}{narrowed}}}" for table in self.tables)
+        phases = "".join(
+            f"\n      - {{source_type: clickhouse, table_name: db.{table}{narrowed}}}"
+            for table in self.tables
+        )
         key = "\n    primary_key: id" if self.keyed else ""
         where = [] if self.limit is None else [f"amount > {self.limit}"]
         where += [] if self.keyed else ["_gs_op <> 'd'"]
@@ -87,7 +103,10 @@ sinks:{sinks}
 epoch: {{stream_rows: {self.epoch_rows}, history_rows: 4, interval: 0s}}
 """
         if self.partitions:
-            text += f"partitions: {{column: day, every: {self.partitions}, start: {self.first_day}, end: 2024-04-01}}\n"
+            text += (
+                f"partitions: {{column: day, every: {self.partitions}, start: {self.first_day}, end:"
+                f" 2024-04-01}}\n"
+            )
         return text
 
 
@@ -120,7 +139,11 @@ class ModelSink:
         return self._state.get(self.key)
 
     def find_conflicting_record(self) -> CommitRecord | None:
-        others = [record for key, record in self._state.items() if key.name == self.key.name and key.pipeline != self.key.pipeline]
+        others = [
+            record
+            for key, record in self._state.items()
+            if key.name == self.key.name and key.pipeline != self.key.pipeline
+        ]
         return others[0] if others else None
 
     def refuse_rivals(self) -> None:
@@ -165,7 +188,9 @@ class ModelSink:
 class ModelStream(KafkaStream):
     """The real Kafka source over a `TopicServer`. Only reading messages is replaced."""
 
-    def __init__(self, name: str, node: Any, settings: Settings, ordinal: int, server: TopicServer, engine: SqlEngine) -> None:
+    def __init__(
+        self, name: str, node: Any, settings: Settings, ordinal: int, server: TopicServer, engine: SqlEngine
+    ) -> None:
         super().__init__(name, node, settings, ordinal)
         self._server = server
         self._engine = engine
@@ -180,7 +205,9 @@ class ModelStream(KafkaStream):
             messages = self._server.partitions[int(part)]
             stable = self._server.stable_end([int(part)])[int(part)]
             filled = [
-                at for at, (low, high) in enumerate(listed) if high > stable or any(one.row is not None for one in messages[low:high])
+                at
+                for at, (low, high) in enumerate(listed)
+                if high > stable or any(one.row is not None for one in messages[low:high])
             ]
             found |= {part: filled[0]} if filled else {}
         return found
@@ -191,11 +218,16 @@ class ModelStream(KafkaStream):
         rows = []
         for part, stop in end["offsets"].items():
             for offset in range(start["offsets"].get(part, 0), stop):
-                assert offset >= self._server.earliest_offsets.get(int(part), 0), "an epoch reads offsets that retention has passed"
+                assert offset >= self._server.earliest_offsets.get(int(part), 0), (
+                    "an epoch reads offsets that retention has passed"
+                )
                 message = self._server.partitions[int(part)][offset]
                 if message.row is not None:
                     position = {"source": self._ordinal, "part": int(part), "off": offset, "sub": 0}
-                    rows.append({name: message.row.get(name) for name in COLUMNS} | {"_gs_op": message.op, "_gs_pos": position})
+                    rows.append(
+                        {name: message.row.get(name) for name in COLUMNS}
+                        | {"_gs_op": message.op, "_gs_pos": position}
+                    )
         found = Frame(self._engine, (*COLUMNS, *HIDDEN), rows)
         if not self._node.filter:
             return found
@@ -228,7 +260,10 @@ class World:
     excuses: set[str] = field(default_factory=set)
     """Why a run may be refused now, apart from edits of the file."""
     exact_after: int = -1
-    """Messages up to this sequence number went through another filter; their keys are not compared. -1: there are none."""
+    """Messages up to this sequence number went through another filter.
+
+    Their keys are not compared. -1: there are none.
+    """
     engine: SqlEngine = field(default_factory=SqlEngine)
     log: list[str] = field(default_factory=list)
 
@@ -238,10 +273,18 @@ class World:
         """The last version of the file that a run worked with."""
         self.start_is_final = False
         """Whether an epoch was committed since the start or the last reset."""
-        self.keeps_versions = not self.file.keyed or (self.sorted_by == "id" and self.file.source_limit is None)
-        """Whether the table keeps every version of a key. Versions of one key are in order only where the sorting key starts with it."""
+        self.keeps_versions = not self.file.keyed or (
+            self.sorted_by == "id" and self.file.source_limit is None
+        )
+        """Whether the table keeps every version of a key.
+
+        Versions of one key are in order only where the sorting key starts with it.
+        """
         self.statements: dict[tuple[str, bool], str] = {}
-        """Compiled SQL by version of the file; compiling it for each epoch takes half of the time of an example."""
+        """Compiled SQL by version of the file.
+
+        Compiling it for each epoch takes half of the time of an example.
+        """
         self.retractions: dict[str, Retractions] = {}
         self.store = MemoryStore(self.clock)
         self.ledger = process_ledger(self.store, Probe(), proofs=False)
@@ -260,7 +303,10 @@ class World:
             self.tables["history"].rows.append(row | {"_kafka_partition": None, "_kafka_offset": None})
 
     def send(self, op: str, key: int, amount: int) -> None:
-        """Send one message: i, u, d (with all columns) or k (a delete with the key alone). A pipeline without a key has inserts only."""
+        """Send one message: i, u, d (with all columns) or k (a delete with the key alone).
+
+        A pipeline without a key has inserts only.
+        """
         op = op if self.file.keyed else "i"
         part = self._partition_of(key)
         row: Row = {"id": key, "day": DAYS[key % len(DAYS)], "amount": amount, "at": None}
@@ -295,7 +341,10 @@ class World:
         self.topic.open_transactions.setdefault(part, len(self.topic.partitions[part]))
 
     def end_transactions(self) -> None:
-        """Abort all open transactions. The table takes at once what waited for them for longer than `handoff_lag`."""
+        """Abort all open transactions.
+
+        The table takes at once what waited for them for longer than `handoff_lag`.
+        """
         oldest = int(time.time() * 1000) - 3_600_000
         for part in list(self.topic.open_transactions):
             del self.topic.open_transactions[part]
@@ -317,7 +366,10 @@ class World:
         """Let two hours pass in which the table takes everything that is readable."""
         for part in self.topic.partitions:
             self.ingest(part, 10_000)
-            self.topic.partitions[part] = [replace(message, sent_ms=message.sent_ms - 7_200_000) for message in self.topic.partitions[part]]
+            self.topic.partitions[part] = [
+                replace(message, sent_ms=message.sent_ms - 7_200_000)
+                for message in self.topic.partitions[part]
+            ]
 
     def _now_ms(self) -> int:
         """Return the time of the next message: they are a second apart, and all of the last minutes."""
@@ -335,24 +387,34 @@ class World:
         waiting = [
             (offset, message)
             for offset, message in enumerate(self.topic.partitions[part])
-            if offset not in present and message.row is not None and offset < self.topic.stable_end([part])[part]
+            if offset not in present
+            and message.row is not None
+            and offset < self.topic.stable_end([part])[part]
         ]
         for offset, message in waiting[skip : skip + count]:
             if message.op == "d":
-                # The table's own loader deletes the key's earlier rows. The delete itself leaves no row with its offset.
+                # The table's own loader deletes the key's earlier rows. The delete itself leaves no row with
+                # its offset.
                 key = (message.row or {})["id"]
                 rows[:] = [row for row in rows if row["id"] != key or self._is_later(row, message)]
                 continue
             if not self.keeps_versions:
-                if any(row["id"] == (message.row or {})["id"] and self._is_later(row, message) for row in rows):
+                if any(
+                    row["id"] == (message.row or {})["id"] and self._is_later(row, message) for row in rows
+                ):
                     continue
                 rows[:] = [row for row in rows if row["id"] != (message.row or {})["id"]]
-            rows.append({name: (message.row or {}).get(name) for name in COLUMNS} | {"_kafka_partition": part, "_kafka_offset": offset})
+            rows.append(
+                {name: (message.row or {}).get(name) for name in COLUMNS}
+                | {"_kafka_partition": part, "_kafka_offset": offset}
+            )
 
     def _is_later(self, row: Row, message: Message) -> bool:
         if row["_kafka_partition"] is None:
             return False
-        return self.topic.partitions[row["_kafka_partition"]][row["_kafka_offset"]].sequence > message.sequence
+        return (
+            self.topic.partitions[row["_kafka_partition"]][row["_kafka_offset"]].sequence > message.sequence
+        )
 
     # --- the oracle
 
@@ -379,14 +441,21 @@ class World:
         inexact = {key for key in range(100) if last.get(key, 0) <= self.exact_after}
         expected = Counter(tuple(row.items()) for row in self.expected() if row["id"] not in inexact)
         for name in self.file.sinks:
-            found = Counter(tuple(_shown(row).items()) for row in self.targets[name].rows if row["id"] not in inexact)
+            found = Counter(
+                tuple(_shown(row).items()) for row in self.targets[name].rows if row["id"] not in inexact
+            )
             missing, extra = expected - found, found - expected
-            assert found == expected, f"sink {name}: missing {sorted(missing.elements())}, too many {sorted(extra.elements())}"
+            assert found == expected, (
+                f"sink {name}: missing {sorted(missing.elements())}, too many {sorted(extra.elements())}"
+            )
 
     # --- operators
 
     def edit(self, **change: Any) -> None:
-        """Edit the file. A change that a new pipeline may make too is only interesting once the pipeline has begun."""
+        """Edit the file.
+
+        A change that a new pipeline may make too is only interesting once the pipeline has begun.
+        """
         if self.accepted is None:
             return
         if not self.file.keyed and not change.keys().isdisjoint({"limit", "offset_table"}):
@@ -422,7 +491,11 @@ class World:
         if run.began and not result.startswith("refused"):
             self.accepted = self.file
         if result == "caught up":
-            hidden = {part for part, first in self.topic.open_transactions.items() if first < len(self.topic.partitions[part])}
+            hidden = {
+                part
+                for part, first in self.topic.open_transactions.items()
+                if first < len(self.topic.partitions[part])
+            }
             assert not hidden, f"caught up, and partitions {hidden} hold rows behind an open transaction"
             self.check_targets()
         if result.startswith("refused"):
@@ -461,7 +534,8 @@ class World:
         self.ledger.reset(lease, dict.fromkeys(self.file.sinks, True))
         self.ledger.release(lease)
         self.accepted, self.excuses, self.start_is_final = self.file, set(), False
-        # Rows of a key that moved before a start have no order between the table and the topic; see docs/concepts/order.md.
+        # Rows of a key that moved before a start have no order between the table and the topic; see
+        # docs/concepts/order.md.
         self.exact_after = self.sequence if len(self.topic.partitions) > 2 else -1
 
     def replay(self, sink: str, first: int) -> None:
@@ -495,7 +569,12 @@ class ModelRun:
         self._versions: dict[str, PipelineFile] = {file.hash: file}
         self._sources: dict[str, dict[str, PipelineSource]] = {}
         self.reporter = SimpleNamespace(
-            epochs=0, last_seconds=0.0, enter=_ignore, report_stream_start=_ignore, idle=_ignore, publish=_ignore
+            epochs=0,
+            last_seconds=0.0,
+            enter=_ignore,
+            report_stream_start=_ignore,
+            idle=_ignore,
+            publish=_ignore,
         )
         self.began = False
         """Whether the lane was opened."""
@@ -540,7 +619,9 @@ class ModelRun:
         )
         self.began = True
         if not self.coordinator.committed:
-            drop_stale_snapshots(self._sources_of(self.file), self.coordinator.lease, self.coordinator.position)
+            drop_stale_snapshots(
+                self._sources_of(self.file), self.coordinator.lease, self.coordinator.position
+            )
 
     def close(self) -> None:
         """Give the lane back after an error."""
@@ -589,7 +670,8 @@ class ModelRun:
     def _sources_of(self, file: PipelineFile) -> dict[str, PipelineSource]:
         if file.hash not in self._sources:
             self._sources[file.hash] = {
-                name: self._source(file, name, node, index) for index, (name, node) in enumerate(file.model.sources.items())
+                name: self._source(file, name, node, index)
+                for index, (name, node) in enumerate(file.model.sources.items())
             }
         return self._sources[file.hash]
 
@@ -598,10 +680,19 @@ class ModelRun:
         source.contents = self.lane_ledger.content
         tables = [part.table_name.partition(".")[2] for part in node.bounded_sources]
         source.bounded = [
-            ModelTable(world.tables[table], world.engine, index * 10 + rank, world.split_rows, world.sorted_by, part.filter)
+            ModelTable(
+                world.tables[table],
+                world.engine,
+                index * 10 + rank,
+                world.split_rows,
+                world.sorted_by,
+                part.filter,
+            )
             for rank, (table, part) in enumerate(zip(tables, node.bounded_sources, strict=True))
         ]
-        source.unbounded = ModelStream(name, node.unbounded_source.node(), self.settings, index * 10 + 9, world.topic, world.engine)
+        source.unbounded = ModelStream(
+            name, node.unbounded_source.node(), self.settings, index * 10 + 9, world.topic, world.engine
+        )
         source.unbounded.marks = name in self._retractions(file).marked
         source.handoff = Handoff(name, node, source.bounded, source.unbounded)
         return source
@@ -624,12 +715,17 @@ class ModelRun:
 
     def _open_sinks(self, uuid: str, compiled: Json) -> Mapping[str, ModelSink]:
         file = self._version(compiled)
-        return {name: ModelSink(self.world, name, SinkKey(uuid, file.name, LANE, name), self.probe) for name in file.model.sinks}
+        return {
+            name: ModelSink(self.world, name, SinkKey(uuid, file.name, LANE, name), self.probe)
+            for name in file.model.sinks
+        }
 
     def _write(self, pending: Pending) -> Mapping[str, WriteCounts]:
         file = self._version(pending.compiled)
         sources = self._sources_of(file)
-        planner: Any = SimpleNamespace(spark=None, source_schemas=dict.fromkeys(sources, SimpleNamespace(names=list(COLUMNS))), file=file)
+        planner: Any = SimpleNamespace(
+            spark=None, source_schemas=dict.fromkeys(sources, SimpleNamespace(names=list(COLUMNS))), file=file
+        )
         readings = EpochWriter(planner, sources, {})._readings(pending.plan)
         rows = self._compile(file, {name: reading.frame for name, reading in readings.items()}, pending)
         found: dict[str, WriteCounts] = {}
@@ -647,15 +743,22 @@ class ModelRun:
         found = self._retractions(file)
         marked = not found.marked.isdisjoint(views)
         if (file.hash, marked) not in self.world.statements:
-            self.world.statements[file.hash, marked] = self._compile_statement(file, names, found.marking("shaped", marked=marked), pending)
+            self.world.statements[file.hash, marked] = self._compile_statement(
+                file, names, found.marking("shaped", marked=marked), pending
+            )
         text = self.world.statements[file.hash, marked]
         rows = self.world.engine.query(text, {names[name]: frame for name, frame in views.items()}).rows
         if not found.sinks:
             return [row for row in rows if row["_gs_pos"]["sub"] >= 0]
         return [row if row["_gs_pos"]["sub"] >= 0 else row | {"_gs_op": "d"} for row in rows]
 
-    def _compile_statement(self, file: PipelineFile, names: dict[str, str], marking: Any, pending: Pending) -> str:
-        """Return the SQL of the transform. It does not ask for the time, so it is the same for every epoch of a file."""
+    def _compile_statement(
+        self, file: PipelineFile, names: dict[str, str], marking: Any, pending: Pending
+    ) -> str:
+        """Return the SQL of the transform.
+
+        It does not ask for the time, so it is the same for every epoch of a file.
+        """
         node: Any = file.model.transforms["shaped"]
         return statements.compile_statement(
             node.query("shaped"),

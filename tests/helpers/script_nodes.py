@@ -18,7 +18,10 @@ Row = dict[str, Any]
 
 
 def hidden(table: pa.Table, ops: str = "", sub: int = 0) -> pa.Table:
-    """The table as rows travel: with an operation each (`i` if not given) and positions 0, 1, 2, ... of partition 7."""
+    """The table as rows travel: with an operation each (`i` if not given) and positions 0, 1, 2, ...
+
+    Of partition 7.
+    """
     count = table.num_rows
     pos = [{"source": 9, "part": 7, "off": index, "sub": sub} for index in range(count)]
     columns = [column.combine_chunks() for column in table.columns]
@@ -27,15 +30,35 @@ def hidden(table: pa.Table, ops: str = "", sub: int = 0) -> pa.Table:
     return pa.table(arrays, schema=with_hidden(table.schema))
 
 
-def script(source: str, columns: pa.Schema, schema: dict[str, str] | None = None, at: FileLocation | None = None, **options: Any) -> Script:
+def script(
+    source: str,
+    columns: pa.Schema,
+    schema: dict[str, str] | None = None,
+    at: FileLocation | None = None,
+    **options: Any,
+) -> Script:
     """A script node over these columns, not loaded yet."""
-    said = {"type": "script", "from": "s", "language": "js", "script": source, "timeout": "300ms", "memory_limit": "32MiB"}
+    said = {
+        "type": "script",
+        "from": "s",
+        "language": "js",
+        "script": source,
+        "timeout": "300ms",
+        "memory_limit": "32MiB",
+    }
     node = ScriptTransformConfig.model_validate(said | options | ({"schema": schema} if schema else {}))
     payload = final_schema("n", node.schema_, columns)
     return script_of("n", node, columns, payload, key=("id",) if "id" in columns.names else (), text_at=at)
 
 
-def run(source: str, table: pa.Table, schema: dict[str, str] | None = None, ops: str = "", sub: int = 0, **options: Any) -> pa.Table:
+def run(
+    source: str,
+    table: pa.Table,
+    schema: dict[str, str] | None = None,
+    ops: str = "",
+    sub: int = 0,
+    **options: Any,
+) -> pa.Table:
     """What becomes of the table, with the hidden columns."""
     made = script(source, table.schema, schema, **options)
     made.check()
@@ -44,7 +67,9 @@ def run(source: str, table: pa.Table, schema: dict[str, str] | None = None, ops:
     return pa.Table.from_batches(made.rows(batches, with_hidden(payload)), with_hidden(payload))
 
 
-def rows(source: str, given: list[Row], schema: dict[str, str] | None = None, ops: str = "", **options: Any) -> list[Row]:
+def rows(
+    source: str, given: list[Row], schema: dict[str, str] | None = None, ops: str = "", **options: Any
+) -> list[Row]:
     """The same for rows of Python, whose types Arrow finds; positions are left out."""
     found = run(source, pa.Table.from_pylist(given), schema, ops, **options).drop_columns([POS])
     return found.to_pylist()
@@ -52,4 +77,7 @@ def rows(source: str, given: list[Row], schema: dict[str, str] | None = None, op
 
 def bare(source: str, given: list[Row], schema: dict[str, str] | None = None, **options: Any) -> list[Row]:
     """The payload alone."""
-    return [{name: value for name, value in row.items() if name != OP} for row in rows(source, given, schema, **options)]
+    return [
+        {name: value for name, value in row.items() if name != OP}
+        for row in rows(source, given, schema, **options)
+    ]

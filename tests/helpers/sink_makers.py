@@ -1,4 +1,4 @@
-"""Makers of every sink and source of the spine, so that one suite runs over all of them by their capabilities."""
+"""Makers of every sink and source of the spine, so that one suite runs over all by their capabilities."""
 
 from __future__ import annotations
 
@@ -46,12 +46,22 @@ def position(epoch: int) -> dict[str, Any]:
 
 def plan(number: int) -> EpochPlan:
     """Epoch `number`, as every test here plans it."""
-    return EpochPlan(number, Phase.LIVE, position(number - 1), position(number), "feedfacecafebeef", datetime(2024, 5, 1, tzinfo=UTC))
+    return EpochPlan(
+        number,
+        Phase.LIVE,
+        position(number - 1),
+        position(number),
+        "feedfacecafebeef",
+        datetime(2024, 5, 1, tzinfo=UTC),
+    )
 
 
 @dataclass
 class SinkMaker:
-    """One kind of sink with a target of its own; `open` may be called again for another generation or process."""
+    """One kind of sink with a target of its own.
+
+    `open` may be called again for another generation or process.
+    """
 
     kind: str
     node: Callable[[tuple[str, ...]], Any]
@@ -62,14 +72,18 @@ class SinkMaker:
 
     def open(self, schema: pa.Schema, columns: tuple[str, ...] = ("id",)) -> Sink:
         """A sink that was not prepared."""
-        context = SinkContext(self.key, self.node(columns), self.settings, schema, self.spark, {"key": columns})
+        context = SinkContext(
+            self.key, self.node(columns), self.settings, schema, self.spark, {"key": columns}
+        )
         return registry.open_sink(context)
 
     def joined(self, schema: pa.Schema, columns: tuple[str, ...] = ("id",), generation: int = 1) -> Sink:
         """A prepared sink that joined before the first epoch."""
         sink = self.open(schema, columns)
         sink.prepare(schema, generation)
-        sink.register(CommitRecord.for_registration(self.key, generation, 0, position(0), "feedfacecafebeef", None))
+        sink.register(
+            CommitRecord.for_registration(self.key, generation, 0, position(0), "feedfacecafebeef", None)
+        )
         return sink
 
 
@@ -80,20 +94,28 @@ def sink_maker(kind: str, spark: SparkSession, conninfo: str, folder: Path) -> S
         path = str(folder / "lake")
         return SinkMaker(
             kind,
-            lambda columns: DeltaSinkConfig.model_validate({"type": "delta", "path": path, "primary_key": columns, "from": "x"}),
+            lambda columns: DeltaSinkConfig.model_validate(
+                {"type": "delta", "path": path, "primary_key": columns, "from": "x"}
+            ),
             Settings(home=folder),
             spark,
-            lambda names: _tuples(spark.read.format("delta").load(path).select(*[f"`{name}`" for name in names]).toArrow()),
+            lambda names: _tuples(
+                spark.read.format("delta").load(path).select(*[f"`{name}`" for name in names]).toArrow()
+            ),
             key,
         )
     if kind == "iceberg":
         table = WarehouseTable(str(folder), "n.target", "reader")
         return SinkMaker(
             kind,
-            lambda columns: IcebergSinkConfig.model_validate({"table_name": "n.target", "primary_key": columns, "from": "x"}),
+            lambda columns: IcebergSinkConfig.model_validate(
+                {"table_name": "n.target", "primary_key": columns, "from": "x"}
+            ),
             Settings(home=folder, iceberg=IcebergSettings(warehouse=str(folder))),
             spark,
-            lambda names: _tuples(table.frame(spark, None).select(*[f"`{name}`" for name in names]).toArrow()),
+            lambda names: _tuples(
+                table.frame(spark, None).select(*[f"`{name}`" for name in names]).toArrow()
+            ),
             key,
         )
     found = conninfo_to_dict(conninfo)
@@ -115,7 +137,13 @@ def sink_maker(kind: str, spark: SparkSession, conninfo: str, folder: Path) -> S
     return SinkMaker(
         kind,
         lambda columns: PostgresSinkConfig.model_validate(
-            {"type": "postgres", "table": "target", "primary_key": columns, "max_driver_rows": limit, "from": "x"}
+            {
+                "type": "postgres",
+                "table": "target",
+                "primary_key": columns,
+                "max_driver_rows": limit,
+                "from": "x",
+            }
         ),
         Settings(home=folder, postgres_sink=connection),
         spark,
@@ -134,7 +162,9 @@ def sqlite_sink_maker(spark: SparkSession, folder: Path, package: str) -> SinkMa
 
     return SinkMaker(
         "sqlite",
-        lambda columns: config.model_validate({"type": "sqlite", "path": path, "table": "target", "primary_key": columns, "from": "x"}),
+        lambda columns: config.model_validate(
+            {"type": "sqlite", "path": path, "table": "target", "primary_key": columns, "from": "x"}
+        ),
         Settings(home=folder),
         spark,
         rows,
@@ -144,13 +174,24 @@ def sqlite_sink_maker(spark: SparkSession, folder: Path, package: str) -> SinkMa
 
 @contextmanager
 def sqlite_connector(folder: Path) -> Iterator[str]:
-    """Add a connector for SQLite: copy its package to `folder` and add one entry to the catalog. Yield the package's name."""
+    """Add a connector for SQLite: copy its package to `folder` and add one entry to the catalog.
+
+    Yield the package's name.
+    """
     package = f"sqlite_{secrets.token_hex(4)}"
     shutil.copytree(Path(__file__).parent / "sqlite_connector", folder / package)
     capabilities = SinkCapabilities(
-        delivery=Delivery.EXACTLY_ONCE, upsert=True, delete=True, visibility=Visibility.EPOCH, creates_target=True, fences=True
+        delivery=Delivery.EXACTLY_ONCE,
+        upsert=True,
+        delete=True,
+        visibility=Visibility.EPOCH,
+        creates_target=True,
+        fences=True,
     )
-    entry = Connector("sqlite", sink=SinkEntry(f"{package}.config:SqliteSinkConfig", f"{package}.sink:SqliteSink", capabilities))
+    entry = Connector(
+        "sqlite",
+        sink=SinkEntry(f"{package}.config:SqliteSinkConfig", f"{package}.sink:SqliteSink", capabilities),
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder))
         patch.setattr(catalog, "CONNECTORS", (*catalog.CONNECTORS, entry))
@@ -177,9 +218,18 @@ def frame(
     """Rows in the order of their positions; `ops` has one letter per row."""
     listed = list(rows)
     table = pa.Table.from_pylist([dict(row) for row in listed], schema=schema)
-    table = table.append_column("n", pa.array(range(len(listed)), pa.int64())).append_column(OP, pa.array(list(ops), pa.string()))
-    made: DataFrame = spark.createDataFrame(table if listed else [], from_arrow_schema(table.schema, prefer_timestamp_ntz=True))
-    place = F.struct(F.lit(0).alias("source"), F.lit(0).alias("part"), F.col("n").alias("off"), F.lit(0).cast("bigint").alias("sub"))
+    table = table.append_column("n", pa.array(range(len(listed)), pa.int64())).append_column(
+        OP, pa.array(list(ops), pa.string())
+    )
+    made: DataFrame = spark.createDataFrame(
+        table if listed else [], from_arrow_schema(table.schema, prefer_timestamp_ntz=True)
+    )
+    place = F.struct(
+        F.lit(0).alias("source"),
+        F.lit(0).alias("part"),
+        F.col("n").alias("off"),
+        F.lit(0).cast("bigint").alias("sub"),
+    )
     made = made.withColumn(POS, place).select(*[f"`{name}`" for name in schema.names], OP, POS).repartition(2)
     return EpochFrame(made, schema, key, len(listed) if estimate is None else estimate, spark)
 
@@ -207,19 +257,24 @@ TYPES = pa.schema(
 INF = float("inf")
 VALUES: list[dict[str, Any]] = [
     {
-        "id": 1, "tiny": 1, "small": 2, "medium": 3, "large": 4, "price": Decimal("12.3400"), "huge": Decimal(10**37), "yes": True,
-        "single": 1.5, "double": -2.25, "day": date(2024, 2, 29), "instant": datetime(2024, 3, 31, 1, 30, 0, 123456, UTC),
-        "local": datetime(2024, 3, 31, 2, 30, 0, 654321), "text": "grüße 漢字 🛫 '\"\\ \t\n", "bytes": b"\x00\xff\x01",
+        "id": 1, "tiny": 1, "small": 2, "medium": 3, "large": 4, "price": Decimal("12.3400"),
+        "huge": Decimal(10**37), "yes": True, "single": 1.5, "double": -2.25, "day": date(2024, 2, 29),
+        "instant": datetime(2024, 3, 31, 1, 30, 0, 123456, UTC),
+        "local": datetime(2024, 3, 31, 2, 30, 0, 654321), "text": "grüße 漢字 🛫 '\"\\ \t\n",
+        "bytes": b"\x00\xff\x01",
     },
     {
-        "id": 2, "tiny": -(2**7), "small": -(2**15), "medium": -(2**31), "large": -(2**63), "price": Decimal("-9999999999999999.9999"),
-        "huge": Decimal(10**38 - 1), "yes": False, "single": INF, "double": -INF, "day": date(1969, 12, 31),
-        "instant": datetime(1900, 1, 1, 0, 0, 0, 1, UTC), "local": datetime(2262, 1, 1, 0, 0, 0, 999999), "text": "", "bytes": b"",
+        "id": 2, "tiny": -(2**7), "small": -(2**15), "medium": -(2**31), "large": -(2**63),
+        "price": Decimal("-9999999999999999.9999"), "huge": Decimal(10**38 - 1), "yes": False, "single": INF,
+        "double": -INF, "day": date(1969, 12, 31), "instant": datetime(1900, 1, 1, 0, 0, 0, 1, UTC),
+        "local": datetime(2262, 1, 1, 0, 0, 0, 999999), "text": "", "bytes": b"",
     },
     {
-        "id": 3, "tiny": 2**7 - 1, "small": 2**15 - 1, "medium": 2**31 - 1, "large": 2**63 - 1, "price": Decimal("9999999999999999.9999"),
-        "huge": Decimal(-(10**38) + 1), "yes": None, "single": None, "double": 1e308, "day": date(9999, 12, 31),
-        "instant": datetime(9999, 12, 31, 23, 59, 59, 999999, UTC), "local": None, "text": "\U0010ffff\u0001", "bytes": bytes(range(256)),
+        "id": 3, "tiny": 2**7 - 1, "small": 2**15 - 1, "medium": 2**31 - 1, "large": 2**63 - 1,
+        "price": Decimal("9999999999999999.9999"), "huge": Decimal(-(10**38) + 1), "yes": None,
+        "single": None, "double": 1e308, "day": date(9999, 12, 31),
+        "instant": datetime(9999, 12, 31, 23, 59, 59, 999999, UTC), "local": None, "text": "\U0010ffff\u0001",
+        "bytes": bytes(range(256)),
     },
     {name: 4 if name == "id" else None for name in TYPES.names},
 ]  # fmt: skip

@@ -1,7 +1,10 @@
-"""Worlds of every registered source: the outside place, what a lane keeps of it, and the pieces that it is read in.
+"""Worlds of every registered source.
 
-Bounded and unbounded sources have different methods and the same promises. `fixed` is what a ledger would keep (a snapshot's
-handle; two positions), a piece is what one epoch reads of it (a split; a range of positions). Both are JSON.
+The outside place, what a lane keeps of it, and the pieces that it is read in.
+
+Bounded and unbounded sources have different methods and the same promises. `fixed` is what a ledger would
+keep (a snapshot's handle; two positions), a piece is what one epoch reads of it (a split; a range of
+positions). Both are JSON.
 """
 
 from __future__ import annotations
@@ -48,7 +51,10 @@ def until(found: Callable[[], bool]) -> None:
 
 
 def refused(ask: Callable[[], object], *named: str) -> UserError:
-    """The mistake that `ask` is refused for: a person's error that names the node and `named`, without a word of a stack."""
+    """The mistake that `ask` is refused for.
+
+    A person's error that names the node and `named`, without a word of a stack.
+    """
     with pytest.raises(Exception) as caught:  # noqa: PT011  whatever Spark wraps it in
         ask()
     error = caught.value if isinstance(caught.value, HeadraceError) else explain_failure(caught.value)
@@ -56,12 +62,17 @@ def refused(ask: Callable[[], object], *named: str) -> UserError:
     assert error.node == NODE
     said = str(error)
     assert [one for one in named if one not in said] == [], said
-    assert [one for one in ("Traceback", "stacktrace", "\tat ", "Py4J", "org.apache", "java.") if one in said] == [], said
+    assert [
+        one for one in ("Traceback", "stacktrace", "\tat ", "Py4J", "org.apache", "java.") if one in said
+    ] == [], said
     return error
 
 
 class SourceWorld(ABC):
-    """One kind of source with a table or a topic of its own: columns `id` (int64, the key) and `v` (string)."""
+    """One kind of source with a table or a topic of its own.
+
+    Columns `id` (int64, the key) and `v` (string).
+    """
 
     kind: ClassVar[str]
     bounded: ClassVar[bool]
@@ -128,11 +139,18 @@ class SourceWorld(ABC):
 
     @abstractmethod
     def open_resources(self) -> set[int]:
-        """What this process keeps open for its sources: the local ports of connections, a number for each cached set of files."""
+        """What this process keeps open for its sources.
+
+        The local ports of connections, a number for each cached set of files.
+        """
 
     def _open_connections(self, port: int) -> set[int]:
         """Local ports. A count would change when a connection of an earlier test ends."""
-        return {one.laddr.port for one in psutil.Process().net_connections("tcp") if one.raddr and one.raddr.port == port}
+        return {
+            one.laddr.port
+            for one in psutil.Process().net_connections("tcp")
+            if one.raddr and one.raddr.port == port
+        }
 
 
 class BoundedWorld(SourceWorld):
@@ -153,7 +171,9 @@ class BoundedWorld(SourceWorld):
         return source.read(self.spark, Snapshot(fixed, fixed["pinned"]), pieces)
 
 
-_UNMERGED = "SETTINGS max_bytes_to_merge_at_max_space_in_pool = 1, max_bytes_to_merge_at_min_space_in_pool = 1"
+_UNMERGED = (
+    "SETTINGS max_bytes_to_merge_at_max_space_in_pool = 1, max_bytes_to_merge_at_min_space_in_pool = 1"
+)
 
 
 class ClickHouseWorld(BoundedWorld):
@@ -164,7 +184,10 @@ class ClickHouseWorld(BoundedWorld):
     def __init__(self, spark: SparkSession, services: Services, database: str) -> None:
         super().__init__(spark, services)
         self.name = f"{database}.rows"
-        self.do(f"CREATE TABLE {self.name} (id Int64, v Nullable(String)) ENGINE = MergeTree ORDER BY id {_UNMERGED}")
+        self.do(
+            f"CREATE TABLE {self.name} (id Int64, v Nullable(String)) ENGINE = MergeTree ORDER BY id"
+            f" {_UNMERGED}"
+        )
 
     def do(self, statement: str) -> None:
         """Runs a statement as somebody else would."""
@@ -174,7 +197,9 @@ class ClickHouseWorld(BoundedWorld):
             client.command(statement)
 
     def node(self, name: str, **more: Any) -> Any:
-        return ClickHouseSourceConfig.model_validate({"type": "clickhouse", "table_name": name, "split_rows": PIECE} | more)
+        return ClickHouseSourceConfig.model_validate(
+            {"type": "clickhouse", "table_name": name, "split_rows": PIECE} | more
+        )
 
     def settings(self, **wrong: Any) -> Settings:
         place = self.services.clickhouse
@@ -205,13 +230,20 @@ class IcebergWorld(BoundedWorld):
 
     kind = "iceberg"
 
-    def __init__(self, spark: SparkSession, services: Services, folder: Path, patch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, spark: SparkSession, services: Services, folder: Path, patch: pytest.MonkeyPatch
+    ) -> None:
         super().__init__(spark.newSession(), services)
         patch.setattr(splitting, "SPLIT_ROWS", PIECE)
         self.folder = folder
         self.name = f"n.t{secrets.token_hex(4)}"
         self.writer = spark.newSession()
-        catalog = {"": "org.apache.iceberg.spark.SparkCatalog", ".type": "hadoop", ".warehouse": str(folder), ".cache-enabled": "false"}
+        catalog = {
+            "": "org.apache.iceberg.spark.SparkCatalog",
+            ".type": "hadoop",
+            ".warehouse": str(folder),
+            ".cache-enabled": "false",
+        }
         for suffix, value in catalog.items():
             self.writer.conf.set(f"spark.sql.catalog.w{suffix}", value)
         self.writer.sql(f"CREATE TABLE w.{self.name} (id bigint, v string) USING iceberg")
@@ -244,7 +276,9 @@ class FileWorld(BoundedWorld):
 
     kind = "file"
 
-    def __init__(self, spark: SparkSession, services: Services, folder: Path, patch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, spark: SparkSession, services: Services, folder: Path, patch: pytest.MonkeyPatch
+    ) -> None:
         super().__init__(spark.newSession(), services)
         patch.setattr(splitting, "SPLIT_ROWS", PIECE)
         self.folder = folder / f"t{secrets.token_hex(4)}"
@@ -254,13 +288,22 @@ class FileWorld(BoundedWorld):
         self.add([])
 
     def node(self, name: str, **more: Any) -> Any:
-        return FileSourceConfig.model_validate({"type": "file", "path": name, "format": "parquet", "mode": "bounded"} | more)
+        return FileSourceConfig.model_validate(
+            {"type": "file", "path": name, "format": "parquet", "mode": "bounded"} | more
+        )
 
     def settings(self, **wrong: Any) -> Settings:
         return Settings.model_validate(wrong)
 
     def add(self, rows: Rows) -> None:
-        self.put(pa.table({"id": pa.array([row[0] for row in rows], "int64"), "v": pa.array([row[1] for row in rows], "string")}))
+        self.put(
+            pa.table(
+                {
+                    "id": pa.array([row[0] for row in rows], "int64"),
+                    "v": pa.array([row[1] for row in rows], "string"),
+                }
+            )
+        )
 
     def put(self, table: pa.Table) -> None:
         """Writes one more file."""
@@ -293,14 +336,20 @@ class KafkaWorld(SourceWorld):
         self.producer = Producer({"bootstrap.servers": services.kafka.brokers, "log_level": 0})
 
     def node(self, name: str, **more: Any) -> Any:
-        return KafkaSourceConfig.model_validate({"type": "kafka", "topic": name, "schema": {"id": "int64", "v": "string"}} | more)
+        return KafkaSourceConfig.model_validate(
+            {"type": "kafka", "topic": name, "schema": {"id": "int64", "v": "string"}} | more
+        )
 
     def settings(self, **wrong: Any) -> Settings:
-        return Settings(kafka_source=KafkaConnection.model_validate({"brokers": self.services.kafka.brokers} | wrong))
+        return Settings(
+            kafka_source=KafkaConnection.model_validate({"brokers": self.services.kafka.brokers} | wrong)
+        )
 
     def add(self, rows: Rows, **more: Any) -> None:
         for number, value in rows:
-            self.producer.produce(self.name, json.dumps({"id": number, "v": value}), partition=number % self.partitions, **more)
+            self.producer.produce(
+                self.name, json.dumps({"id": number, "v": value}), partition=number % self.partitions, **more
+            )
         assert self.producer.flush(30) == 0
 
     def schema(self, source: UnboundedSource) -> Any:
@@ -320,14 +369,18 @@ class KafkaWorld(SourceWorld):
 
     def read(self, source: UnboundedSource, fixed: Json, pieces: Sequence[Json]) -> DataFrame:
         listed = pieces or [{"start": fixed["end"], "end": fixed["end"]}]
-        return reduce(DataFrame.unionByName, [source.read(self.spark, piece["start"], piece["end"]) for piece in listed])
+        return reduce(
+            DataFrame.unionByName, [source.read(self.spark, piece["start"], piece["end"]) for piece in listed]
+        )
 
     def lose(self, fixed: Json) -> None:
         from confluent_kafka import TopicPartition
         from confluent_kafka.admin import AdminClient
 
         admin = AdminClient({"bootstrap.servers": self.services.kafka.brokers, "log_level": 0})
-        gone = [TopicPartition(self.name, int(part), offset) for part, offset in fixed["end"]["offsets"].items()]
+        gone = [
+            TopicPartition(self.name, int(part), offset) for part, offset in fixed["end"]["offsets"].items()
+        ]
         for done in admin.delete_records(gone).values():
             done.result(30)
 

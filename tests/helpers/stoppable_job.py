@@ -1,4 +1,7 @@
-"""A run of a job in a process of its own, with a lane that writes one epoch without end. Started by test_stream."""
+"""A run of a job in a process of its own, with a lane that writes one epoch without end.
+
+Started by test_stream.
+"""
 
 from __future__ import annotations
 

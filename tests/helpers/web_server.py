@@ -1,4 +1,4 @@
-"""A real HTTP server in a thread of the test, that answers as it is told to and remembers what it was asked."""
+"""A real HTTP server in a thread of the test, that answers as set up and remembers its requests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ class Asked:
 
 @dataclass
 class Service:
-    """`answer` says what comes back; `faults` are done first, one per request: a status, `reset`, `hang`, or a whole answer."""
+    """`answer` says what comes back.
+
+    `faults` are done first, one per request: a status, `reset`, `hang`, or a whole answer.
+    """
 
     answer: Callable[[Asked], Any]
     faults: list[Any] = field(default_factory=list)
@@ -108,7 +111,11 @@ def served(answer: Callable[[Asked], Any] = echo, **more: Any) -> Iterator[Servi
                     return
                 if fault == "hang":
                     time.sleep(1.5)
-                status, content, headers = (fault, b"no", {}) if isinstance(fault, int) else as_answer(fault or service.answer(asked))
+                status, content, headers = (
+                    (fault, b"no", {})
+                    if isinstance(fault, int)
+                    else as_answer(fault or service.answer(asked))
+                )
             self.send_response(status)
             for name, value in {"Content-Length": str(len(content)), **headers}.items():
                 self.send_header(name, value)

@@ -26,7 +26,9 @@ _GROUPS = {"services": services.app, "plugin": plugin.app}
 
 def page() -> str:
     """Return the whole page."""
-    whole = "\n".join([_HEAD, *_index(), *_command("headrace", _click(cli.app), heading="Global options"), *_commands()])
+    whole = "\n".join(
+        [_HEAD, *_index(), *_command("headrace", _click(cli.app), heading="Global options"), *_commands()]
+    )
     return whole.rstrip("\n") + "\n"
 
 
@@ -37,7 +39,10 @@ def _click(app: typer.Typer) -> Any:
 def _list_commands() -> Iterator[tuple[str, Any]]:
     for name, command in sorted(_click(cli.app).commands.items()):
         if name in _GROUPS:
-            yield from ((f"{name} {inner}", subcommand) for inner, subcommand in sorted(_click(_GROUPS[name]).commands.items()))
+            yield from (
+                (f"{name} {inner}", subcommand)
+                for inner, subcommand in sorted(_click(_GROUPS[name]).commands.items())
+            )
         else:
             yield name, command
 
@@ -45,7 +50,10 @@ def _list_commands() -> Iterator[tuple[str, Any]]:
 def _index() -> Iterator[str]:
     yield from ("| command | purpose |", "|---|---|")
     for name, command in _list_commands():
-        yield f"| [`headrace {name}`](#headrace-{name.replace(' ', '-')}) | {_cell(_help(command).split(chr(10) * 2)[0])} |"
+        yield (
+            f"| [`headrace {name}`](#headrace-{name.replace(' ', '-')}) |"
+            f" {_cell(_help(command).split(chr(10) * 2)[0])} |"
+        )
     yield ""
 
 
@@ -56,7 +64,11 @@ def _commands() -> Iterator[str]:
 
 def _command(name: str, command: Any, heading: str = "") -> Iterator[str]:
     yield from (f"## {heading or name}", "")
-    parameters = [parameter for parameter in command.params if not parameter.hidden] if not heading else list(command.params)
+    parameters = (
+        [parameter for parameter in command.params if not parameter.hidden]
+        if not heading
+        else list(command.params)
+    )
     arguments = [parameter for parameter in parameters if parameter.param_type_name == "argument"]
     options = [parameter for parameter in parameters if parameter.param_type_name == "option"]
     if not heading:
@@ -65,13 +77,17 @@ def _command(name: str, command: Any, heading: str = "") -> Iterator[str]:
     if arguments:
         yield from ("| argument | default | description |", "|---|---|---|")
         yield from (
-            f"| `{_cell(_metavar(parameter))}` | {_default(parameter)} | {_cell(parameter.help or '')} |" for parameter in arguments
+            f"| `{_cell(_metavar(parameter))}` | {_default(parameter)} | {_cell(parameter.help or '')} |"
+            for parameter in arguments
         )
         yield ""
     if options:
         yield from ("| option | type | default | description |", "|---|---|---|---|")
         yield from (
-            f"| {_spelling(parameter)} | {_type(parameter)} | {_default(parameter)} | {_cell(parameter.help or '')} |"
+            (
+                f"| {_spelling(parameter)} | {_type(parameter)} | {_default(parameter)} |"
+                f" {_cell(parameter.help or '')} |"
+            )
             for parameter in options
         )
         yield ""

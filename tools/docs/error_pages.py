@@ -11,7 +11,9 @@ from pathlib import Path
 import headrace
 from headrace.pipeline.errors import HeadraceError
 
-_WRITTEN = "<!-- Written by `make docs` from the error classes and tools/docs/parts/errors.md. Change those. -->\n"
+_WRITTEN = (
+    "<!-- Written by `make docs` from the error classes and tools/docs/parts/errors.md. Change those. -->\n"
+)
 _MARK = "<!-- errors -->\n"
 _MODULES = ("headrace.pipeline", "headrace.connectors", "headrace.jobs", "headrace.orchestration")
 
@@ -22,7 +24,9 @@ def error_classes() -> list[type[HeadraceError]]:
         for module in pkgutil.walk_packages(importlib.import_module(name).__path__, f"{name}."):
             if module.name.endswith("errors"):
                 importlib.import_module(module.name)
-    return sorted((error for error in _tree(HeadraceError) if error is not HeadraceError), key=lambda error: error.code)
+    return sorted(
+        (error for error in _tree(HeadraceError) if error is not HeadraceError), key=lambda error: error.code
+    )
 
 
 def _tree(error: type[HeadraceError]) -> Iterator[type[HeadraceError]]:
@@ -44,6 +48,10 @@ def _entries() -> str:
 
 def _entry(error: type[HeadraceError]) -> str:
     parent = error.__mro__[1]
-    special = f" A special case of [{parent.code}](#{parent.code.lower()})." if parent is not HeadraceError else ""
+    special = (
+        f" A special case of [{parent.code}](#{parent.code.lower()})." if parent is not HeadraceError else ""
+    )
     retry = " Headrace retries it." if error.retriable else ""
-    return f"## {error.code}\n\n`{error.__name__}`: {inspect.getdoc(error)}{special}{retry}\n\n{error.action}\n"
+    return (
+        f"## {error.code}\n\n`{error.__name__}`: {inspect.getdoc(error)}{special}{retry}\n\n{error.action}\n"
+    )

@@ -7,13 +7,27 @@ from pathlib import Path
 
 from headrace.pipeline.functions import Function, Group, distinct
 
-_WRITTEN = "<!-- Written by `make docs` from pipeline/functions and tools/docs/parts/functions.md. Change those. -->\n"
+_WRITTEN = (
+    "<!-- Written by `make docs` from pipeline/functions and tools/docs/parts/functions.md. Change"
+    " those. -->\n"
+)
 
 
 def page(parts: Path) -> str:
     """Return the whole page."""
     title, _, rest = (parts / "functions.md").read_text(encoding="utf-8").partition("\n")
-    return "\n".join([title, "", _WRITTEN + rest, *_index(), *(line for group in _groups() for line in _section(group))]) + "\n"
+    return (
+        "\n".join(
+            [
+                title,
+                "",
+                _WRITTEN + rest,
+                *_index(),
+                *(line for group in _groups() for line in _section(group)),
+            ]
+        )
+        + "\n"
+    )
 
 
 def _groups() -> list[Group]:
@@ -21,7 +35,9 @@ def _groups() -> list[Group]:
 
 
 def _functions_of(group: Group) -> list[Function]:
-    return sorted((function for function in distinct() if function.group is group), key=lambda function: function.name)
+    return sorted(
+        (function for function in distinct() if function.group is group), key=lambda function: function.name
+    )
 
 
 def _index() -> Iterator[str]:
@@ -35,9 +51,25 @@ def _index() -> Iterator[str]:
 def _section(group: Group) -> Iterator[str]:
     yield from (f"## {group[0].upper()}{group[1:]}", "")
     for function in _functions_of(group):
-        yield from (f"### {function.name}", "", f"`{function.signature}` returns {_result_type(function)}", "")
-        also = f" Also called {', '.join(f'`{alias}`' for alias in function.aliases)}." if function.aliases else ""
-        yield from (function.meaning + also, "", f"In {function.where}. {_execution(function)}", "", "| call | result |", "|---|---|")
+        yield from (
+            f"### {function.name}",
+            "",
+            f"`{function.signature}` returns {_result_type(function)}",
+            "",
+        )
+        also = (
+            f" Also called {', '.join(f'`{alias}`' for alias in function.aliases)}."
+            if function.aliases
+            else ""
+        )
+        yield from (
+            function.meaning + also,
+            "",
+            f"In {function.where}. {_execution(function)}",
+            "",
+            "| call | result |",
+            "|---|---|",
+        )
         for call, result in function.examples:
             yield f"| {_code(call)} | {_code(result) if result else 'empty string'} |"
         for call, message in function.errors:

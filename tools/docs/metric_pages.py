@@ -6,7 +6,10 @@ from pathlib import Path
 
 from headrace.jobs.monitoring.catalog import METRICS
 
-_WRITTEN = "<!-- Written by `make docs` from jobs/monitoring/catalog.py and tools/docs/parts/metrics.md. Change those. -->\n"
+_WRITTEN = (
+    "<!-- Written by `make docs` from jobs/monitoring/catalog.py and tools/docs/parts/metrics.md."
+    " Change those. -->\n"
+)
 _MARK = "<!-- table: metrics -->\n"
 
 
@@ -21,5 +24,7 @@ def _table() -> str:
     for metric in METRICS:
         labels = ["of the node"] if metric.node else []
         labels += [f"`{label}`" for label in metric.labels]
-        rows.append(f"| `{metric.name}` | {metric.kind} | {', '.join(labels) or chr(0x2013)} | {metric.help} |\n")
+        rows.append(
+            f"| `{metric.name}` | {metric.kind} | {', '.join(labels) or chr(0x2013)} | {metric.help} |\n"
+        )
     return "".join(rows)

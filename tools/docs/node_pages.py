@@ -17,8 +17,13 @@ from headrace.pipeline.model.connectors import sink_entries, source_entries
 from headrace.pipeline.model.telemetry import Telemetry
 from headrace.pipeline.validation.messages import PARTS
 
-UNIONS: Mapping[str, Any] = dict(zip(PARTS, (nodes.AnySourceConfig, nodes.TransformConfig, nodes.AnySinkConfig), strict=True))
-_WRITTEN = "<!-- Written by `make docs` from pipeline/model/nodes.py and tools/docs/parts/{part}. Change those. -->\n"
+UNIONS: Mapping[str, Any] = dict(
+    zip(PARTS, (nodes.AnySourceConfig, nodes.TransformConfig, nodes.AnySinkConfig), strict=True)
+)
+_WRITTEN = (
+    "<!-- Written by `make docs` from pipeline/model/nodes.py and tools/docs/parts/{part}. Change"
+    " those. -->\n"
+)
 _FIRST = ("Example", "Options", "Guarantee", "Types", "Rights")
 _READERS = {
     Visibility.EPOCH: "whole epochs",
@@ -37,11 +42,18 @@ def node_types(part: str) -> dict[str, type[BaseModel]]:
 
 def pages(parts: Path) -> dict[str, str]:
     """Return all pages by path below docs/reference/pipeline-file. `parts` contains prose and examples."""
-    texts = {"index.md": _index(), "pipeline.md": _page("The pipeline file", nodes.PipelineModel, parts, "pipeline", {})}
+    texts = {
+        "index.md": _index(),
+        "pipeline.md": _page("The pipeline file", nodes.PipelineModel, parts, "pipeline", {}),
+    }
     for part in PARTS:
         for node_type, model in node_types(part).items():
             texts[f"{part}/{node_type}.md"] = _page(
-                f"`{node_type}` {part[:-1]}", model, parts, f"{part}/{node_type}", {"Guarantee": _guarantee(part, node_type)}
+                f"`{node_type}` {part[:-1]}",
+                model,
+                parts,
+                f"{part}/{node_type}",
+                {"Guarantee": _guarantee(part, node_type)},
             )
     return texts
 
@@ -65,7 +77,9 @@ def _read_sections(path: Path) -> tuple[str, dict[str, str]]:
     if not path.exists():
         return "", {}
     intro, *rest = re.split(r"^## (.+)\n+", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    return intro.lstrip(), {heading: text.rstrip("\n") + "\n" for heading, text in zip(rest[::2], rest[1::2], strict=True)}
+    return intro.lstrip(), {
+        heading: text.rstrip("\n") + "\n" for heading, text in zip(rest[::2], rest[1::2], strict=True)
+    }
 
 
 def _guarantee(part: str, kind: str) -> str:
@@ -82,11 +96,19 @@ def _sink_rows(capabilities: SinkCapabilities) -> Iterator[tuple[str, str]]:
     exact = capabilities.delivery is Delivery.EXACTLY_ONCE
     yield (
         "A row arrives",
-        "exactly once: rows and commit record are one atomic act" if exact else "at least once: the sink has no commit record",
+        "exactly once: rows and commit record are one atomic act"
+        if exact
+        else "at least once: the sink has no commit record",
     )
     direct = "; splits during a bulk copy of history" if capabilities.direct else ""
     yield "Readers see", _READERS[capabilities.visibility] + direct
-    operations = "inserts, updates and deletes" if capabilities.delete else "inserts and updates" if capabilities.upsert else "inserts"
+    operations = (
+        "inserts, updates and deletes"
+        if capabilities.delete
+        else "inserts and updates"
+        if capabilities.upsert
+        else "inserts"
+    )
     yield "Operations", operations
     fences = "refused: the target compares generations in the same act"
     waits = "not detected: the next run waits for the end of the lease and for `commit_timeout_seconds` (5 s)"
@@ -95,7 +117,12 @@ def _sink_rows(capabilities: SinkCapabilities) -> Iterator[tuple[str, str]]:
         return
     yield "A missing target", "is created" if capabilities.creates_target else "stops the run"
     counts = "by operation; the check `row_count_matches` applies"
-    yield "Changes are counted", counts if capabilities.counts_changes else "as rows only; the check `row_count_matches` does not apply"
+    yield (
+        "Changes are counted",
+        counts
+        if capabilities.counts_changes
+        else "as rows only; the check `row_count_matches` does not apply",
+    )
 
 
 def _source_rows(capabilities: SourceCapabilities) -> Iterator[tuple[str, str]]:
@@ -109,7 +136,10 @@ def _source_rows(capabilities: SourceCapabilities) -> Iterator[tuple[str, str]]:
         )
     yield "`job_mode`", "supported" if capabilities.job_mode else "refused"
     if capabilities.bounded:
-        yield "Load path", "bulk copy if the transform allows it, otherwise Spark" if capabilities.direct else "Spark"
+        yield (
+            "Load path",
+            "bulk copy if the transform allows it, otherwise Spark" if capabilities.direct else "Spark",
+        )
 
 
 def _index() -> str:
@@ -125,12 +155,15 @@ _INDEX_HEAD = f"""# Pipeline file reference
 """
 
 
-_TELEMETRY = "`telemetry` of any node configures [its metrics](../../guides/monitor.md#metrics). It changes no row."
+_TELEMETRY = (
+    "`telemetry` of any node configures [its metrics](../../guides/monitor.md#metrics). It changes no row."
+)
 
 
 def _available(part: str) -> str:
     rows = "".join(
-        f"| [{kind}]({part}/{kind}.md) | {_first_line(model)} | {_promise(part, kind)} |\n" for kind, model in node_types(part).items()
+        f"| [{kind}]({part}/{kind}.md) | {_first_line(model)} | {_promise(part, kind)} |\n"
+        for kind, model in node_types(part).items()
     )
     return f"## {part.capitalize()}\n\n| type | description | guarantee |\n|---|---|---|\n{rows}"
 
@@ -159,7 +192,9 @@ def _not_yet() -> str:
         for kind, instead in streamling.TYPES[part].items()
         if kind not in node_types(part)
     )
-    values = "".join(f"| `{key}: {value}` | {instead} |\n" for (key, value), instead in streamling.VALUES.items())
+    values = "".join(
+        f"| `{key}: {value}` | {instead} |\n" for (key, value), instead in streamling.VALUES.items()
+    )
     keys = "".join(f"| `{key}` | {instead} |\n" for key, instead in streamling.KEYS.items())
     return f"""## Not available yet
 

@@ -53,11 +53,16 @@ def tables(model: type[BaseModel], level: int, idle: Collection[str] = ()) -> It
 def _sort_fields(model: type[BaseModel]) -> list[tuple[str, FieldInfo]]:
     """Return own fields before inherited ones, and required fields first in both groups."""
     inherited = {name for base in model.__mro__[1:] if _is_model(base) for name in base.model_fields}
-    return sorted(model.model_fields.items(), key=lambda entry: (entry[0] in inherited, not _is_required(entry[1])))
+    return sorted(
+        model.model_fields.items(), key=lambda entry: (entry[0] in inherited, not _is_required(entry[1]))
+    )
 
 
 def _table(fields: Mapping[str, FieldInfo]) -> str:
-    rows = (f"| `{key}` | {_type(key, field)} | {_default(field)} | {_cell(field.description or '')} |\n" for key, field in fields.items())
+    rows = (
+        f"| `{key}` | {_type(key, field)} | {_default(field)} | {_cell(field.description or '')} |\n"
+        for key, field in fields.items()
+    )
     return HEAD + "".join(rows)
 
 
@@ -70,7 +75,11 @@ def _nested_tables(fields: Mapping[str, FieldInfo], level: int) -> Iterator[str]
     for key, field in fields.items():
         models = list(_nested_models(field.annotation)) if key not in _ELSEWHERE else []
         for found in models:
-            kind = f" of `{get_args(found.model_fields['source_type'].annotation)[0]}`" if len(models) > 1 else ""
+            kind = (
+                f" of `{get_args(found.model_fields['source_type'].annotation)[0]}`"
+                if len(models) > 1
+                else ""
+            )
             yield f"{'#' * level} `{key}`{kind}\n\n{summary(found)}\n"
             yield from tables(found, level + 1)
 
@@ -84,10 +93,17 @@ def _describe_type(kind: Any, metadata: list[Any]) -> str:
     if get_origin(kind) is Annotated:
         inner, *more = get_args(kind)
         return _describe_type(inner, [*more, *metadata])
-    options = [option for option in get_args(kind) if option is not type(None)] if get_origin(kind) in (Union, types.UnionType) else [kind]
+    options = (
+        [option for option in get_args(kind) if option is not type(None)]
+        if get_origin(kind) in (Union, types.UnionType)
+        else [kind]
+    )
     if len(options) == 1 and options[0] is not kind:
         return _describe_type(options[0], metadata)
-    options = [get_args(option)[0] if get_origin(option) is Annotated and _is_model(get_args(option)[0]) else option for option in options]
+    options = [
+        get_args(option)[0] if get_origin(option) is Annotated and _is_model(get_args(option)[0]) else option
+        for option in options
+    ]
     if all(_is_model(option) for option in options):
         return "node" if all(_is_node(option) for option in options) else "map (below)"
     return " or ".join(_describe_single_type(option, metadata) for option in options)
@@ -105,14 +121,21 @@ def _describe_single_type(kind: Any, metadata: list[Any]) -> str:
         return f"list of {_describe_type(args[0], []).replace('map', 'maps', 1)}"
     if origin is dict:
         value = _describe_type(args[1], [])
-        return "map of names to nodes" if value == "node" else f"map of {_describe_type(args[0], [])} to {value}"
+        return (
+            "map of names to nodes" if value == "node" else f"map of {_describe_type(args[0], [])} to {value}"
+        )
     return _PLAIN.get(kind, getattr(kind, "__name__", str(kind))) + _bounds(metadata)
 
 
 def _bounds(metadata: list[Any]) -> str:
     texts = []
     for bound in metadata:
-        for kind, name, word in ((Gt, "gt", "above"), (Ge, "ge", "from"), (Lt, "lt", "below"), (Le, "le", "up to")):
+        for kind, name, word in (
+            (Gt, "gt", "above"),
+            (Ge, "ge", "from"),
+            (Lt, "lt", "below"),
+            (Le, "le", "up to"),
+        ):
             if isinstance(bound, kind):
                 texts.append(f" {word} {getattr(bound, name)}")
     return "".join(texts)
@@ -141,7 +164,9 @@ def _is_model(kind: Any) -> bool:
 
 def _is_node(model: Any) -> bool:
     field = model.model_fields.get("type")
-    return field is not None and (get_origin(field.annotation) is Literal or issubclass(model, PluginNodeConfig))
+    return field is not None and (
+        get_origin(field.annotation) is Literal or issubclass(model, PluginNodeConfig)
+    )
 
 
 def _nested_models(annotation: Any) -> list[type[BaseModel]]:

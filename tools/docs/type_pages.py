@@ -15,9 +15,20 @@ from headrace.connectors.clickhouse.types import SCALARS, convert, parse
 from headrace.connectors.iceberg.table import iceberg_type
 from headrace.connectors.kafka.json_decoder import arrives_as
 from headrace.connectors.postgres.target import PARSES_TEXT, TAKES
-from headrace.pipeline.types.arrow import DECIMALS, FILE_TYPES, POSTGRES, SPARK, parse_type, postgres_type, spark_type
+from headrace.pipeline.types.arrow import (
+    DECIMALS,
+    FILE_TYPES,
+    POSTGRES,
+    SPARK,
+    parse_type,
+    postgres_type,
+    spark_type,
+)
 
-_WRITTEN = "<!-- Written by `make docs` from the connectors' tables and tools/docs/parts/types.md. Change those. -->\n"
+_WRITTEN = (
+    "<!-- Written by `make docs` from the connectors' tables and tools/docs/parts/types.md. Change"
+    " those. -->\n"
+)
 _MARK = re.compile(r"^<!-- table: (\w+) -->\n", re.MULTILINE)
 _PLACE = {"precision": "p", "scale": "s"}
 _CONTAINERS = ("Decimal(20, 4)", "Decimal(60, 4)", "FixedString(8)", "LowCardinality(String)", "SimpleAggregateFunction(sum, Int64)", "Array(UInt8)",
@@ -88,10 +99,15 @@ def _kafka() -> str:
     for name in [*FILE_TYPES, *DECIMALS, "decimal256(60, 4)"]:
         kind = arrives_as(parse_type(name))
         refused = ("refused: declare it as string, and convert it in a transform", "", "")
-        forms = refused if kind is None else (_json_form(name), f"`{spark_type(kind)}`", f"`{postgres_type(kind)}`")
+        forms = (
+            refused
+            if kind is None
+            else (_json_form(name), f"`{spark_type(kind)}`", f"`{postgres_type(kind)}`")
+        )
         rows.setdefault(forms, []).append(name)
     return _table(
-        ["in `schema`", "in the message", "in Spark and Delta", "in Postgres"], [[_code(names), *row] for row, names in rows.items()]
+        ["in `schema`", "in the message", "in Spark and Delta", "in Postgres"],
+        [[_code(names), *row] for row, names in rows.items()],
     )
 
 
@@ -107,7 +123,10 @@ def _clickhouse() -> str:
         rows.setdefault(spark_type(arrow), []).append(name)
     for name in _CONTAINERS:
         rows.setdefault(spark_type(convert(parse(name))[1]), []).append(name)
-    return _table(["ClickHouse", "arrives as"], [[_code(names), f"`{kind.replace('`', '')}`"] for kind, names in rows.items()])
+    return _table(
+        ["ClickHouse", "arrives as"],
+        [[_code(names), f"`{kind.replace('`', '')}`"] for kind, names in rows.items()],
+    )
 
 
 def _iceberg() -> str:
@@ -119,13 +138,20 @@ def _iceberg() -> str:
 
 def _iceberg_made() -> str:
     """Return the Iceberg type of created columns, whose Spark type the column has."""
-    iceberg_types = {kind.split("(")[0]: name.split("(")[0] for name, kind in ICEBERG.items() if name not in ("uuid", "fixed[16]")}
+    iceberg_types = {
+        kind.split("(")[0]: name.split("(")[0]
+        for name, kind in ICEBERG.items()
+        if name not in ("uuid", "fixed[16]")
+    }
     rows: dict[str, list[str]] = {}
     for what, _, kind in SPARK:
         small = kind in ("TINYINT", "SMALLINT")
         plain = iceberg_type(pa.int16()) if small else kind.split("(")[0]
         rows.setdefault(iceberg_types.get(plain, ""), []).append(what)
-    return _table(["Arrow", "created column"], [[", ".join(kinds), f"`{name}`" if name else "refused"] for name, kinds in rows.items()])
+    return _table(
+        ["Arrow", "created column"],
+        [[", ".join(kinds), f"`{name}`" if name else "refused"] for name, kinds in rows.items()],
+    )
 
 
 def _rows_of(table: Iterable[tuple[str, Callable[[pa.DataType], bool], str]]) -> Iterator[list[str]]:
@@ -147,5 +173,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "spark": lambda: _table(["Arrow", "Spark"], _rows_of(SPARK)),
     "postgres": lambda: _table(["Arrow", "created column"], _rows_of(POSTGRES)),
     "takes": _accepted_types,
-    "parses_text": lambda: _table(["type of the rows", "columns that parse it"], [["`text`", f"{_code(PARSES_TEXT)}, enumerations"]]),
+    "parses_text": lambda: _table(
+        ["type of the rows", "columns that parse it"], [["`text`", f"{_code(PARSES_TEXT)}, enumerations"]]
+    ),
 }

@@ -1,4 +1,4 @@
-"""Data to begin with: 10,001 orders in the table; on the topic one that the table has, a new one, a correction, a cancellation."""
+"""Example data: 10,001 orders in the table; on the topic an old one, a new one, an update, a delete."""
 
 import json
 from urllib.parse import urlsplit
@@ -32,7 +32,8 @@ def fill_table() -> None:
     """)
     client.command("""
         INSERT INTO shop.$name
-        SELECT number, concat('c', toString(number % 100)), number * 7 % 5000, toDateTime64('2025-01-01 00:00:00', 3, 'UTC') + number,
+        SELECT number, concat('c', toString(number % 100)), number * 7 % 5000,
+            toDateTime64('2025-01-01 00:00:00', 3, 'UTC') + number,
                NULL, NULL
         FROM numbers(10000)
     """)
@@ -49,7 +50,10 @@ def fill_topic() -> None:
     admin.create_topics([NewTopic("$name", num_partitions=1)])["$name"].result()
     producer = Producer(brokers)
     for op, order in (
-        ("c", {"$key": 10000, "customer": "c1", "cents": 500, "placed_at": "2025-01-02T00:00:00Z"}),  # the table has this one
+        (
+            "c",
+            {"$key": 10000, "customer": "c1", "cents": 500, "placed_at": "2025-01-02T00:00:00Z"},
+        ),  # the table has this one
         ("c", {"$key": 10001, "customer": "c2", "cents": 900, "placed_at": "2025-01-02T00:00:05Z"}),
         ("u", {"$key": 7, "customer": "c7", "cents": 1, "placed_at": "2025-01-01T00:00:07Z"}),
         ("d", {"$key": 8}),

@@ -13,5 +13,12 @@ for month in (1, 2, 3):
         for number in range(1000):
             sale = month * 1000 + number
             at = datetime(2025, month, 1, tzinfo=UTC) + timedelta(minutes=number)
-            rows.writerow([sale, ("north", "south")[number % 2], number + 1 if number % 10 else -1, at.strftime("%Y-%m-%dT%H:%M:%SZ")])
+            rows.writerow(
+                [
+                    sale,
+                    ("north", "south")[number % 2],
+                    number + 1 if number % 10 else -1,
+                    at.strftime("%Y-%m-%dT%H:%M:%SZ"),
+                ]
+            )
 print("3 files in data/$name")

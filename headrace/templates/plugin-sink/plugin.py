@@ -30,11 +30,15 @@ class Table(ArrowTransactionalSink):
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self.options.path, isolation_level=None, timeout=30)
-        connection.execute("CREATE TABLE IF NOT EXISTS headrace_notes (key TEXT PRIMARY KEY, note TEXT NOT NULL)")
+        connection.execute(
+            "CREATE TABLE IF NOT EXISTS headrace_notes (key TEXT PRIMARY KEY, note TEXT NOT NULL)"
+        )
         return connection
 
     def _note(self, connection: sqlite3.Connection) -> dict[str, Any] | None:
-        found = connection.execute("SELECT note FROM headrace_notes WHERE key = ?", [self.note_key]).fetchone()
+        found = connection.execute(
+            "SELECT note FROM headrace_notes WHERE key = ?", [self.note_key]
+        ).fetchone()
         return json.loads(found[0]) if found else None
 
     def load_note(self) -> dict[str, Any] | None:
@@ -42,13 +46,20 @@ class Table(ArrowTransactionalSink):
         with closing(self._connect()) as connection:
             return self._note(connection)
 
-    def compare_and_swap(self, expected: dict[str, Any] | None, note: dict[str, Any], rows: pa.Table | None) -> bool:
-        """Store the note and the rows if the note is still the expected one. Return whether they were stored."""
+    def compare_and_swap(
+        self, expected: dict[str, Any] | None, note: dict[str, Any], rows: pa.Table | None
+    ) -> bool:
+        """Store the note and the rows if the note is still the expected one.
+
+        Return whether they were stored.
+        """
         with closing(self._connect()) as connection, connection:
             connection.execute("BEGIN IMMEDIATE")
             if self._note(connection) != expected:
                 return False
-            connection.execute("INSERT OR REPLACE INTO headrace_notes VALUES (?, ?)", [self.note_key, json.dumps(note)])
+            connection.execute(
+                "INSERT OR REPLACE INTO headrace_notes VALUES (?, ?)", [self.note_key, json.dumps(note)]
+            )
             if rows is not None:
                 self._write(connection, rows)
             return True
@@ -57,14 +68,21 @@ class Table(ArrowTransactionalSink):
         names = [name for name in rows.column_names if name != OP]
         quoted = {name: '"' + name.replace('"', '""') + '"' for name in names}
         key = f", PRIMARY KEY ({', '.join(quoted[name] for name in self.key)})" if self.key else ""
-        connection.execute(f'CREATE TABLE IF NOT EXISTS "{self.options.table}" ({", ".join(quoted.values())}{key})')
+        connection.execute(
+            f'CREATE TABLE IF NOT EXISTS "{self.options.table}" ({", ".join(quoted.values())}{key})'
+        )
         match = " AND ".join(f"{quoted[name]} = ?" for name in self.key)
         for row in rows.to_pylist():
             if row.pop(OP) == "d":
-                connection.execute(f'DELETE FROM "{self.options.table}" WHERE {match}', [row[name] for name in self.key])
+                connection.execute(
+                    f'DELETE FROM "{self.options.table}" WHERE {match}', [row[name] for name in self.key]
+                )
             else:
                 places = ", ".join("?" for _ in names)
-                connection.execute(f'INSERT OR REPLACE INTO "{self.options.table}" VALUES ({places})', [row[name] for name in names])
+                connection.execute(
+                    f'INSERT OR REPLACE INTO "{self.options.table}" VALUES ({places})',
+                    [row[name] for name in names],
+                )
 
 
 plugin = Plugin("$id", "sink", Table, TableOptions)

@@ -22,7 +22,9 @@ class NumbersOptions(Options):
 class Numbers(ArrowSource):
     """Every piece is a range; the same piece always gives the same rows, so it is pinned."""
 
-    capabilities: ClassVar[SourceCapabilities] = SourceCapabilities(bounded=True, stable_snapshot=True, without_spark=True)
+    capabilities: ClassVar[SourceCapabilities] = SourceCapabilities(
+        bounded=True, stable_snapshot=True, without_spark=True
+    )
 
     def columns(self) -> pa.Schema:
         """One column."""

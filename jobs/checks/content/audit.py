@@ -18,9 +18,21 @@ from headrace.connectors.content import TargetContent
 from headrace.connectors.frame import DRIVER_BYTES
 from headrace.connectors.sink_base import Sink, SinkContext
 from headrace.jobs.checks.content.compare import SHOWN, ContentDifference, compare
-from headrace.jobs.checks.content.expected import ExpectedRows, expected_at_sink, expected_by_key, passes_key, reads_the_clock
+from headrace.jobs.checks.content.expected import (
+    ExpectedRows,
+    expected_at_sink,
+    expected_by_key,
+    passes_key,
+    reads_the_clock,
+)
 from headrace.jobs.checks.content.inputs import SourceRows, SourceRowsReader, unfiltered
-from headrace.jobs.checks.content.sample import DRIVER_ROWS, ExpectedSample, compare_sample, sample_at_sink, sample_by_key
+from headrace.jobs.checks.content.sample import (
+    DRIVER_ROWS,
+    ExpectedSample,
+    compare_sample,
+    sample_at_sink,
+    sample_by_key,
+)
 from headrace.jobs.checks.content.scope import AuditScope, find_scope, refusal
 from headrace.jobs.planning.compiled_pipeline import CompiledPipeline
 from headrace.jobs.planning.planner import PipelinePlanner
@@ -45,7 +57,7 @@ _GROWING = tuple(2_000 * _GROWTH**step for step in range(10))
 
 
 class ContentAudit:
-    """Compares the sinks of one pipeline. `budget` bounds the rows that are read for one sink; None: all of them.
+    """Compares the sinks of one pipeline. `budget` limits the rows that are read for a sink; None: no limit.
 
     `raises`: an internal error is raised. Else it is logged, and the check is not applicable.
     """
@@ -85,7 +97,9 @@ class ContentAudit:
             if self._raises:
                 raise reason from error
             log.exception("sink=%s the comparison of rows failed", name)
-            return _unknown(name, f"the comparison failed by an internal error, which the log has: {reason.message}")
+            return _unknown(
+                name, f"the comparison failed by an internal error, which the log has: {reason.message}"
+            )
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         found.numbers["seconds"] = round(time.monotonic() - started, 1)
@@ -104,7 +118,12 @@ class ContentAudit:
             best = found if best is None or found.passed is not None else best
             now = time.monotonic()
             larger = (now - began) * _GROWTH
-            if again or found.passed is False or found.numbers.get("complete") or now - started + larger > seconds:
+            if (
+                again
+                or found.passed is False
+                or found.numbers.get("complete")
+                or now - started + larger > seconds
+            ):
                 break
         assert best is not None  # noqa: S101  there is a first size
         return best
@@ -128,8 +147,14 @@ class ContentAudit:
                 return _unknown(name, "this sink cannot be read back")
             if why := self._unreadable(name, sink, content):
                 return _unknown(name, why)
-            scope = find_scope(self._ledger, self._file.name, record.key.lane, name, content.record, row.epoch)
-            return _unknown(name, scope) if isinstance(scope, str) else self._against(name, assembly, content, scope)
+            scope = find_scope(
+                self._ledger, self._file.name, record.key.lane, name, content.record, row.epoch
+            )
+            return (
+                _unknown(name, scope)
+                if isinstance(scope, str)
+                else self._against(name, assembly, content, scope)
+            )
         finally:
             if content is not None:
                 content.close()
@@ -137,12 +162,20 @@ class ContentAudit:
 
     def _unreadable(self, name: str, sink: Sink, content: TargetContent) -> str:
         """Return why the target's rows cannot be compared, or an empty string."""
-        if lost := [column for column in graph.key_of(self._file.model, name) if column not in content.columns]:
+        if lost := [
+            column for column in graph.key_of(self._file.model, name) if column not in content.columns
+        ]:
             return f"the key column `{lost[0]}` cannot be read back from the target"
         own_key = SinkKey(self._state.pipeline, self._file.name, self._state.lane, name)
-        return "other pipelines write the target too" if any(claim.key != own_key for claim in sink.claims()) else ""
+        return (
+            "other pipelines write the target too"
+            if any(claim.key != own_key for claim in sink.claims())
+            else ""
+        )
 
-    def _against(self, name: str, assembly: CompiledPipeline, content: TargetContent, scope: AuditScope) -> CheckResult:
+    def _against(
+        self, name: str, assembly: CompiledPipeline, content: TargetContent, scope: AuditScope
+    ) -> CheckResult:
         planner, model = assembly.planner, assembly.file.model
         if reads_the_clock(planner, name, scope.last):
             return _unknown(name, "values depend on the time of the epoch that wrote them")
@@ -154,9 +187,13 @@ class ContentAudit:
         sources = unfiltered(model, self._settings, self._ledger.content, keyed=keyed)
         try:
             reader = SourceRowsReader(planner.spark, model, sources, scope, keyed=keyed, budget=self._budget)
-            inputs = [reader.read(one, planner.source_schemas[one]) for one in graph.upstream_sources(model, name)]
+            inputs = [
+                reader.read(one, planner.source_schemas[one]) for one in graph.upstream_sources(model, name)
+            ]
             if not any(one.frames for one in inputs):
-                return _unknown(name, "; ".join(limit for one in inputs for limit in one.limits) or "nothing was read yet")
+                return _unknown(
+                    name, "; ".join(limit for one in inputs for limit in one.limits) or "nothing was read yet"
+                )
             if not key and not (scope.whole and all(one.complete for one in inputs)):
                 limits = [*scope.limits, *(limit for one in inputs for limit in one.limits)]
                 return _unknown(name, "rows without a key are compared as a whole, and " + "; ".join(limits))
@@ -206,7 +243,11 @@ class ContentAudit:
     def _assembly(self, digest: str) -> CompiledPipeline:
         if digest not in self._assemblies:
             same = digest == self._file.hash
-            file = self._file if same else from_compiled(self._ledger.compiled(digest), self._file.path, self._file)
+            file = (
+                self._file
+                if same
+                else from_compiled(self._ledger.compiled(digest), self._file.path, self._file)
+            )
             self._assemblies[digest] = CompiledPipeline(file, self._settings, self._spark)
         return self._assemblies[digest]
 
@@ -214,7 +255,9 @@ class ContentAudit:
         model = self._file.model
         key = SinkKey(self._state.pipeline, self._file.name, self._state.lane, name)
         extra: dict[str, Any] = {"key": graph.key_of(model, name), "sinks": tuple(model.sinks)}
-        return registry.open_sink(SinkContext(key, model.sinks[name], self._settings, pa.schema([]), self._spark, extra))
+        return registry.open_sink(
+            SinkContext(key, model.sinks[name], self._settings, pa.schema([]), self._spark, extra)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,9 +289,15 @@ def _difference(
     if decided is not None:
         kinds = {field.name: field.dataType for field in decided.schema}
         keys = decided.distinct().toDF(*(f"_hr_k{place}" for place in range(len(key))))
-        match = [F.col(f"`{name}`").cast(kinds[name]) == F.col(f"_hr_k{place}") for place, name in enumerate(key)]
+        match = [
+            F.col(f"`{name}`").cast(kinds[name]) == F.col(f"_hr_k{place}") for place, name in enumerate(key)
+        ]
         found = found.join(keys, match, "left_semi")
-        wanted = wanted.join(keys, [F.col(f"`{name}`") == F.col(f"_hr_k{place}") for place, name in enumerate(key)], "left_semi")
+        wanted = wanted.join(
+            keys,
+            [F.col(f"`{name}`") == F.col(f"_hr_k{place}") for place, name in enumerate(key)],
+            "left_semi",
+        )
     return compare(wanted, found, columns, key)
 
 
@@ -267,9 +316,13 @@ def _result(
     skipped = [column for column in expected.columns if column not in content.columns]
     limits = [*scope.limits, *(limit for one in inputs for limit in one.limits)]
     if expected.unclear:
-        limits.append(f"{expected.unclear:,} keys lie in several partitions of the topic, which have no order")
+        limits.append(
+            f"{expected.unclear:,} keys lie in several partitions of the topic, which have no order"
+        )
     if not content.is_whole:
-        limits.append("the target has more rows than the sample may read, so rows without a source were not looked for")
+        limits.append(
+            "the target has more rows than the sample may read, so rows without a source were not looked for"
+        )
     numbers: Json = {
         "expected": found.expected,
         "rows": found.found,
@@ -287,8 +340,22 @@ def _result(
         numbers["keys"] = list(found.keys)
         shown = "; ".join(found.keys)
         more = f"; and {found.differing - SHOWN:,} more" if found.differing > SHOWN else ""
-        return CheckResult(NAME, name, False, f"{found.differing:,} keys differ from the sources as of {what}: {shown}{more}", numbers)
+        return CheckResult(
+            NAME,
+            name,
+            False,
+            f"{found.differing:,} keys differ from the sources as of {what}: {shown}{more}",
+            numbers,
+        )
     if not found.expected and limits:
-        return CheckResult(NAME, name, None, f"not applicable: no key could be compared; {'; '.join(limits)}", numbers)
-    whole = "" if numbers["complete"] else f"; not complete: {numbers.get('not_compared') or numbers.get('columns_not_compared')}"
-    return CheckResult(NAME, name, True, f"{found.expected:,} rows are what the sources say as of {what}{whole}", numbers)
+        return CheckResult(
+            NAME, name, None, f"not applicable: no key could be compared; {'; '.join(limits)}", numbers
+        )
+    whole = (
+        ""
+        if numbers["complete"]
+        else f"; not complete: {numbers.get('not_compared') or numbers.get('columns_not_compared')}"
+    )
+    return CheckResult(
+        NAME, name, True, f"{found.expected:,} rows are what the sources say as of {what}{whole}", numbers
+    )

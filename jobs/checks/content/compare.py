@@ -1,4 +1,4 @@
-"""Two sets of rows compared by one digest for each bucket, and the keys that differ in the buckets that do not match."""
+"""Compares two sets of rows by a digest per bucket, and finds the keys that differ in unequal buckets."""
 
 from __future__ import annotations
 
@@ -25,24 +25,39 @@ class ContentDifference:
     keys: tuple[str, ...] = ()
 
 
-def compare(expected: DataFrame, found: DataFrame, columns: Sequence[str], key: Sequence[str]) -> ContentDifference:
+def compare(
+    expected: DataFrame, found: DataFrame, columns: Sequence[str], key: Sequence[str]
+) -> ContentDifference:
     """Compare the `columns` of two frames, by key or, without one, as multisets of rows."""
     wanted = {field.name: field.dataType for field in expected.schema}
     expected_rows, actual_rows = normal(expected, columns, wanted), normal(found, columns, wanted)
     by = list(key or columns)
-    expected_digests, actual_digests = _digests(expected_rows, columns, by), _digests(actual_rows, columns, by)
-    differing = sorted(
-        bucket for bucket in expected_digests.keys() | actual_digests.keys() if expected_digests.get(bucket) != actual_digests.get(bucket)
+    expected_digests, actual_digests = (
+        _digests(expected_rows, columns, by),
+        _digests(actual_rows, columns, by),
     )
-    rows = sum(count for count, _ in expected_digests.values()), sum(count for count, _ in actual_digests.values())
+    differing = sorted(
+        bucket
+        for bucket in expected_digests.keys() | actual_digests.keys()
+        if expected_digests.get(bucket) != actual_digests.get(bucket)
+    )
+    rows = (
+        sum(count for count, _ in expected_digests.values()),
+        sum(count for count, _ in actual_digests.values()),
+    )
     if not differing:
         return ContentDifference(*rows, 0)
     total, keys = _named(expected_rows, actual_rows, columns, by, differing, keyed=bool(key))
     return ContentDifference(*rows, len(differing), total, keys)
 
 
-def normal(rows: DataFrame, columns: Sequence[str], types: Mapping[str, Any], keep: Sequence[str] = ()) -> DataFrame:
-    """Return the columns in these types, with one zero, and nested values as text. `keep` are columns that stay as they are."""
+def normal(
+    rows: DataFrame, columns: Sequence[str], types: Mapping[str, Any], keep: Sequence[str] = ()
+) -> DataFrame:
+    """Return the columns in these types, with one zero, and nested values as text.
+
+    `keep` are columns that stay as they are.
+    """
     from pyspark.sql import functions as F  # noqa: N812
 
     def column(name: str) -> Column:
@@ -62,17 +77,30 @@ def _bucket(by: Sequence[str]) -> Column:
 
 
 def _digests(rows: DataFrame, columns: Sequence[str], by: Sequence[str]) -> dict[int, tuple[int, Any]]:
-    """(rows, digest) of each bucket. The digest does not depend on the order; a null is a value of its own."""
+    """(rows, digest) of each bucket.
+
+    The digest does not depend on the order; a null is a value of its own.
+    """
     from pyspark.sql import functions as F  # noqa: N812
 
     parts = [part for name in columns for part in (F.col(f"`{name}`"), F.col(f"`{name}`").isNull())]
     digest = F.sum(F.xxhash64(*parts).cast("decimal(38,0)"))
-    found = rows.groupBy(_bucket(by).alias("bucket")).agg(F.count("*").alias("rows"), digest.alias("digest")).collect()
+    found = (
+        rows.groupBy(_bucket(by).alias("bucket"))
+        .agg(F.count("*").alias("rows"), digest.alias("digest"))
+        .collect()
+    )
     return {row["bucket"]: (row["rows"], row["digest"]) for row in found}
 
 
 def _named(
-    expected_rows: DataFrame, actual_rows: DataFrame, columns: Sequence[str], by: Sequence[str], buckets: Sequence[int], *, keyed: bool
+    expected_rows: DataFrame,
+    actual_rows: DataFrame,
+    columns: Sequence[str],
+    by: Sequence[str],
+    buckets: Sequence[int],
+    *,
+    keyed: bool,
 ) -> tuple[int, tuple[str, ...]]:
     """Return how many keys differ in these buckets, and some of them as text."""
     from pyspark.sql import functions as F  # noqa: N812
@@ -83,7 +111,9 @@ def _named(
         inside = rows.where(_bucket(by).isin(list(buckets)))
         values = F.struct(*(F.col(f"`{name}`").alias(f"v{place}") for place, name in enumerate(columns)))
         listed = F.collect_list(values) if keyed else F.count("*")
-        return inside.groupBy(*(F.col(f"`{name}`").alias(alias) for name, alias in names.items())).agg(listed.alias(side))
+        return inside.groupBy(*(F.col(f"`{name}`").alias(alias) for name, alias in names.items())).agg(
+            listed.alias(side)
+        )
 
     one, other = grouped(expected_rows, "expected"), grouped(actual_rows, "found")
     condition = [one[alias].eqNullSafe(other[alias]) for alias in names.values()]
@@ -98,13 +128,20 @@ def _named(
     words = []
     for row in shown:
         key = {name: row[alias] for name, alias in names.items()}
-        expected, found = ([()] * (side or 0) if not keyed else side or [] for side in (row["expected"], row["found"]))
+        expected, found = (
+            [()] * (side or 0) if not keyed else side or [] for side in (row["expected"], row["found"])
+        )
         words.append(describe_difference(key, expected, found, columns, keyed=keyed))
     return total, tuple(words)
 
 
 def describe_difference(
-    key: Mapping[str, Any], expected: Sequence[Sequence[Any]], found: Sequence[Sequence[Any]], columns: Sequence[str], *, keyed: bool
+    key: Mapping[str, Any],
+    expected: Sequence[Sequence[Any]],
+    found: Sequence[Sequence[Any]],
+    columns: Sequence[str],
+    *,
+    keyed: bool,
 ) -> str:
     """Return `id=5: missing`, `id=5: name, amount differ`. Values outside the key are not shown."""
     key_text = ", ".join(f"{name}={value}" for name, value in key.items())

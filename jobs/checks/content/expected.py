@@ -29,7 +29,10 @@ _LAST = "_hr_last"
 
 @dataclass(frozen=True, slots=True)
 class ExpectedRows:
-    """`rows` have the sink's payload. `decided` are the keys whose state is known, those without a row included; None: all keys are."""
+    """`rows` have the sink's payload.
+
+    `decided` are the keys whose state is known, those without a row included; None: all keys are.
+    """
 
     rows: DataFrame
     decided: DataFrame | None
@@ -62,28 +65,44 @@ def passes_key(planner: PipelinePlanner, sink: str) -> str | None:
         if node.type != "sql" or len(inputs) != 1 or _fans_out(node, name):
             return None
         name = inputs[0]
-    schemas = {node: {field.name: spark_type(field.type) for field in planner.source_schemas[node]} for node in planner.source_schemas}
+    schemas = {
+        node: {field.name: spark_type(field.type) for field in planner.source_schemas[node]}
+        for node in planner.source_schemas
+    }
     sink_lineage = lineage(model, schemas)[sink]
     copied = {
-        column: [(one.node, one.column) for one in sink_lineage.columns[column].origins] for column in key if column in sink_lineage.columns
+        column: [(one.node, one.column) for one in sink_lineage.columns[column].origins]
+        for column in key
+        if column in sink_lineage.columns
     }
-    same = all(copied.get(column) == [(sources[0], column)] and not sink_lineage.columns[column].steps for column in key)
+    same = all(
+        copied.get(column) == [(sources[0], column)] and not sink_lineage.columns[column].steps
+        for column in key
+    )
     return sources[0] if same else None
 
 
-def expected_by_key(planner: PipelinePlanner, sink: str, source: str, found: SourceRows, plan: EpochPlan) -> ExpectedRows:
+def expected_by_key(
+    planner: PipelinePlanner, sink: str, source: str, found: SourceRows, plan: EpochPlan
+) -> ExpectedRows:
     """Return the last row of each key of the source, and the result of the pipeline's SQL for these rows."""
     from pyspark.sql import functions as F  # noqa: N812
 
     key = graph.key_of(planner.file.model, sink)
-    last, unclear = _last(union_of(found), key, getattr(planner.file.model.sinks[sink], "version_column", None))
+    last, unclear = _last(
+        union_of(found), key, getattr(planner.file.model.sinks[sink], "version_column", None)
+    )
     last = last.persist()
     keys = last.select(*[f"`{name}`" for name in key])
-    decided = None if found.complete else last.where(F.col(TIER) == STREAM).select(*[f"`{name}`" for name in key])
+    decided = (
+        None if found.complete else last.where(F.col(TIER) == STREAM).select(*[f"`{name}`" for name in key])
+    )
     return ExpectedRows(rows_by_sql(planner, sink, source, last, plan), decided, keys, last, unclear)
 
 
-def expected_at_sink(planner: PipelinePlanner, sink: str, inputs: list[SourceRows], plan: EpochPlan) -> ExpectedRows:
+def expected_at_sink(
+    planner: PipelinePlanner, sink: str, inputs: list[SourceRows], plan: EpochPlan
+) -> ExpectedRows:
     """Return the last row of each key after the SQL, or all rows for a sink without a key."""
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -91,15 +110,21 @@ def expected_at_sink(planner: PipelinePlanner, sink: str, inputs: list[SourceRow
     key, node = graph.key_of(model, sink), model.sinks[sink]
     if not key:
         return ExpectedRows(rows_at_sink(planner, sink, inputs, plan), None)
-    last, unclear = _last(rows_after_sql(planner, sink, inputs, plan), key, getattr(node, "version_column", None))
+    last, unclear = _last(
+        rows_after_sql(planner, sink, inputs, plan), key, getattr(node, "version_column", None)
+    )
     last = last.persist()
     complete = all(one.complete for one in inputs)
     decided = None if complete else last.where(F.col(TIER) == STREAM).select(*[f"`{name}`" for name in key])
     keys = last.select(*[f"`{name}`" for name in key])
-    return ExpectedRows(last.where(F.col(OP) != "d").drop(*HIDDEN, TIER, WINDOW), decided, keys, last, unclear)
+    return ExpectedRows(
+        last.where(F.col(OP) != "d").drop(*HIDDEN, TIER, WINDOW), decided, keys, last, unclear
+    )
 
 
-def rows_by_sql(planner: PipelinePlanner, sink: str, source: str, last: DataFrame, plan: EpochPlan) -> DataFrame:
+def rows_by_sql(
+    planner: PipelinePlanner, sink: str, source: str, last: DataFrame, plan: EpochPlan
+) -> DataFrame:
     """Return what the pipeline's SQL makes of the last rows of a source."""
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -112,7 +137,9 @@ def rows_by_sql(planner: PipelinePlanner, sink: str, source: str, last: DataFram
     return without_marked(frames[model.sinks[sink].from_]).where(F.col(OP) != "d").drop(*HIDDEN)
 
 
-def rows_after_sql(planner: PipelinePlanner, sink: str, inputs: list[SourceRows], plan: EpochPlan) -> DataFrame:
+def rows_after_sql(
+    planner: PipelinePlanner, sink: str, inputs: list[SourceRows], plan: EpochPlan
+) -> DataFrame:
     """Return all rows that come to a sink with a key, with what orders them."""
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -130,13 +157,17 @@ def rows_at_sink(planner: PipelinePlanner, sink: str, inputs: list[SourceRows], 
 def _at_boundary(planner: PipelinePlanner, sink: str, inputs: list[SourceRows], plan: EpochPlan) -> DataFrame:
     model = planner.file.model
     readings = {one.name: SourceBatch(union_of(one).drop(TIER, WINDOW), None) for one in inputs if one.frames}
-    return SinkBoundary(model, planner.retractions, planner.keys).rows(sink, planner.nodes(readings, plan)[model.sinks[sink].from_])
+    return SinkBoundary(model, planner.retractions, planner.keys).rows(
+        sink, planner.nodes(readings, plan)[model.sinks[sink].from_]
+    )
 
 
 def reads_the_clock(planner: PipelinePlanner, sink: str, plan: EpochPlan) -> bool:
     """Whether a value depends on when an epoch was planned: then the statement differs between two times."""
     before = _texts(planner, sink, plan)
-    return before != _texts(planner, sink, replace(plan, planned_at=plan.planned_at + timedelta(days=400, seconds=1)))
+    return before != _texts(
+        planner, sink, replace(plan, planned_at=plan.planned_at + timedelta(days=400, seconds=1))
+    )
 
 
 def _texts(planner: PipelinePlanner, sink: str, plan: EpochPlan) -> dict[str, str]:
@@ -156,7 +187,10 @@ def union_of(found: SourceRows) -> DataFrame:
 
 
 def _last(rows: DataFrame, key: tuple[str, ...], version: str | None) -> tuple[DataFrame, int]:
-    """One row for each key: of the highest version where there is one, of the latest place otherwise. Keys without an order are left out."""
+    """One row for each key: of the highest version where there is one, of the latest place otherwise.
+
+    Keys without an order are left out.
+    """
     from pyspark.sql import Window
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -172,11 +206,19 @@ def _last(rows: DataFrame, key: tuple[str, ...], version: str | None) -> tuple[D
     by_key = Window.partitionBy(*columns)
     versions = []
     if version:  # a delete without a version ends the rows before it
-        ended = F.max(F.when((F.col(OP) == "d") & F.col(f"`{version}`").isNull(), F.struct(*place))).over(by_key)
-        rows = rows.withColumn("_hr_ended", ended).where(F.col("_hr_ended").isNull() | (F.struct(*place) >= F.col("_hr_ended")))
+        ended = F.max(F.when((F.col(OP) == "d") & F.col(f"`{version}`").isNull(), F.struct(*place))).over(
+            by_key
+        )
+        rows = rows.withColumn("_hr_ended", ended).where(
+            F.col("_hr_ended").isNull() | (F.struct(*place) >= F.col("_hr_ended"))
+        )
         rows, versions = rows.drop("_hr_ended"), [F.col(f"`{version}`").desc_nulls_last()]
-    parts = F.size(F.collect_set(F.when(F.col(TIER) == STREAM, F.struct(f"{POS}.source", f"{POS}.part"))).over(by_key))
-    ranked = rows.withColumn(_LAST, F.row_number().over(by_key.orderBy(*versions, *(one.desc() for one in place))))
+    parts = F.size(
+        F.collect_set(F.when(F.col(TIER) == STREAM, F.struct(f"{POS}.source", f"{POS}.part"))).over(by_key)
+    )
+    ranked = rows.withColumn(
+        _LAST, F.row_number().over(by_key.orderBy(*versions, *(one.desc() for one in place)))
+    )
     ranked = ranked.withColumn("_hr_parts", F.lit(1) if version else parts).where(F.col(_LAST) == 1)
     unclear = ranked.where(F.col("_hr_parts") > 1).count() if not version else 0
     return ranked.where(F.col("_hr_parts") <= 1).drop(_LAST, "_hr_parts"), unclear

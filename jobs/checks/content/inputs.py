@@ -36,7 +36,10 @@ _SIZED = 256 << 20
 
 @dataclass(slots=True)
 class SourceRows:
-    """Rows of one source. `complete`: every row that can decide a key is among them; else only keys with a stream row are decided."""
+    """Rows of one source.
+
+    `complete`: every row that can decide a key is among them; else only keys with a stream row are decided.
+    """
 
     name: str
     frames: list[DataFrame] = field(default_factory=list)
@@ -52,7 +55,9 @@ class SourceRows:
         self.limits.append(f"{self.name}: {why}")
 
 
-def unfiltered(model: PipelineModel, settings: Settings, contents: Callable[[str], Any], *, keyed: bool) -> dict[str, PipelineSource]:
+def unfiltered(
+    model: PipelineModel, settings: Settings, contents: Callable[[str], Any], *, keyed: bool
+) -> dict[str, PipelineSource]:
     """Return the sources of the model.
 
     For a keyed sink, streams come without the filters that `stream_filter` returns. `contents` returns what
@@ -63,7 +68,9 @@ def unfiltered(model: PipelineModel, settings: Settings, contents: Callable[[str
     for name, node in sources.items():
         nodes[name] = node
         if keyed and getattr(node, "unbounded_source", None) is not None:
-            nodes[name] = node.model_copy(update={"unbounded_source": node.unbounded_source.model_copy(update={"filter": None})})
+            nodes[name] = node.model_copy(
+                update={"unbounded_source": node.unbounded_source.model_copy(update={"filter": None})}
+            )
         elif keyed and node.is_unbounded and hasattr(node, "filter"):
             nodes[name] = node.model_copy(update={"filter": None})
     found = create_pipeline_sources(nodes, settings)
@@ -74,7 +81,11 @@ def unfiltered(model: PipelineModel, settings: Settings, contents: Callable[[str
 
 def stream_filter(node: Any) -> str | None:
     """Return the filter that applies to the stream rows of a source, or None."""
-    return getattr(getattr(node, "unbounded_source", None) or node, "filter", None) if positions.is_unbounded(node) else None
+    return (
+        getattr(getattr(node, "unbounded_source", None) or node, "filter", None)
+        if positions.is_unbounded(node)
+        else None
+    )
 
 
 class SourceRowsReader:
@@ -100,7 +111,10 @@ class SourceRowsReader:
     def read(self, name: str, schema: pa.Schema) -> SourceRows:
         """Return the rows of one source. The stream is read first, because its newest rows decide most."""
         found = SourceRows(name)
-        source, end = self._sources[name], positions.with_overlap(self._scope.last.end[name], self._scope.first.start.get(name, {}))
+        source, end = (
+            self._sources[name],
+            positions.with_overlap(self._scope.last.end[name], self._scope.first.start.get(name, {})),
+        )
         if source.unbounded is not None and "stream" in end:
             self._stream(found, source, end, schema)
         if source.bounded:
@@ -129,16 +143,27 @@ class SourceRowsReader:
         end_position = dict(end) | {"stream": {**end["stream"], "offsets": readable}}
         found.size += source.unbounded.estimate_bytes(end_position["stream"], end["stream"], _SIZED) or 0
         unbegun = "stream" not in self._scope.first.start[source.name]
-        if unbegun and not self._keyed and end_position.get("cursor") and not end_position.keys() & {"overlap", "catch_up"}:
+        if (
+            unbegun
+            and not self._keyed
+            and end_position.get("cursor")
+            and not end_position.keys() & {"overlap", "catch_up"}
+        ):
             found.miss("it is unknown where the overlap of history and stream ends")
         reading = source.read_stream(self._spark, end_position, end) if not self._keyed else None
-        frame = reading.frame if reading else source.unbounded.read(self._spark, end_position["stream"], end["stream"])
+        frame = (
+            reading.frame
+            if reading
+            else source.unbounded.read(self._spark, end_position["stream"], end["stream"])
+        )
         found.frames.append(_ordered(frame, schema, STREAM, 0))
         if self._keyed and found.complete and _covers_topic(source, self._model):
             before = {part: known.get(part, 0) for part in begin}
             if self._left is None or _distance(before, begin) <= self._left:
                 self._take(found, _distance(before, begin))
-                rows = source.unbounded.read(self._spark, {**end["stream"], "offsets": before}, {**end["stream"], "offsets": begin})
+                rows = source.unbounded.read(
+                    self._spark, {**end["stream"], "offsets": before}, {**end["stream"], "offsets": begin}
+                )
                 found.frames.append(_ordered(rows, schema, BEFORE, 0))
 
     def _stream_start(self, source: PipelineSource, end: Json) -> Json:
@@ -173,14 +198,18 @@ class SourceRowsReader:
         found.miss(f"history has {rows:,} rows, more than the sample may read")
         return True
 
-    def _read(self, source: PipelineSource, end: Json, phase: int, splits: Sequence[Json], schema: pa.Schema) -> DataFrame:
+    def _read(
+        self, source: PipelineSource, end: Json, phase: int, splits: Sequence[Json], schema: pa.Schema
+    ) -> DataFrame:
         if not self._keyed:
             return source.read_history(self._spark, end, phase, splits, schema).frame
         handle = source.snapshot_handles(end)[phase]
-        return source.bounded[phase].read(self._spark, Snapshot(handle, bool(handle.get("pinned", True))), splits, schema.names)
+        return source.bounded[phase].read(
+            self._spark, Snapshot(handle, bool(handle.get("pinned", True))), splits, schema.names
+        )
 
     def _pieces(self, source: PipelineSource, end: Json) -> list[tuple[int, int, list[Json]]]:
-        """Yield (window, phase, splits), of whole windows if all are complete, else as the epochs had them."""
+        """Yield (window, phase, splits): whole windows if all are complete, else the parts of epochs."""
         keys = positions.windows_of(self._model)
         done = [positions.is_partition_done(self._model, end, key) for key in keys]
         if self._scope.first.number > 1 or not all(done):
@@ -200,7 +229,9 @@ class SourceRowsReader:
             for phase, splits in splits_by_phase(plan.splits, source.name).items()
         ]
 
-    def _splits(self, source: PipelineSource, end: Json, phase: int, window: HistoryPartition | None) -> list[Json]:
+    def _splits(
+        self, source: PipelineSource, end: Json, phase: int, window: HistoryPartition | None
+    ) -> list[Json]:
         """Return the splits of a phase, for a keyed sink without the handoff filter.
 
         Rows of the stream are later rows of the same keys.
@@ -208,11 +239,19 @@ class SourceRowsReader:
         if not self._keyed:
             return source.splits(self._spark, end, phase, window)
         handle = source.snapshot_handles(end)[phase]
-        return list(source.bounded[phase].splits(self._spark, Snapshot(handle, bool(handle.get("pinned", True))), window, None))
+        return list(
+            source.bounded[phase].splits(
+                self._spark, Snapshot(handle, bool(handle.get("pinned", True))), window, None
+            )
+        )
 
     def _window(self, key: str) -> HistoryPartition | None:
         bounds = positions.window_bounds(self._model, key)
-        return HistoryPartition(key, self._model.partitions.column, *bounds) if bounds and self._model.partitions else None
+        return (
+            HistoryPartition(key, self._model.partitions.column, *bounds)
+            if bounds and self._model.partitions
+            else None
+        )
 
     def _take(self, found: SourceRows, rows: int) -> None:
         found.rows += rows
@@ -224,7 +263,9 @@ def _covers_topic(source: PipelineSource, model: PipelineModel) -> bool:
     """Return whether history must have all messages before the handoff position: no filter drops any."""
     node: Any = source.node
     parts = getattr(node, "bounded_sources", ())
-    whole = not model.partitions and not any(getattr(part, "filter", None) or getattr(part, "start_at", None) for part in parts)
+    whole = not model.partitions and not any(
+        getattr(part, "filter", None) or getattr(part, "start_at", None) for part in parts
+    )
     return bool(getattr(node, "offset_table", None)) and whole
 
 

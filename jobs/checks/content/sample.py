@@ -34,7 +34,10 @@ DRIVER_ROWS = 100_000
 
 @dataclass(frozen=True, slots=True)
 class ExpectedSample:
-    """`rows` have the sink's payload, `types` as Spark has them. `decided` are the keys whose state is known; None: all keys are."""
+    """`rows` have the sink's payload, `types` as Spark has them.
+
+    `decided` are the keys whose state is known; None: all keys are.
+    """
 
     rows: pa.Table
     types: Mapping[str, Any]
@@ -49,7 +52,9 @@ class ExpectedSample:
         return self.rows.column_names
 
 
-def sample_by_key(planner: PipelinePlanner, sink: str, source: str, found: SourceRows, plan: EpochPlan) -> ExpectedSample:
+def sample_by_key(
+    planner: PipelinePlanner, sink: str, source: str, found: SourceRows, plan: EpochPlan
+) -> ExpectedSample:
     """See `expected_by_key`."""
     node, key = planner.file.model.sinks[sink], graph.key_of(planner.file.model, sink)
     read = union_of(found)
@@ -60,7 +65,9 @@ def sample_by_key(planner: PipelinePlanner, sink: str, source: str, found: Sourc
     return ExpectedSample(made, types, keys, None if found.complete else streamed, unclear)
 
 
-def sample_at_sink(planner: PipelinePlanner, sink: str, inputs: list[SourceRows], plan: EpochPlan) -> ExpectedSample:
+def sample_at_sink(
+    planner: PipelinePlanner, sink: str, inputs: list[SourceRows], plan: EpochPlan
+) -> ExpectedSample:
     """See `expected_at_sink`."""
     model = planner.file.model
     key, version = graph.key_of(model, sink), getattr(model.sinks[sink], "version_column", None)
@@ -71,10 +78,14 @@ def sample_at_sink(planner: PipelinePlanner, sink: str, inputs: list[SourceRows]
     live = last.filter(pc.not_equal(last[OP], "d")).drop_columns([*HIDDEN, TIER, WINDOW])
     keys, streamed = (keys_of(last, key, streamed=streamed) for streamed in (False, True))
     payload = {name: types[name] for name in live.column_names}
-    return ExpectedSample(live, payload, keys, None if all(one.complete for one in inputs) else streamed, unclear)
+    return ExpectedSample(
+        live, payload, keys, None if all(one.complete for one in inputs) else streamed, unclear
+    )
 
 
-def compare_sample(sample: ExpectedSample, content: TargetContent, key: Sequence[str], *, whole: bool) -> ContentDifference | None:
+def compare_sample(
+    sample: ExpectedSample, content: TargetContent, key: Sequence[str], *, whole: bool
+) -> ContentDifference | None:
     """Return how the target differs from a sample; None where its rows cannot be looked up.
 
     `whole`: all rows of the target came from the epochs that are compared.

@@ -34,7 +34,9 @@ def refusal(model: PipelineModel, sink: str) -> str:
     if node.delivery == "at_least_once":
         return "the sink is at-least-once by its file"
     if graph.dynamic_tables(model):
-        return f"the values of the dynamic table `{next(iter(graph.dynamic_tables(model)))}` depend on the epoch"
+        return (
+            f"the values of the dynamic table `{next(iter(graph.dynamic_tables(model)))}` depend on the epoch"
+        )
     if impure := nondeterministic_upstream(model, sink):
         return f"the rows of `{impure[0]}` cannot be computed again"
     if getattr(node, "on_conflict", "update") == "nothing" or getattr(node, "update_where", None):
@@ -50,7 +52,9 @@ def refusal(model: PipelineModel, sink: str) -> str:
     return f"the history of `{unpinned[0]}` is not pinned (`snapshot: none`)" if unpinned else ""
 
 
-def find_scope(ledger: Ledger, name: str, lane: str, sink: str, record: CommitRecord, joined: int) -> AuditScope | str:
+def find_scope(
+    ledger: Ledger, name: str, lane: str, sink: str, record: CommitRecord, joined: int
+) -> AuditScope | str:
     """Return the epochs up to the commit record that the same file loaded, or why there are none."""
     first: EpochPlan | None = None
     last: EpochPlan | None = None
@@ -69,7 +73,11 @@ def find_scope(ledger: Ledger, name: str, lane: str, sink: str, record: CommitRe
         first, last = first or plan, plan
         plans += [plan] if plan.splits else []
     if first is None or last is None or last.number != record.epoch:
-        return "the sink has no epoch yet" if record.epoch == joined else f"the ledger does not have epoch {record.epoch}"
+        return (
+            "the sink has no epoch yet"
+            if record.epoch == joined
+            else f"the ledger does not have epoch {record.epoch}"
+        )
     limits = [] if first.number == 1 else [f"epochs before {first.number} are not compared"]
     whole = first.number == 1 and joined == 0 and record.baseline == 0
     if first.number == 1 and not whole:

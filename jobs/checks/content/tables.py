@@ -52,12 +52,17 @@ def rows_of_keys(rows: pa.Table, key: Sequence[str], keys: pa.Table | None) -> p
     """Return the rows of these `keys`; all rows for None."""
     if keys is None:
         return rows
-    keys = keys.rename_columns(list(key)).cast(pa.schema([pa.field(name, rows.schema.field(name).type) for name in key]))
+    keys = keys.rename_columns(list(key)).cast(
+        pa.schema([pa.field(name, rows.schema.field(name).type) for name in key])
+    )
     return rows.join(keys, list(key), join_type="left semi")
 
 
 def compare_tables(expected: pa.Table, found: pa.Table, key: Sequence[str]) -> ContentDifference:
-    """Compare two tables, by key or, without one, as multisets of rows. `expected` decides on columns and types."""
+    """Compare two tables, by key or, without one, as multisets of rows.
+
+    `expected` decides on columns and types.
+    """
     columns = expected.column_names
     expected_rows, actual_rows = (_plain(side, columns, expected.schema) for side in (expected, found))
     counted = _counted(expected_rows, actual_rows, columns)
@@ -71,7 +76,9 @@ def compare_tables(expected: pa.Table, found: pa.Table, key: Sequence[str]) -> C
     words = []
     for place in range(shown.num_rows):
         one = shown.slice(place, 1)
-        wanted, have = (_values(side, by, one, columns, keyed=bool(key)) for side in (expected_rows, actual_rows))
+        wanted, have = (
+            _values(side, by, one, columns, keyed=bool(key)) for side in (expected_rows, actual_rows)
+        )
         words.append(describe_difference(one.to_pylist()[0], wanted, have, columns, keyed=bool(key)))
     return ContentDifference(expected_rows.num_rows, actual_rows.num_rows, 1, keys.num_rows, tuple(words))
 
@@ -100,7 +107,9 @@ def _counted(expected_rows: pa.Table, actual_rows: pa.Table, columns: Sequence[s
     return found.rename_columns([*columns, _EXPECTED, _FOUND])
 
 
-def _values(rows: pa.Table, by: Sequence[str], one: pa.Table, columns: Sequence[str], *, keyed: bool) -> list[tuple[Any, ...]]:
+def _values(
+    rows: pa.Table, by: Sequence[str], one: pa.Table, columns: Sequence[str], *, keyed: bool
+) -> list[tuple[Any, ...]]:
     """Return the rows of one key, for a message."""
     keep: Any = True
     for name in by:
@@ -118,7 +127,12 @@ def _values(rows: pa.Table, by: Sequence[str], one: pa.Table, columns: Sequence[
 def _groups(rows: pa.Table, key: Sequence[str]) -> tuple[np.ndarray, int]:
     """Return for each row the number of its key, and how many keys there are."""
     places = pa.array(np.arange(rows.num_rows))
-    listed = rows.select(list(key)).append_column("_hr_place", places).group_by(list(key)).aggregate([("_hr_place", "list")])
+    listed = (
+        rows.select(list(key))
+        .append_column("_hr_place", places)
+        .group_by(list(key))
+        .aggregate([("_hr_place", "list")])
+    )
     lists = listed["_hr_place_list"].combine_chunks()
     group = np.empty(rows.num_rows, dtype=np.int64)
     group[lists.flatten().to_numpy()] = np.repeat(np.arange(len(lists)), np.diff(lists.offsets.to_numpy()))
@@ -138,10 +152,15 @@ def _position(rows: pa.Table) -> dict[str, np.ndarray]:
     whole = rows[POS].combine_chunks()
     found = dict(zip(("source", "part", "off", "sub"), (whole.field(at) for at in range(4)), strict=True))
     found |= {name: rows[name] for name in (TIER, WINDOW)}
-    return {name: pc.fill_null(pc.cast(column, pa.int64()), -1).to_numpy(zero_copy_only=False) for name, column in found.items()}
+    return {
+        name: pc.fill_null(pc.cast(column, pa.int64()), -1).to_numpy(zero_copy_only=False)
+        for name, column in found.items()
+    }
 
 
-def _by_version(rows: pa.Table, version: str, group: np.ndarray, count: int, place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _by_version(
+    rows: pa.Table, version: str, group: np.ndarray, count: int, place: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Return which rows no later delete without a version ends, and the rank of each row's version."""
     column = rows[version]
     missing = pc.is_null(column).to_numpy(zero_copy_only=False)

@@ -1,1 +1,1 @@
-"""The handler transform: rows go to a service over HTTP, in Spark's tasks, and the rows of its answers go on."""
+"""The handler transform: Spark tasks send rows to a service over HTTP and continue with its responses."""

@@ -21,9 +21,10 @@ _UNASKED = 10_000
 
 @dataclass(frozen=True, slots=True)
 class CallMetrics:
-    """Requests of one node: latencies in milliseconds by (outcome, status class), and how many were tries after the first.
+    """Requests of one node: latencies in milliseconds by (outcome, status class), and the number of retries.
 
-    Outcomes: success, retriable_error, non_retriable_error. Status classes: 2xx to 5xx, timeout, network_error, body_read_error.
+    Outcomes: success, retriable_error, non_retriable_error. Status classes: 2xx to 5xx, timeout,
+    network_error, body_read_error.
     """
 
     latencies: Mapping[tuple[str, str], Sequence[float]]

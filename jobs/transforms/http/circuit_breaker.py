@@ -11,9 +11,14 @@ log = logging.getLogger(__name__)
 
 
 class Breaker:
-    """Shared by the threads of a process. `limit` failures in a row open it, 0: never; every `pause` seconds one probe may try."""
+    """Shared by the threads of a process.
 
-    def __init__(self, name: str, limit: int, pause: float, clock: Callable[[], float] = time.monotonic) -> None:
+    `limit` failures in a row open it, 0: never; every `pause` seconds one probe may try.
+    """
+
+    def __init__(
+        self, name: str, limit: int, pause: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._name = name
         self._limit = limit
         self._pause = pause
@@ -61,7 +66,12 @@ class Breaker:
             if self._limit and self._failures >= self._limit:
                 if self._opened is None:
                     self.times_opened += 1
-                    log.warning("circuit open node=%s failures=%d probe_every_s=%.1f", self._name, self._failures, self._pause)
+                    log.warning(
+                        "circuit open node=%s failures=%d probe_every_s=%.1f",
+                        self._name,
+                        self._failures,
+                        self._pause,
+                    )
                 self._opened = self._clock()
             self._probing = False
             self._changed.notify_all()

@@ -100,7 +100,8 @@ class HttpCaller:
             logging.getLogger(name).setLevel(logging.WARNING)
         self._service = service
         self._errors = httpx
-        # The task's threads bound what is under way; a bound here would make requests wait for those of a task that failed.
+        # The task's threads bound what is under way; a bound here would make requests wait for those of a
+        # task that failed.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=service.concurrency)
         self._client = httpx.Client(timeout=service.timeout, limits=limits, headers=dict(service.headers))
         self._deadline = bounded(self._client)
@@ -122,7 +123,9 @@ class HttpCaller:
             if self._service.wait is not None and noted.is_set():
                 self._service.wait.over()
 
-    def _send_with_retries(self, batch: RequestBatch, stop: threading.Event, counter: CallCounter, noted: threading.Event) -> HttpReply:
+    def _send_with_retries(
+        self, batch: RequestBatch, stop: threading.Event, counter: CallCounter, noted: threading.Event
+    ) -> HttpReply:
         began = time.monotonic()
         attempt, pause, last = 0, _FIRST_PAUSE, "the service was failing"
         deadline = None if self._service.retry_timeout is None else began + self._service.retry_timeout
@@ -147,16 +150,25 @@ class HttpCaller:
             if over or attempt == self._service.max_attempts or stop.wait(wait):
                 raise self._given_up(attempt, time.monotonic() - began, last)
 
-    def _note_wait(self, began: float, attempts: int, last: str, pause: float, noted: threading.Event) -> None:
+    def _note_wait(
+        self, began: float, attempts: int, last: str, pause: float, noted: threading.Event
+    ) -> None:
         """Note the wait for the heartbeat, if it has taken or will take long. Sets `noted` then."""
         seconds = time.monotonic() - began
         if self._service.wait is None or seconds + pause < _PATIENCE:
             return
         noted.set()
-        message = f"POST {self._service.shown}: tried {attempts} times in {seconds:.0f} s, and again; the last: {last}"
-        self._service.wait.note(message, pause + self._service.timeout + self._service.circuit_reset_after + _PATIENCE)
+        message = (
+            f"POST {self._service.shown}: tried {attempts} times in {seconds:.0f} s, and again; the"
+            f" last: {last}"
+        )
+        self._service.wait.note(
+            message, pause + self._service.timeout + self._service.circuit_reset_after + _PATIENCE
+        )
 
-    def _send_once(self, batch: RequestBatch, counter: CallCounter, *, retry: bool) -> tuple[HttpReply | None, str, float | None]:
+    def _send_once(
+        self, batch: RequestBatch, counter: CallCounter, *, retry: bool
+    ) -> tuple[HttpReply | None, str, float | None]:
         """Return the response, or None with the reason and the seconds that the service asks to wait.
 
         Raises UserError for a refusal.
@@ -175,7 +187,11 @@ class HttpCaller:
                     self.breaker.failed()
                     count("retriable_error", "body_read_error")
                     late = isinstance(error, httpx.TimeoutException)
-                    why = f"was not there within {self._service.timeout:g} s" if late else f"could not be read: {_error_text(error)}"
+                    why = (
+                        f"was not there within {self._service.timeout:g} s"
+                        if late
+                        else f"could not be read: {_error_text(error)}"
+                    )
                     return None, f"HTTP {status}, and the body {why}", None
         except httpx.TimeoutException:
             self.breaker.failed()
@@ -188,7 +204,9 @@ class HttpCaller:
         return self._classify_status(response, status, body, count)
 
     def _posted(self, batch: RequestBatch) -> AbstractContextManager[httpx.Response]:
-        return self._client.stream("POST", self._service.url, content=batch.body, headers={"Idempotency-Key": batch.key})
+        return self._client.stream(
+            "POST", self._service.url, content=batch.body, headers={"Idempotency-Key": batch.key}
+        )
 
     def _classify_status(
         self, response: httpx.Response, status: int, body: bytes, count: Any
@@ -207,16 +225,28 @@ class HttpCaller:
         count("non_retriable_error", f"{status // 100}xx")
         where = f"POST {self._service.shown}"
         if 300 <= status < 400:
-            hint = "Write the address that it redirects to as `url`: requests with rows in them do not follow."
+            hint = (
+                "Write the address that it redirects to as `url`: requests with rows in them do not follow."
+            )
             msg = f"{where}: {refusal}"
             raise UserError(msg, hint=hint, node=self._service.node)
-        hint = "The service refuses the request: see its log, and `url`, `headers` and `payload_version` of the node."
+        hint = (
+            "The service refuses the request: see its log, and `url`, `headers` and `payload_version` of"
+            " the node."
+        )
         msg = f"{where}: non-retriable {refusal}"
         raise UserError(msg, hint=hint, node=self._service.node)
 
     def _given_up(self, attempts: int, seconds: float, last: str) -> TransientError:
-        circuit = f"; the circuit is open after {self._service.circuit_failures} failures in a row" if self.breaker.open else ""
-        msg = f"POST {self._service.shown}: given up after {attempts} attempts in {seconds:.1f} s{circuit}; the last: {last}"
+        circuit = (
+            f"; the circuit is open after {self._service.circuit_failures} failures in a row"
+            if self.breaker.open
+            else ""
+        )
+        msg = (
+            f"POST {self._service.shown}: given up after {attempts} attempts in {seconds:.1f} s{circuit};"
+            f" the last: {last}"
+        )
         hint = "The epoch is tried again from its plan once the service answers; `retry` says for how long."
         return TransientError(msg, hint=hint, node=self._service.node)
 
@@ -260,7 +290,10 @@ class _Stop(threading.Event):
 
 @dataclass(frozen=True)
 class HandlerTask:
-    """A task of a handler, for `mapInArrow`. Picklable. `prefix` begins every idempotency key; `key` are places in the answer's columns."""
+    """A task of a handler, for `mapInArrow`.
+
+    Picklable. `prefix` begins every idempotency key; `key` are places in the answer's columns.
+    """
 
     service: Service
     decoder: ResponseDecoder
@@ -326,16 +359,22 @@ class HandlerTask:
             body = b"[" + texts[0].as_buffer().to_pybytes() + b"]\n"
         first = rows.column(POS)[0].as_py()
         where = "{source}.{part}.{off}.{sub}".format(**first)
-        return RequestBatch(rows, body, f"{self.prefix}/{hashlib.sha256(where.encode() + b' ' + body).hexdigest()[:32]}")
+        return RequestBatch(
+            rows, body, f"{self.prefix}/{hashlib.sha256(where.encode() + b' ' + body).hexdigest()[:32]}"
+        )
 
-    def _answer(self, caller: HttpCaller, batch: RequestBatch, stop: _Stop, counter: CallCounter) -> pa.RecordBatch:
+    def _answer(
+        self, caller: HttpCaller, batch: RequestBatch, stop: _Stop, counter: CallCounter
+    ) -> pa.RecordBatch:
         try:
             return self._request_rows(caller, batch, stop, counter)
         except HeadraceError as error:
             stop.failed(error)
             raise
 
-    def _request_rows(self, caller: HttpCaller, batch: RequestBatch, stop: _Stop, counter: CallCounter) -> pa.RecordBatch:
+    def _request_rows(
+        self, caller: HttpCaller, batch: RequestBatch, stop: _Stop, counter: CallCounter
+    ) -> pa.RecordBatch:
         if stop.is_set():
             msg = "another request of the task failed"
             raise stop.error or TransientError(msg, node=self.service.node)
@@ -344,7 +383,9 @@ class HandlerTask:
             return self._rows(batch.rows, self.decoder.read(reply.body))
         except AnswerError as error:
             found = excerpt(reply.body, self.service.secrets)
-            msg = f"POST {self.service.shown} answered HTTP {reply.status}, but {error}" + (f"\n  body: {found}" if found else "")
+            msg = f"POST {self.service.shown} answered HTTP {reply.status}, but {error}" + (
+                f"\n  body: {found}" if found else ""
+            )
             hint = "An answer has the columns of the node: those of `from`, changed by `schema_override`."
             raise DataError(msg, hint=hint, node=self.service.node) from None
 
@@ -376,7 +417,9 @@ def _check_ops(ops: pa.Array) -> None:
 def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     if len(batches) == 1:
         return batches[0]
-    (whole,) = pa.Table.from_batches(batches).combine_chunks().to_batches()  # more than one where texts are over 2 GiB
+    (whole,) = (
+        pa.Table.from_batches(batches).combine_chunks().to_batches()
+    )  # more than one where texts are over 2 GiB
     return whole
 
 

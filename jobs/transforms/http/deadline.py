@@ -1,4 +1,4 @@
-"""A limit for a whole request: httpx has one for each read and write alone, which a service that drips its answer never meets."""
+"""A limit for a whole request. httpx limits each read and write only, which a slow response never reaches."""
 
 from __future__ import annotations
 
@@ -61,10 +61,17 @@ class _Backend(httpcore.NetworkBackend):
         self._deadline = deadline
 
     def connect_tcp(
-        self, host: str, port: int, timeout: float | None = None, local_address: str | None = None, socket_options: Any = None
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Any = None,
     ) -> httpcore.NetworkStream:
         within = self._deadline.left(timeout, httpcore.ConnectTimeout)
-        return _Stream(self._inner.connect_tcp(host, port, within, local_address, socket_options), self._deadline)
+        return _Stream(
+            self._inner.connect_tcp(host, port, within, local_address, socket_options), self._deadline
+        )
 
 
 class _Stream(httpcore.NetworkStream):
@@ -82,7 +89,9 @@ class _Stream(httpcore.NetworkStream):
     def close(self) -> None:
         self._inner.close()
 
-    def start_tls(self, ssl_context: Any, server_hostname: str | None = None, timeout: float | None = None) -> httpcore.NetworkStream:
+    def start_tls(
+        self, ssl_context: Any, server_hostname: str | None = None, timeout: float | None = None
+    ) -> httpcore.NetworkStream:
         within = self._deadline.left(timeout, httpcore.ConnectTimeout)
         return _Stream(self._inner.start_tls(ssl_context, server_hostname, within), self._deadline)
 

@@ -27,7 +27,15 @@ from headrace.pipeline.types.int256 import WideInteger, is_wide, pattern, plain_
 pc: Any = pyarrow.compute  # its functions are made at run time, where no type checker sees them
 _EXCERPT = 200
 _DIGITS = 100
-_NAMES = {bool: "a boolean", int: "a number", Decimal: "a number", str: "a text", list: "an array", dict: "an object", type(None): "null"}
+_NAMES = {
+    bool: "a boolean",
+    int: "a number",
+    Decimal: "a number",
+    str: "a text",
+    list: "an array",
+    dict: "an object",
+    type(None): "null",
+}
 
 
 class AnswerError(Exception):
@@ -48,7 +56,10 @@ class DecodedResponse:
 
 @dataclass(frozen=True)
 class ResponseDecoder:
-    """Reads answers of one node. Picklable. `schema` has the declared types; `version` is `payload_version`."""
+    """Reads answers of one node.
+
+    Picklable. `schema` has the declared types; `version` is `payload_version`.
+    """
 
     schema: pa.Schema
     version: int
@@ -65,7 +76,10 @@ class ResponseDecoder:
         try:
             text.decode()  # Arrow's reader takes any bytes for text
         except UnicodeDecodeError as error:
-            msg = f"the body is not UTF-8, which JSON is: {error.reason} {text[error.start : error.start + 1]!r}"
+            msg = (
+                f"the body is not UTF-8, which JSON is: {error.reason}"
+                f" {text[error.start : error.start + 1]!r}"
+            )
             raise AnswerError(msg) from None
         mode = "single-row" if self.single else "batch"
         if not text.startswith(b"["):
@@ -87,11 +101,15 @@ class ResponseDecoder:
             row = pa.struct([("data", row), ("metadata", pa.struct([("op", pa.string())]))])
         whole = b'{"r":' + text + b"}"
         options = pj.ParseOptions(
-            explicit_schema=pa.schema([("r", pa.list_(row))]), newlines_in_values=True, unexpected_field_behavior="ignore"
+            explicit_schema=pa.schema([("r", pa.list_(row))]),
+            newlines_in_values=True,
+            unexpected_field_behavior="ignore",
         )
         try:
             table = pj.read_json(
-                pa.BufferReader(whole), read_options=pj.ReadOptions(use_threads=False, block_size=len(whole) + 1), parse_options=options
+                pa.BufferReader(whole),
+                read_options=pj.ReadOptions(use_threads=False, block_size=len(whole) + 1),
+                parse_options=options,
             )
             if table.num_rows != 1 or table["r"].null_count:
                 return None
@@ -121,8 +139,13 @@ class ResponseDecoder:
         values: dict[str, list[Any]] = {field.name: [] for field in self.schema}
         for number, (row, _) in enumerate(rows):
             for field in self.schema:
-                values[field.name].append(_value(row.get(field.name), field.type, f"row {number}, column `{field.name}`"))
-        columns = [_column(field.name, values[field.name], pa.string() if is_wide(field.type) else field.type) for field in self.schema]
+                values[field.name].append(
+                    _value(row.get(field.name), field.type, f"row {number}, column `{field.name}`")
+                )
+        columns = [
+            _column(field.name, values[field.name], pa.string() if is_wide(field.type) else field.type)
+            for field in self.schema
+        ]
         return DecodedResponse(columns, _column(OP, [op for _, op in rows], pa.string()), len(rows))
 
     def _row(self, row: Any, number: int) -> tuple[Mapping[str, Any], str | None]:
@@ -173,7 +196,13 @@ def _wire(kind: pa.DataType) -> pa.DataType | None:
         return kind if all(wire == field.type for wire, field in zip(inner, kind, strict=True)) else None
     if kinds.is_list(kind):
         return kind if _wire(kind.value_type) == kind.value_type else None
-    plain = kinds.is_integer(kind) or kinds.is_floating(kind) or kinds.is_boolean(kind) or kinds.is_string(kind) or kinds.is_decimal(kind)
+    plain = (
+        kinds.is_integer(kind)
+        or kinds.is_floating(kind)
+        or kinds.is_boolean(kind)
+        or kinds.is_string(kind)
+        or kinds.is_decimal(kind)
+    )
     return kind if plain else None
 
 
@@ -231,7 +260,9 @@ def _unhexed(array: pa.Array) -> pa.Array:
     plain = pc.fill_null(texts, "")
     offsets = np.concatenate([[0], np.cumsum(np.asarray(pc.binary_length(plain)) // 2)]).astype(np.int32)
     digits = pc.binary_join(pa.ListArray.from_arrays([0, len(plain)], plain), "")[0].as_py()
-    decoded = pa.Array.from_buffers(pa.binary(), len(plain), [None, pa.py_buffer(offsets), pa.py_buffer(bytes.fromhex(digits))])
+    decoded = pa.Array.from_buffers(
+        pa.binary(), len(plain), [None, pa.py_buffer(offsets), pa.py_buffer(bytes.fromhex(digits))]
+    )
     return pc.if_else(pc.is_valid(texts), decoded, pa.scalar(None, pa.binary()))
 
 
@@ -256,10 +287,18 @@ def _value(value: Any, kind: pa.DataType, where: str) -> Any:
 def _nested(value: Any, kind: Any, where: str) -> Any:
     if kinds.is_struct(kind):
         parts = _as(value, dict, kind, where)
-        return {field.name: _value(parts.get(field.name), field.type, f"{where}.{field.name}") for field in kind}
+        return {
+            field.name: _value(parts.get(field.name), field.type, f"{where}.{field.name}") for field in kind
+        }
     if kinds.is_map(kind):
-        return [(key, _value(item, kind.item_type, f"{where}[{key}]")) for key, item in _as(value, dict, kind, where).items()]
-    return [_value(item, kind.value_type, f"{where}[{at}]") for at, item in enumerate(_as(value, list, kind, where))]
+        return [
+            (key, _value(item, kind.item_type, f"{where}[{key}]"))
+            for key, item in _as(value, dict, kind, where).items()
+        ]
+    return [
+        _value(item, kind.value_type, f"{where}[{at}]")
+        for at, item in enumerate(_as(value, list, kind, where))
+    ]
 
 
 def _text_value(value: Any, kind: pa.DataType, where: str) -> Any:
@@ -312,7 +351,9 @@ def _integer(value: Any, kind: pa.DataType, where: str) -> int:
     if isinstance(number, Decimal) and (_is_long(number) or number != number.to_integral_value()):
         raise _wrong(value, kind, where)
     low, high = (
-        (0, 2**kind.bit_width - 1) if kinds.is_unsigned_integer(kind) else (-(2 ** (kind.bit_width - 1)), 2 ** (kind.bit_width - 1) - 1)
+        (0, 2**kind.bit_width - 1)
+        if kinds.is_unsigned_integer(kind)
+        else (-(2 ** (kind.bit_width - 1)), 2 ** (kind.bit_width - 1) - 1)
     )
     if not low <= int(number) <= high:
         raise _wrong(value, kind, where)
@@ -343,7 +384,9 @@ def _as(value: Any, wanted: Any, kind: pa.DataType, where: str) -> Any:
 
 
 def _wrong(value: Any, kind: pa.DataType, where: str) -> AnswerError:
-    shown = "" if value is None or isinstance(value, dict | list) else f" {json.dumps(value, default=str)[:60]}"
+    shown = (
+        "" if value is None or isinstance(value, dict | list) else f" {json.dumps(value, default=str)[:60]}"
+    )
     return AnswerError(f"{where} is declared as {kind}, found {_kind(value)}{shown}")
 
 

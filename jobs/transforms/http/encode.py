@@ -1,4 +1,4 @@
-"""Rows as the JSON of requests, by Spark's own compiled writer: nulls are written, bytes are hex, wide numbers are texts."""
+"""Encodes rows as JSON by Spark's compiled writer: with nulls, bytes as hex, and wide numbers as text."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ def _plain(column: Column, kind: DataType) -> Column:
         value_type = kind.valueType
         return F.transform_values(column, lambda _, item: _plain(item, value_type))
     if isinstance(kind, T.StructType):
-        parts = [_plain(column.getField(field.name), field.dataType).alias(field.name) for field in kind.fields]
+        parts = [
+            _plain(column.getField(field.name), field.dataType).alias(field.name) for field in kind.fields
+        ]
         return F.when(column.isNotNull(), F.struct(*parts))
     infinite = F.abs(column) == F.lit(float("inf"))
     return F.when(~F.isnan(column) & ~infinite, column)

@@ -1,4 +1,4 @@
-"""The endpoint of a handler: URL and headers with variables filled in, and the secrets to mask in messages."""
+"""The endpoint of a handler: URL and headers with variables, and the secrets to mask in messages."""
 
 from __future__ import annotations
 
@@ -22,10 +22,15 @@ class HttpEndpoint:
 
 
 def resolve_endpoint(name: str, node: HandlerTransformConfig, settings: Settings) -> HttpEndpoint:
-    """Return the URL and the headers of a handler. Raises UserError for a variable or a secret that is not set, or cannot be sent."""
+    """Return the URL and the headers of a handler.
+
+    Raises UserError for a variable or a secret that is not set, or cannot be sent.
+    """
     url = interpolate(node.url, node=name)
     headers = {key: interpolate(value, node=name) for key, value in node.headers.items()}
-    secrets = [value for key, value in headers.items() if VARIABLE.search(node.headers[key]) or _is_secret(key)]
+    secrets = [
+        value for key, value in headers.items() if VARIABLE.search(node.headers[key]) or _is_secret(key)
+    ]
     secrets += [part for part in secrets for part in part.split(" ", 1)[1:]]
     hint = "See the variable or the setting that it comes from."
     for key, value in headers.items():

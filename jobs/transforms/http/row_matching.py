@@ -30,7 +30,9 @@ from headrace.pipeline.sql.system_columns import FAN_OUT
 pc: Any = pyarrow.compute  # its functions are made at run time, where no type checker sees them
 
 
-def match_request_rows(sent: Sequence[pa.Array], back: Sequence[pa.Array], rows: int, answered: int) -> pa.Array:
+def match_request_rows(
+    sent: Sequence[pa.Array], back: Sequence[pa.Array], rows: int, answered: int
+) -> pa.Array:
     """Return for every row of a response the index of its request row, null if none is known.
 
     `sent` and `back` are the key columns of both, empty for a node without a key; `rows` were sent,

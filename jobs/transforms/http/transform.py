@@ -44,7 +44,9 @@ class HandlerRows(RowTransform):
         del httpx  # a missing package fails when the node is opened, not in the first task
         super().__init__(context)
         self._node: HandlerTransformConfig = context.node
-        self._payload = arrow_schema(spark_schema(response_schema(context.name, context.node, context.schema)))
+        self._payload = arrow_schema(
+            spark_schema(response_schema(context.name, context.node, context.schema))
+        )
         names = self._payload.names
         shared = all(name in names and name in context.schema.names for name in context.key)
         self._key = tuple(names.index(name) for name in context.key) if shared else ()
@@ -76,13 +78,22 @@ class HandlerRows(RowTransform):
         if tasks == 1:
             return rows.coalesce(1).sortWithinPartitions(*order)
         block = F.floor(F.col("c2.off") / F.lit(max(size, 100)))
-        return rows.repartition(tasks, F.col("c2.source"), F.col("c2.part"), block).sortWithinPartitions(*order)
+        return rows.repartition(tasks, F.col("c2.source"), F.col("c2.part"), block).sortWithinPartitions(
+            *order
+        )
 
     def _task(self, plan: EpochPlan) -> HandlerTask:
         node, name = self._node, self._context.name
         prefix = f"{self._context.pipeline()}/{name}/{plan.number}"
         decoder = ResponseDecoder(self._payload, node.payload_version, node.one_row_per_request)
-        return HandlerTask(self._service(), decoder, node.batch_size, prefix, self._key, call_accumulator(self._context.spark, name))
+        return HandlerTask(
+            self._service(),
+            decoder,
+            node.batch_size,
+            prefix,
+            self._key,
+            call_accumulator(self._context.spark, name),
+        )
 
     def _service(self) -> Service:
         node, name = self._node, self._context.name
@@ -94,7 +105,9 @@ class HandlerRows(RowTransform):
             headers=target.headers,
             secrets=target.secrets,
             timeout=node.timeout.total_seconds(),
-            retry_timeout=node.retry.timeout.total_seconds() if isinstance(node.retry.timeout, timedelta) else None,
+            retry_timeout=node.retry.timeout.total_seconds()
+            if isinstance(node.retry.timeout, timedelta)
+            else None,
             max_attempts=node.retry.max_attempts,
             concurrency=node.concurrency,
             circuit_failures=node.circuit_breaker.failures,
@@ -109,7 +122,12 @@ class HandlerRows(RowTransform):
         """
         hint = f"Give the rows that it would answer: `given: {{{self._context.name}: …}}`."
         refused = row_error(self._context.name, _NOT_IN_TESTS, hint)
-        return rows.select(*(refused.cast(field.dataType).alias(field.name, metadata=field.metadata) for field in self._schema().fields))
+        return rows.select(
+            *(
+                refused.cast(field.dataType).alias(field.name, metadata=field.metadata)
+                for field in self._schema().fields
+            )
+        )
 
     # --- columns
 
@@ -122,13 +140,20 @@ class HandlerRows(RowTransform):
     def _numbered(self) -> StructType:
         from pyspark.sql.types import StructField, StructType
 
-        return StructType([StructField(f"c{at}", field.dataType) for at, field in enumerate(self._schema().fields)])
+        return StructType(
+            [StructField(f"c{at}", field.dataType) for at, field in enumerate(self._schema().fields)]
+        )
 
     def _named(self, rows: DataFrame) -> DataFrame:
         from pyspark.sql import functions as F  # noqa: N812
 
         fields = self._schema().fields
-        return rows.select(*(F.col(f"c{at}").alias(field.name, metadata=field.metadata or {}) for at, field in enumerate(fields)))
+        return rows.select(
+            *(
+                F.col(f"c{at}").alias(field.name, metadata=field.metadata or {})
+                for at, field in enumerate(fields)
+            )
+        )
 
 
 def response_schema(name: str, node: HandlerTransformConfig, inputs: pa.Schema) -> pa.Schema:
@@ -137,12 +162,22 @@ def response_schema(name: str, node: HandlerTransformConfig, inputs: pa.Schema) 
     Raises SchemaError for a type that cannot be read from JSON.
     """
     types: Mapping[str, Any] = override_types(node)
-    fields = [field.with_type(types.get(field.name) or field.type) for field in inputs if types.get(field.name, field) is not None]
-    fields += [pa.field(column, kind) for column, kind in types.items() if column not in inputs.names and kind is not None]
+    fields = [
+        field.with_type(types.get(field.name) or field.type)
+        for field in inputs
+        if types.get(field.name, field) is not None
+    ]
+    fields += [
+        pa.field(column, kind)
+        for column, kind in types.items()
+        if column not in inputs.names and kind is not None
+    ]
     for field in fields:
         if kinds.is_duration(field.type) or kinds.is_interval(field.type):
             msg = f"column `{field.name}` is a {field.type}, which JSON has no word for"
-            hint = f"Cast it to a number or a text before, or drop it: schema_override: {{{field.name}: null}}."
+            hint = (
+                f"Cast it to a number or a text before, or drop it: schema_override: {{{field.name}: null}}."
+            )
             raise SchemaError(msg, hint=hint, node=name)
     if unknown := [column for column, kind in types.items() if kind is None and column not in inputs.names]:
         msg = f"`schema_override` drops `{unknown[0]}`, which is no column of `{node.from_}`"

@@ -37,7 +37,11 @@ def load_function(path: str, node: str) -> Callable[..., Any]:
     try:
         found: Any = import_module(module)
     except Exception as error:  # noqa: BLE001  errors of the user's module are reported to the user
-        if isinstance(error, ModuleNotFoundError) and error.name and (module == error.name or module.startswith(f"{error.name}.")):
+        if (
+            isinstance(error, ModuleNotFoundError)
+            and error.name
+            and (module == error.name or module.startswith(f"{error.name}."))
+        ):
             msg = f"there is no module `{error.name}` for `function: {path}`"
             hint = "Install its package where Headrace and Spark's workers run, or set PYTHONPATH for them."
             raise UserError(msg, hint=hint, node=node) from None
@@ -74,8 +78,14 @@ def describe_user_error(error: BaseException, module: str) -> str:
     """
     package = module.split(".", maxsplit=1)[0]
     frames = traceback.extract_tb(error.__traceback__)
-    outside = [frame for frame in frames if "importlib" not in frame.filename and Path(frame.filename) != Path(__file__)]
-    own = [frame for frame in outside if f"/{package}/" in frame.filename or Path(frame.filename).stem == package]
+    outside = [
+        frame
+        for frame in frames
+        if "importlib" not in frame.filename and Path(frame.filename) != Path(__file__)
+    ]
+    own = [
+        frame for frame in outside if f"/{package}/" in frame.filename or Path(frame.filename).stem == package
+    ]
     where = f" ({(own or outside)[-1].filename}:{(own or outside)[-1].lineno})" if own or outside else ""
     text = " ".join(str(error).split())[:500]
     return f"{type(error).__name__}{f': {text}' if text else ''}{where}"
@@ -104,28 +114,44 @@ class PythonTransformTask:
         try:
             found = function(payload, **self.options)
         except (Exception, SystemExit) as error:  # noqa: BLE001  errors of the user's function are reported; an exit would end the worker
-            msg = f"`{self.function}` failed on {self._rows(batch)}: {describe_user_error(error, self.function.partition(':')[0])}"
-            raise DataError(msg, hint="Fix the function, or filter such rows out before it.", node=self.node) from None
+            msg = (
+                f"`{self.function}` failed on {self._rows(batch)}:"
+                f" {describe_user_error(error, self.function.partition(':')[0])}"
+            )
+            raise DataError(
+                msg, hint="Fix the function, or filter such rows out before it.", node=self.node
+            ) from None
         if not isinstance(found, pa.RecordBatch | pa.Table):
             msg = f"`{self.function}` returned {type(found).__name__}"
             raise SchemaError(msg, hint="Return a pyarrow.RecordBatch or a pyarrow.Table.", node=self.node)
         table = pa.table(found) if isinstance(found, pa.RecordBatch) else found
-        columns = [self._column(table, field, kind) for field, kind in zip(self.schema, stored(self.schema), strict=True)]
+        columns = [
+            self._column(table, field, kind)
+            for field, kind in zip(self.schema, stored(self.schema), strict=True)
+        ]
         rows = self._numbers(table, batch)
-        return pa.RecordBatch.from_arrays([*columns, self._operations(table, batch, rows), self._positions(batch, rows)], schema=hidden)
+        return pa.RecordBatch.from_arrays(
+            [*columns, self._operations(table, batch, rows), self._positions(batch, rows)], schema=hidden
+        )
 
     def _rows(self, batch: pa.RecordBatch) -> str:
         first, last = batch.column(POS)[0].as_py(), batch.column(POS)[batch.num_rows - 1].as_py()
         return (
-            f"{batch.num_rows} rows from partition {first['part']}, offset {first['off']} to partition {last['part']}, offset {last['off']}"
+            f"{batch.num_rows} rows from partition {first['part']}, offset {first['off']} to partition"
+            f" {last['part']}, offset {last['off']}"
         )
 
     def _column(self, table: pa.Table, field: pa.Field, kind: pa.Field) -> pa.Array:
         """One column of the result in its declared type; a cast that would lose something is refused."""
         if table.schema.get_field_index(field.name) < 0:
             twice = field.name in table.column_names
-            msg = f"`{self.function}` returned {f'`{field.name}` twice' if twice else f'no column `{field.name}`'}"
-            hint = f"It must return {', '.join(self.schema.names)}; it returned {', '.join(table.column_names)}."
+            msg = (
+                f"`{self.function}` returned"
+                f" {f'`{field.name}` twice' if twice else f'no column `{field.name}`'}"
+            )
+            hint = (
+                f"It must return {', '.join(self.schema.names)}; it returned {', '.join(table.column_names)}."
+            )
             raise SchemaError(msg, hint=hint, node=self.node)
         found = table.column(field.name).combine_chunks()
         found = found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
@@ -134,16 +160,27 @@ class PythonTransformTask:
             found = found if found.type == kind.type else pc.cast(found, kind.type)
             return plain_columns(found) if is_wide(field.type) else found
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            msg = f"column `{field.name}` of what `{self.function}` returned is {found.type} and must be {field.type}: {str(error).splitlines()[0]}"
-            raise DataError(msg, hint="Return the declared type, or correct `schema`.", node=self.node) from None
+            msg = (
+                f"column `{field.name}` of what `{self.function}` returned is {found.type} and must be"
+                f" {field.type}: {str(error).splitlines()[0]}"
+            )
+            raise DataError(
+                msg, hint="Return the declared type, or correct `schema`.", node=self.node
+            ) from None
 
     def _numbers(self, table: pa.Table, batch: pa.RecordBatch) -> pa.Array | None:
         """Return the index of the input row of each row. None if they are the same rows."""
         if ROW not in table.column_names:
             if table.num_rows == batch.num_rows:
                 return None
-            msg = f"`{self.function}` made {table.num_rows} rows of {batch.num_rows} and does not say which became which"
-            hint = f"Add a column `{ROW}` with the number of the input row, from 0; such as pyarrow.array(range(batch.num_rows)) filtered alike."
+            msg = (
+                f"`{self.function}` made {table.num_rows} rows of {batch.num_rows} and does not say which"
+                " became which"
+            )
+            hint = (
+                f"Add a column `{ROW}` with the number of the input row, from 0; such as"
+                " pyarrow.array(range(batch.num_rows)) filtered alike."
+            )
             raise SchemaError(msg, hint=hint, node=self.node)
         found = table.column(ROW).combine_chunks()
         found = found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
@@ -158,8 +195,15 @@ class PythonTransformTask:
             and (ends is None or (ends["min"].as_py() >= 0 and ends["max"].as_py() < batch.num_rows))
         )
         if not good or rows is None:
-            msg = f"`{ROW}` of what `{self.function}` returned does not count the {batch.num_rows} input rows from 0"
-            raise SchemaError(msg, hint="It is a whole number from 0 to the number of rows less one, and never null.", node=self.node)
+            msg = (
+                f"`{ROW}` of what `{self.function}` returned does not count the {batch.num_rows} input"
+                " rows from 0"
+            )
+            raise SchemaError(
+                msg,
+                hint="It is a whole number from 0 to the number of rows less one, and never null.",
+                node=self.node,
+            )
         return rows
 
     def _operations(self, table: pa.Table, batch: pa.RecordBatch, rows: pa.Array | None) -> pa.Array:
@@ -186,7 +230,9 @@ class PythonTransformTask:
             msg = "more than three row-generating transforms in a chain; the limit is three"
             raise DataError(msg, hint="Do the work of two of them in one.", node=self.node) from None
         names = [field.name for field in pos.type]
-        return pa.StructArray.from_arrays([sub if name == "sub" else taken.field(name) for name in names], names=names)
+        return pa.StructArray.from_arrays(
+            [sub if name == "sub" else taken.field(name) for name in names], names=names
+        )
 
 
 def _ranks(rows: pa.Array) -> pa.Array:
@@ -195,13 +241,16 @@ def _ranks(rows: pa.Array) -> pa.Array:
     Raises ArrowInvalid for FAN_OUT or more.
     """
     order = pc.sort_indices(
-        pa.table({"row": rows, "at": pa.array(range(len(rows)), pa.int64())}), [("row", "ascending"), ("at", "ascending")]
+        pa.table({"row": rows, "at": pa.array(range(len(rows)), pa.int64())}),
+        [("row", "ascending"), ("at", "ascending")],
     )
     by_row = rows.take(order)
     counts = pc.value_counts(by_row).field("counts")
     starts = pc.subtract(pc.cumulative_sum(counts), counts)
     parents = pc.list_parent_indices(
-        pa.ListArray.from_arrays(pc.cast(pa.concat_arrays([starts, pa.array([len(rows)])]), pa.int32()), by_row)
+        pa.ListArray.from_arrays(
+            pc.cast(pa.concat_arrays([starts, pa.array([len(rows)])]), pa.int32()), by_row
+        )
     )
     inside = pc.subtract(pa.array(range(len(rows)), pa.int64()), starts.take(parents))
     if len(rows) and pc.max(inside).as_py() >= FAN_OUT:

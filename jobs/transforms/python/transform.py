@@ -57,11 +57,16 @@ def allowed(function: str, allow: list[str], node: str) -> None:
     if not any(module == one or module.startswith(f"{one}.") for one in allow):
         msg = f"the settings do not allow Python from `{module}` (allowed: {', '.join(allow) or 'nothing'})"
         package = module.split(".", maxsplit=1)[0]
-        hint = f"Add to config.yaml: python_transforms: {{allow: [{package}]}}; or set HEADRACE__PYTHON_TRANSFORMS__ALLOW={package}."
+        hint = (
+            f"Add to config.yaml: python_transforms: {{allow: [{package}]}}; or set"
+            f" HEADRACE__PYTHON_TRANSFORMS__ALLOW={package}."
+        )
         raise UserError(msg, hint=hint, node=node)
 
 
-def _task(call: PythonTransformTask, schema: pa.Schema) -> Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]:
+def _task(
+    call: PythonTransformTask, schema: pa.Schema
+) -> Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]:
     """Return the function that each Spark task runs."""
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -1,8 +1,9 @@
-"""Between Arrow and the text that a script's engine reads and writes. Compiled functions over whole columns, no object per value.
+"""Converts between Arrow and a script engine's text by compiled functions over columns, no object per value.
 
-In: one JSON array per column. Integers beyond 2^53 and floats that JSON does not know arrive as text, with a note on how to read them.
-Out: one JSON array per column again, its values checked in the engine (`runtime.js`) against what `shape` says of the column; exact numbers,
-times and bytes are text there and become their type here.
+In: one JSON array per column. Integers beyond 2^53 and floats that JSON does not know arrive as text, with a
+note on how to read them. Out: one JSON array per column again, its values checked in the engine
+(`runtime.js`) against what `shape` says of the column; exact numbers, times and bytes are text there and
+become their type here.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class ValueRefusedError(Exception):
         self.column, self.index, self.said = column, index, said
 
 
-# ---- in ------------------------------------------------------------------------------------------------------------------
+# --- Arrow to text
 
 
 def encoded(columns: Sequence[pa.Array]) -> str:
@@ -54,7 +55,9 @@ def encoded(columns: Sequence[pa.Array]) -> str:
 
 
 def _joined(fragments: pa.Array) -> str:
-    whole = pa.ListArray.from_arrays(pa.array([0, len(fragments)], pa.int32()), pc.fill_null(fragments, _NULL))
+    whole = pa.ListArray.from_arrays(
+        pa.array([0, len(fragments)], pa.int32()), pc.fill_null(fragments, _NULL)
+    )
     return pc.binary_join(whole, ",")[0].as_py()
 
 
@@ -96,7 +99,11 @@ def _floats(column: pa.Array) -> tuple[pa.Array, Spec | None]:
     if pc.all(pc.is_finite(column), skip_nulls=True).as_py() in (True, None):
         return plain, None
     named = pc.case_when(
-        pc.make_struct(pc.equal(plain, "nan"), pc.equal(plain, "inf"), pc.equal(plain, "-inf")), "NaN", "Infinity", "-Infinity", plain
+        pc.make_struct(pc.equal(plain, "nan"), pc.equal(plain, "inf"), pc.equal(plain, "-inf")),
+        "NaN",
+        "Infinity",
+        "-Infinity",
+        plain,
     )
     return _bare_quoted(pc.if_else(pc.is_null(column), pa.scalar(None, pa.string()), named)), {"as": "float"}
 
@@ -116,7 +123,8 @@ def _quoted(texts: pa.Array) -> pa.Array:
 
 
 def _moments(column: pa.Array) -> tuple[pa.Array, Spec | None]:
-    # By way of a timestamp without a zone, which is in UTC then: the text of one with a zone is made forty times slower.
+    # By way of a timestamp without a zone, which is in UTC then: the text of one with a zone is made forty
+    # times slower.
     plain = pc.replace_substring(pc.cast(pc.cast(column, pa.timestamp("us")), pa.string()), " ", "T")
     return pc.binary_join_element_wise('"', plain, '"' if column.type.tz is None else 'Z"', ""), None
 
@@ -124,7 +132,9 @@ def _moments(column: pa.Array) -> tuple[pa.Array, Spec | None]:
 def _hex(column: pa.Array) -> pa.Array:
     """Bytes as hexadecimal text: the whole buffer at once, with offsets twice as far apart."""
     offsets, data = _laid_out(column)
-    text = pa.StringArray.from_buffers(len(column), pc.multiply(offsets, _TWO).buffers()[1], pa.py_buffer(data.hex().encode()))
+    text = pa.StringArray.from_buffers(
+        len(column), pc.multiply(offsets, _TWO).buffers()[1], pa.py_buffer(data.hex().encode())
+    )
     return _nested(column, text)
 
 
@@ -135,7 +145,9 @@ def _laid_out(column: pa.Array) -> tuple[pa.Array, bytes]:
         return pa.array([0] * (len(column) + 1), pa.int32()), b""
     found = pa.Array.from_buffers(pa.int32(), len(column) + 1, [None, offsets], offset=column.offset)
     start, end = found[0].as_py(), found[-1].as_py()
-    return pc.subtract(found, found[0]), data.slice(start, end - start).to_pybytes() if data is not None else b""
+    return pc.subtract(found, found[0]), data.slice(
+        start, end - start
+    ).to_pybytes() if data is not None else b""
 
 
 def _nested(column: pa.Array, texts: pa.Array) -> pa.Array:
@@ -149,8 +161,12 @@ def _structs(column: pa.Array) -> tuple[pa.Array, Spec | None]:
         fragments, note = _fragments(values)
         parts += ["," if parts else "{", json.dumps(field.name) + ":", pc.fill_null(fragments, _NULL)]
         fields.append({"name": field.name} | (note or {}))
-    texts = pc.binary_join_element_wise(*(parts or ["{"]), "}", "") if parts else pa.array(["{}"] * len(column))
-    return _nested(column, texts), {"as": "struct", "fields": fields} if any("as" in field for field in fields) else None
+    texts = (
+        pc.binary_join_element_wise(*(parts or ["{"]), "}", "") if parts else pa.array(["{}"] * len(column))
+    )
+    return _nested(column, texts), {"as": "struct", "fields": fields} if any(
+        "as" in field for field in fields
+    ) else None
 
 
 def _lists(column: pa.Array) -> tuple[pa.Array, Spec | None]:
@@ -194,7 +210,7 @@ def _inside(lists: pa.Array) -> tuple[pa.Array, tuple[int, int]]:
     return pc.subtract(lists.offsets, lists.offsets[0]), (start, end - start)
 
 
-# ---- out -----------------------------------------------------------------------------------------------------------------
+# --- text to Arrow
 
 
 def shape(inputs: pa.Schema, outputs: Mapping[str, pa.DataType], said: Mapping[str, str]) -> str:
@@ -221,8 +237,16 @@ def _nested_spec(name: str, kind: pa.DataType) -> Spec | None:
     if kinds.is_struct(kind):
         return {"as": "struct", "fields": [_spec(field.name, field.type, str(field.type)) for field in kind]}
     if kinds.is_map(kind):
-        return {"as": "map", "item": _spec(name, kind.item_type, str(kind.item_type))} if kinds.is_string(kind.key_type) else None
-    return {"as": "list", "item": _spec(name, kind.value_type, str(kind.value_type))} if kinds.is_list(kind) else None
+        return (
+            {"as": "map", "item": _spec(name, kind.item_type, str(kind.item_type))}
+            if kinds.is_string(kind.key_type)
+            else None
+        )
+    return (
+        {"as": "list", "item": _spec(name, kind.value_type, str(kind.value_type))}
+        if kinds.is_list(kind)
+        else None
+    )
 
 
 def _flat_spec(kind: pa.DataType) -> Spec | None:
@@ -230,7 +254,11 @@ def _flat_spec(kind: pa.DataType) -> Spec | None:
         return {"as": "digits", "low": str(kind.lowest), "high": str(kind.highest)}
     if kinds.is_integer(kind):
         bits, signed = kind.bit_width, kinds.is_signed_integer(kind)
-        return {"as": "int", "low": str(-(2 ** (bits - 1)) if signed else 0), "high": str(2 ** (bits - signed) - 1)}
+        return {
+            "as": "int",
+            "low": str(-(2 ** (bits - 1)) if signed else 0),
+            "high": str(2 ** (bits - signed) - 1),
+        }
     if kinds.is_decimal(kind):
         precision, scale = digits(kind)
         return {"as": "decimal", "before": precision - scale, "scale": scale}
@@ -250,7 +278,9 @@ _FLAT = (
 )
 
 
-def decoded(piece: bytes, outputs: Mapping[str, tuple[pa.DataType, pa.DataType]]) -> tuple[pa.Array, pa.Array, pa.Array, list[pa.Array]]:
+def decoded(
+    piece: bytes, outputs: Mapping[str, tuple[pa.DataType, pa.DataType]]
+) -> tuple[pa.Array, pa.Array, pa.Array, list[pa.Array]]:
     """Return input rows, numbers, operations and columns of a part of the output.
 
     `outputs` are the types of columns, in the engine and in rows. Raises ValueRefusedError for a text that is
@@ -258,16 +288,23 @@ def decoded(piece: bytes, outputs: Mapping[str, tuple[pa.DataType, pa.DataType]]
     """
     flags, _, text = piece.partition(b"\n")
     special = json.loads(flags)
-    native = [None if flag else _native(kind) for flag, (kind, _) in zip(special, outputs.values(), strict=True)]
+    native = [
+        None if flag else _native(kind) for flag, (kind, _) in zip(special, outputs.values(), strict=True)
+    ]
     sent = {f"c{index}": pa.list_(kind or pa.string()) for index, kind in enumerate(native)}
-    schema = pa.schema({"row": pa.list_(pa.int64()), "sub": pa.list_(pa.int64()), "op": pa.list_(pa.string()), **sent})
+    schema = pa.schema(
+        {"row": pa.list_(pa.int64()), "sub": pa.list_(pa.int64()), "op": pa.list_(pa.string()), **sent}
+    )
     table = pj.read_json(
         io.BytesIO(text),
         read_options=pj.ReadOptions(use_threads=False, block_size=len(text) + 1),
         parse_options=pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="error"),
     )
     row, sub, op, *columns = (_only(table.column(name)) for name in schema.names)
-    found = [_typed(index, column, kind) for index, (column, (_, kind)) in enumerate(zip(columns, outputs.values(), strict=True))]
+    found = [
+        _typed(index, column, kind)
+        for index, (column, (_, kind)) in enumerate(zip(columns, outputs.values(), strict=True))
+    ]
     return row, sub, op, found
 
 
@@ -314,7 +351,9 @@ def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
 def _unhex(column: pa.Array) -> pa.Array:
     offsets, data = _laid_out(column)
     halves = pc.divide(offsets, _TWO)
-    plain = pa.Array.from_buffers(pa.binary(), len(column), [None, halves.buffers()[1], pa.py_buffer(bytes.fromhex(data.decode()))])
+    plain = pa.Array.from_buffers(
+        pa.binary(), len(column), [None, halves.buffers()[1], pa.py_buffer(bytes.fromhex(data.decode()))]
+    )
     return pc.if_else(pc.is_null(column), pa.scalar(None, pa.binary()), plain)
 
 
@@ -322,11 +361,17 @@ def _unnested(column: pa.Array, kind: pa.DataType) -> pa.Array:
     """Return one level of nested values from their JSON text. Inner values stay text."""
     level = _level(kind)
     lines = pc.binary_join_element_wise('{"v":', pc.fill_null(column, _NULL), "}", "")
-    text = pc.binary_join(pa.ListArray.from_arrays(pa.array([0, len(lines)], pa.int32()), lines), "\n")[0].as_py().encode()
+    text = (
+        pc.binary_join(pa.ListArray.from_arrays(pa.array([0, len(lines)], pa.int32()), lines), "\n")[0]
+        .as_py()
+        .encode()
+    )
     found = pj.read_json(
         io.BytesIO(text),
         read_options=pj.ReadOptions(use_threads=False, block_size=len(text) + 1),
-        parse_options=pj.ParseOptions(explicit_schema=pa.schema({"v": level}), unexpected_field_behavior="error"),
+        parse_options=pj.ParseOptions(
+            explicit_schema=pa.schema({"v": level}), unexpected_field_behavior="error"
+        ),
     )
     value = found.column("v").combine_chunks() if len(column) else pa.array([], level)
     value = value.chunk(0) if isinstance(value, pa.ChunkedArray) else value

@@ -16,7 +16,13 @@ import pyarrow as pa
 import pyarrow.compute
 
 from headrace.jobs.transforms.script.arrow_json import ValueRefusedError, decoded, encoded
-from headrace.jobs.transforms.script.process import Program, ScriptLimits, ScriptProcess, StoppedError, borrow_process
+from headrace.jobs.transforms.script.process import (
+    Program,
+    ScriptLimits,
+    ScriptProcess,
+    StoppedError,
+    borrow_process,
+)
 from headrace.pipeline.errors import DataError, FileLocation, HeadraceError, UserError
 from headrace.pipeline.sql.system_columns import FAN_OUT, OP, POS
 from headrace.pipeline.types.durations import spell_duration
@@ -88,7 +94,9 @@ class Script:
         for start in range(0, batch.num_rows, each):
             yield batch.slice(start, each)
 
-    def _through(self, vm: ScriptProcess, batch: pa.RecordBatch, schema: pa.Schema) -> Iterator[tuple[pa.RecordBatch, int]]:
+    def _through(
+        self, vm: ScriptProcess, batch: pa.RecordBatch, schema: pa.Schema
+    ) -> Iterator[tuple[pa.RecordBatch, int]]:
         """Yield the output of a batch in parts.
 
         Each part comes with the number of rows at its end that come from the last input row.
@@ -106,7 +114,9 @@ class Script:
         except ValueRefusedError as error:
             name = list(self.outputs)[error.column]
             msg = f"column `{name}` of what the script returned: {error.said}"
-            raise DataError(msg, node=self.node, hint="Return another value, or correct the type in `schema`.") from None
+            raise DataError(
+                msg, node=self.node, hint="Return another value, or correct the type in `schema`."
+            ) from None
         pos = batch.column(POS).take(row)
         try:
             sub = pc.add_checked(pc.multiply_checked(pos.field("sub"), FAN_OUT), number)
@@ -134,7 +144,9 @@ class Script:
             return again
         return error
 
-    def _check_determinism(self, vm: ScriptProcess, row: pa.RecordBatch, before: pa.RecordBatch | None, schema: pa.Schema) -> None:
+    def _check_determinism(
+        self, vm: ScriptProcess, row: pa.RecordBatch, before: pa.RecordBatch | None, schema: pa.Schema
+    ) -> None:
         """Check that a deterministic script returns the same rows for its last row alone, in a fresh engine.
 
         A script that counts, or keeps values of earlier rows, would return other rows when a replay uses
@@ -144,9 +156,13 @@ class Script:
         alone = [one for piece, _ in self._through(vm, row, schema) for one in piece.to_pylist()]
         if repr(before.to_pylist() if before is not None else []) != repr(alone):
             where = self._row(row, 0)
-            msg = f"the script gives other rows for {where} when it is processed alone: it keeps something from row to row"
+            msg = (
+                f"the script gives other rows for {where} when it is processed alone: it keeps something"
+                " from row to row"
+            )
             hint = (
-                "Let the result depend on `input` alone; or set `deterministic: false`: results are then stored, and a replay reads them."
+                "Let the result depend on `input` alone; or set `deterministic: false`: results are then"
+                " stored, and a replay reads them."
             )
             raise DataError(msg, hint=hint, node=self.node)
 
@@ -157,22 +173,43 @@ class Script:
         match error.kind:
             case "time":
                 more = f" ({error.said})" if "native" in error.said or "life" in error.said else ""
-                msg, hint = f"{at}the script took longer than its `timeout` of {seconds}{more}", "Make it quicker, or raise `timeout`."
+                msg, hint = (
+                    f"{at}the script took longer than its `timeout` of {seconds}{more}",
+                    "Make it quicker, or raise `timeout`.",
+                )
             case "memory":
-                msg = f"{at}the script used more memory than its `memory_limit` of {self.limits.memory >> 20} MiB"
+                msg = (
+                    f"{at}the script used more memory than its `memory_limit` of"
+                    f" {self.limits.memory >> 20} MiB"
+                )
                 hint = "Use less memory, or raise `memory_limit`."
             case "died":
-                msg = f"{at}the script's process was ended by the system ({error.said}), for want of memory or by a fault of the engine"
-                hint = "Use less memory and less nesting in the script; raise `memory_limit` if it needs more."
+                msg = (
+                    f"{at}the script's process was ended by the system ({error.said}), for want of memory"
+                    " or by a fault of the engine"
+                )
+                hint = (
+                    "Use less memory and less nesting in the script; raise `memory_limit` if it needs more."
+                )
             case _ if error.said.startswith("InternalError: out of memory"):
                 return self._explained(StoppedError("memory", error.row, ""), batch)
             case _:
                 message = error.said.removeprefix("Refused: ")
                 # An error of a whole script has no line in it.
-                place, where = self._place(error.stack) if batch is not None or message == error.said else (self.text_at, "")
+                place, where = (
+                    self._place(error.stack)
+                    if batch is not None or message == error.said
+                    else (self.text_at, "")
+                )
                 if batch is None:
-                    return UserError(f"the script does not load: {message}{where}", node=self.node, place=place)
-                return DataError(f"{at}{message}{where}", node=self.node, hint="Fix the script, or filter such rows out before it.")
+                    return UserError(
+                        f"the script does not load: {message}{where}", node=self.node, place=place
+                    )
+                return DataError(
+                    f"{at}{message}{where}",
+                    node=self.node,
+                    hint="Fix the script, or filter such rows out before it.",
+                )
         return DataError(msg, node=self.node, hint=hint)
 
     def _place(self, stack: str) -> tuple[FileLocation | None, str]:
@@ -190,7 +227,11 @@ class Script:
             known = column and number == int(line) - 1  # an error of an unexpected end is after its last line
             if self.text_at is not None and self.text_at.line is not None:
                 shift = (self.text_at.column or 1) - 1
-                place = replace(self.text_at, line=self.text_at.line + number - 1, column=int(column) + shift if known else None)
+                place = replace(
+                    self.text_at,
+                    line=self.text_at.line + number - 1,
+                    column=int(column) + shift if known else None,
+                )
                 return place, f" (line {number} of the script, {place})"
             return None, f" (line {number} of the script)"
         return self.text_at, ""
@@ -200,6 +241,8 @@ class Script:
         if batch is None or not 0 <= row < batch.num_rows:
             return "a row of this epoch"
         pos = batch.column(POS)[row].as_py()
-        keys = [f"{name} {batch.column(name)[row].as_py()}" for name in self.key if name in batch.schema.names]
+        keys = [
+            f"{name} {batch.column(name)[row].as_py()}" for name in self.key if name in batch.schema.names
+        ]
         found = f"partition {pos['part']}, offset {pos['off']}"
         return f"row {', '.join(keys)} ({found})" if keys else f"row at {found}"

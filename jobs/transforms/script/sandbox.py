@@ -1,8 +1,9 @@
 """The process that runs a script. Started by path with `python -I -S`, it imports nothing of Headrace.
 
-It has one engine at a time, reads frames from standard input and answers on standard output. Before it loads a script it
-gives up what a fault of the engine could be used for: it can open no file, write none and start no process. The kernel
-bounds its memory and the time of one step (SIGPROF ends the process, even in a loop of native code).
+It has one engine at a time, reads frames from standard input and answers on standard output. Before it loads
+a script it gives up what a fault of the engine could be used for: it can open no file, write none and start
+no process. The kernel bounds its memory and the time of one step (SIGPROF ends the process, even in a loop of
+native code).
 
 Frames are a tag, four bytes of length, and the content. Input is `marshal` from the parent; output is text.
 """
@@ -49,14 +50,20 @@ class ScriptEngine:
         try:
             # The line before the script keeps its own line numbers readable: they are one too high.
             self._timed(lambda: self._context.eval('"use strict";\n' + script + "\n;undefined"))
-            find = "typeof process === 'function' ? process : typeof invoke === 'function' ? invoke : undefined"
+            find = (
+                "typeof process === 'function' ? process : typeof invoke === 'function' ? invoke : undefined"
+            )
             found = self._timed(lambda: self._context.eval(find))
             if found is not None:
                 return found
         except self._error as error:
             wrong = error
         if wrong is None or str(wrong).startswith("SyntaxError"):
-            alone = '"use strict";((one) => typeof one === "function" ? one : undefined)(\n' + script.rstrip().rstrip(";") + "\n)"
+            alone = (
+                '"use strict";((one) => typeof one === "function" ? one : undefined)(\n'
+                + script.rstrip().rstrip(";")
+                + "\n)"
+            )
             try:
                 found = self._timed(lambda: self._context.eval(alone))
             except self._error as error:
@@ -124,7 +131,11 @@ def send(tag: bytes, content: bytes) -> None:
 
 def confine(memory: int) -> None:
     """Give up files, processes, and memory beyond what the engine may use."""
-    with open("/proc/self/statm", "rb") if os.path.exists("/proc/self/statm") else open(os.devnull, "rb") as source:
+    with (
+        open("/proc/self/statm", "rb")
+        if os.path.exists("/proc/self/statm")
+        else open(os.devnull, "rb") as source
+    ):
         pages = int((source.read().split() or [b"0"])[0])
     room = pages * resource.getpagesize() + memory + _ROOM
     for what, limit in (

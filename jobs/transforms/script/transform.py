@@ -38,7 +38,9 @@ class ScriptRows(RowTransform):
         super().__init__(context)
         node: ScriptTransformConfig = context.node
         self._payload = final_schema(context.name, node.schema_, context.schema)
-        self._script = script_of(context.name, node, context.schema, self._payload, key=context.key, text_at=context.text_at)
+        self._script = script_of(
+            context.name, node, context.schema, self._payload, key=context.key, text_at=context.text_at
+        )
         self._script.check()
         self._spark_schema = hidden_fields(spark_schema(self._payload))
 
@@ -63,9 +65,14 @@ def script_of(
     """
     _check_inputs(name, inputs)
     source = javascript(node.script, node=name, at=text_at) if node.language == "typescript" else node.script
-    outputs = {field.name: (parse_type(node.schema_[field.name]) if node.schema_ else field.type, field.type) for field in payload}
+    outputs = {
+        field.name: (parse_type(node.schema_[field.name]) if node.schema_ else field.type, field.type)
+        for field in payload
+    }
     try:
-        column_specs = shape(inputs, {column: kind for column, (kind, _) in outputs.items()}, node.schema_ or {})
+        column_specs = shape(
+            inputs, {column: kind for column, (kind, _) in outputs.items()}, node.schema_ or {}
+        )
     except SchemaError as error:
         error.node = name
         raise
@@ -80,10 +87,14 @@ def _check_inputs(name: str, inputs: pa.Schema) -> None:
             encoded([pa.array([], field.type)])
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             msg = f"column `{field.name}` has the type {field.type}, which a script cannot be given"
-            raise SchemaError(msg, hint="Cast it in a sql transform before, such as CAST(x AS string).", node=name) from None
+            raise SchemaError(
+                msg, hint="Cast it in a sql transform before, such as CAST(x AS string).", node=name
+            ) from None
 
 
-def _task(script: Script, schema: pa.Schema) -> Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]:
+def _task(
+    script: Script, schema: pa.Schema
+) -> Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]:
     """Return the function that each Spark task runs."""
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

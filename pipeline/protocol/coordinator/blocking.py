@@ -27,12 +27,15 @@ def blocked_error(number: int, node: str, attempts: int, text: str, file: str) -
     """Return the error of an epoch that failed `attempts` times in the same way, with the next commands."""
     return BlockedError(
         f"blocked at epoch {number}, node '{node}', after {attempts} equal failures: {text}",
-        hint=f"Correct the cause; `headrace run {file}` goes on with this epoch. `headrace replay {file} --skip-open` goes on without it.",
+        hint=f"Correct the cause; `headrace run {file}` goes on with this epoch. `headrace replay {file}"
+        " --skip-open` goes on without it.",
         node=node,
     )
 
 
-def find_block(ledger: LedgerReader, state: PipelineState, max_attempts: int, file: str) -> BlockedError | None:
+def find_block(
+    ledger: LedgerReader, state: PipelineState, max_attempts: int, file: str
+) -> BlockedError | None:
     """Return the error of a pipeline whose open epoch has failed too often in the same way.
 
     None if the epoch may be tried again.

@@ -72,9 +72,13 @@ class EpochCoordinator(CoordinatorRepairs):
             self._switch_to_current_version()
             return None
         held = self._open_epoch_records()
-        return Pending(self._state.open_plan, self._body, tuple(name for name in self.sinks if name not in held))
+        return Pending(
+            self._state.open_plan, self._body, tuple(name for name in self.sinks if name not in held)
+        )
 
-    def _draft(self, end: Position, phase: Phase, *, window: str | None = None, splits: tuple[Json, ...] = ()) -> EpochPlan:
+    def _draft(
+        self, end: Position, phase: Phase, *, window: str | None = None, splits: tuple[Json, ...] = ()
+    ) -> EpochPlan:
         """Return the plan of the next epoch, up to `end`. Nothing is stored."""
         if self._body_hash != self.pipeline_hash:
             msg = "an epoch of an earlier version of the file is open; finish it before the next is planned"
@@ -91,7 +95,9 @@ class EpochCoordinator(CoordinatorRepairs):
         )
         return EpochPlan.from_json(normalize_position(plan.to_json()))
 
-    def plan(self, end: Position, phase: Phase, *, window: str | None = None, splits: tuple[Json, ...] = ()) -> EpochPlan:
+    def plan(
+        self, end: Position, phase: Phase, *, window: str | None = None, splits: tuple[Json, ...] = ()
+    ) -> EpochPlan:
         """Store the next epoch in the ledger. Raise InternalError while another epoch is open."""
         self._ensure_writable()
         if self.has_open_epoch:
@@ -125,7 +131,10 @@ class EpochCoordinator(CoordinatorRepairs):
         plan = self._state.open_plan
         full = {name: record.counts for name, record in self._open_epoch_records().items()} | dict(counts)
         if plan is None or full.keys() != self.sinks.keys():
-            msg = f"epoch {plan.number if plan else '?'} cannot be committed: counts of {sorted(full)}, sinks are {sorted(self.sinks)}"
+            msg = (
+                f"epoch {plan.number if plan else '?'} cannot be committed: counts of {sorted(full)},"
+                f" sinks are {sorted(self.sinks)}"
+            )
             raise InternalError(msg)
         self._doubtful = True
         self.ledger.commit(self.lease, plan.number, full)
@@ -159,7 +168,9 @@ class EpochCoordinator(CoordinatorRepairs):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def _refresh_state(self) -> None:

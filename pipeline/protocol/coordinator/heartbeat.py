@@ -20,7 +20,9 @@ class Heartbeat:
     With `threaded=False` only `check` renews the lease, for tests that control the clock.
     """
 
-    def __init__(self, ledger: Ledger, lease: Lease, ttl: float, clock: Callable[[], float], *, threaded: bool = True) -> None:
+    def __init__(
+        self, ledger: Ledger, lease: Lease, ttl: float, clock: Callable[[], float], *, threaded: bool = True
+    ) -> None:
         self._ledger = ledger
         self._lease = lease
         self._ttl = ttl
@@ -29,10 +31,17 @@ class Heartbeat:
         self._lost: FencedError | None = None
         self._stop = threading.Event()
         self._thread = (
-            threading.Thread(target=with_log_context(self._run), name=f"headrace-lease-{lease.lane}", daemon=True) if threaded else None
+            threading.Thread(
+                target=with_log_context(self._run), name=f"headrace-lease-{lease.lane}", daemon=True
+            )
+            if threaded
+            else None
         )
         self.details: Callable[[], Json] = dict
-        """Returns what a beat stores with the lease. Called before every beat, by this thread too. Must not raise."""
+        """Returns what a beat stores with the lease.
+
+        Called before every beat, by this thread too. Must not raise.
+        """
 
     def start(self) -> None:
         """Start the thread."""
@@ -73,4 +82,6 @@ class Heartbeat:
             try:
                 self.beat()
             except HeadraceError as error:
-                log.warning("the lease could not be renewed: lane=%s error=%s", self._lease.lane, error.message)
+                log.warning(
+                    "the lease could not be renewed: lane=%s error=%s", self._lease.lane, error.message
+                )

@@ -24,15 +24,21 @@ class CoordinatorInterventions(CoordinatorStartup):
         plan, held = self._state.open_plan, self._open_epoch_records()
         if plan is None:
             msg = "no epoch is open, so there is none to skip"
-            raise PipelineStateError(msg, hint=f"`headrace run {self._file}` goes on; `headrace reset {self._file}` starts over.")
+            raise PipelineStateError(
+                msg, hint=f"`headrace run {self._file}` goes on; `headrace reset {self._file}` starts over."
+            )
         lacking = tuple(name for name in self.sinks if name not in held)
         if not lacking:
             msg = f"every sink holds epoch {plan.number}, so there is nothing to skip"
             raise PipelineStateError(msg, hint=f"`headrace run {self._file}` commits it.")
         if unfenced := [name for name in lacking if not self.sinks[name].supports_fencing]:
             msg = f"epoch {plan.number} cannot be skipped: an earlier process could still write it"
-            raise PipelineStateError(msg, hint=f"`headrace reset {self._file}` starts over.", node=unfenced[0])
-        self.ledger.skip(self.lease, plan.number, {name: record.counts for name, record in held.items()}, lacking)
+            raise PipelineStateError(
+                msg, hint=f"`headrace reset {self._file}` starts over.", node=unfenced[0]
+            )
+        self.ledger.skip(
+            self.lease, plan.number, {name: record.counts for name, record in held.items()}, lacking
+        )
         self._open_version(self.compiled, self.pipeline_hash)
         self._apply_sink_changes()
         self._reconcile_sinks()

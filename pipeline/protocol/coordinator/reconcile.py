@@ -41,7 +41,9 @@ class ReconcileResult:
     hint: str = ""
 
 
-def reconcile_sink(state: PipelineState, last: EpochRow | None, row: SinkRow, record: CommitRecord | None, file: str) -> ReconcileResult:
+def reconcile_sink(
+    state: PipelineState, last: EpochRow | None, row: SinkRow, record: CommitRecord | None, file: str
+) -> ReconcileResult:
     """Return the status of a sink that has joined. `last` is the committed epoch N if the ledger has it."""
     committed, plan = state.committed, state.open_plan
     stands = f"the ledger is at epoch {committed}" + (f" with epoch {plan.number} open" if plan else "")
@@ -51,7 +53,9 @@ def reconcile_sink(state: PipelineState, last: EpochRow | None, row: SinkRow, re
 
     if record is None:
         return finding(
-            ReconcileStatus.MISSING, "the target holds no record of this pipeline", _repair_hint(state, file, row.sink, row.epoch + 1)
+            ReconcileStatus.MISSING,
+            "the target holds no record of this pipeline",
+            _repair_hint(state, file, row.sink, row.epoch + 1),
         )
     if record.key.pipeline != state.pipeline:
         return finding(
@@ -61,22 +65,36 @@ def reconcile_sink(state: PipelineState, last: EpochRow | None, row: SinkRow, re
         )
     if record.generation > state.generation or record.epoch > committed + (plan is not None):
         return finding(
-            ReconcileStatus.NEWER, f"the sink holds epoch {record.epoch}, written by generation {record.generation}", _older_ledger(file)
+            ReconcileStatus.NEWER,
+            f"the sink holds epoch {record.epoch}, written by generation {record.generation}",
+            _older_ledger(file),
         )
     stale = is_before_restart(state, record)
     if stale or record.epoch < committed:
         why = "a replay was interrupted: " if row.state == "replaying" else ""
         when = " from before the last reset" if stale else ""
-        hint = _restart(state, file, row.sink) if stale else _repair_hint(state, file, row.sink, record.epoch + 1)
+        hint = (
+            _restart(state, file, row.sink)
+            if stale
+            else _repair_hint(state, file, row.sink, record.epoch + 1)
+        )
         return finding(ReconcileStatus.OLDER, f"{why}the sink holds epoch {record.epoch}{when}", hint)
     if record.epoch == committed:
-        agreed = record.end_digest == digest(state.ended) if record.is_registration or last is None else record.is_of(last.plan)
+        agreed = (
+            record.end_digest == digest(state.ended)
+            if record.is_registration or last is None
+            else record.is_of(last.plan)
+        )
     else:
         agreed = plan is not None and record.is_of(plan)
     if not agreed:
-        message = f"the sink holds epoch {record.epoch} up to {_spell(record)} by file {record.pipeline_hash[:12]}"
+        message = (
+            f"the sink holds epoch {record.epoch} up to {_spell(record)} by file {record.pipeline_hash[:12]}"
+        )
         return finding(ReconcileStatus.DIFFERENT, message, _repair_hint(state, file, row.sink, record.epoch))
-    return ReconcileResult(row.sink, ReconcileStatus.LEVEL if record.epoch == committed else ReconcileStatus.AHEAD, record)
+    return ReconcileResult(
+        row.sink, ReconcileStatus.LEVEL if record.epoch == committed else ReconcileStatus.AHEAD, record
+    )
 
 
 def is_before_restart(state: PipelineState, record: CommitRecord) -> bool:
@@ -87,7 +105,11 @@ def is_before_restart(state: PipelineState, record: CommitRecord) -> bool:
     again = state.restarted
     if again is None or again.first <= 1 or record.epoch >= again.first:
         return False
-    return not (record.epoch == again.first - 1 and record.is_registration and record.end_digest == digest(again.start))
+    return not (
+        record.epoch == again.first - 1
+        and record.is_registration
+        and record.end_digest == digest(again.start)
+    )
 
 
 def reconcile_new_sink(
@@ -104,31 +126,51 @@ def reconcile_new_sink(
     A sink that left the file and came back lacks the epochs in between. It is LEVEL only if there were none.
     """
     if foreign is not None:
-        message = f"the target holds a record of another pipeline named '{state.name}' ({foreign.key.pipeline}, epoch {foreign.epoch})"
+        message = (
+            f"the target holds a record of another pipeline named '{state.name}'"
+            f" ({foreign.key.pipeline}, epoch {foreign.epoch})"
+        )
         lost = f"If its ledger was lost, `headrace recover {file}` rebuilds it from the records."
         over = f"`headrace reset {file} --empty-targets` starts over with an empty target."
         hint = f"{lost} {_adopt(file, sink) if state.committed else over}"
         return ReconcileResult(sink, ReconcileStatus.FOREIGN, foreign, message, hint)
     if record is not None:
-        message = f"the target holds epoch {record.epoch} of this pipeline, but the ledger is at epoch {state.committed}"
+        message = (
+            f"the target holds epoch {record.epoch} of this pipeline, but the ledger is at epoch"
+            f" {state.committed}"
+        )
         if record.epoch > state.committed or record.generation > state.generation:
             return ReconcileResult(sink, ReconcileStatus.NEWER, record, message, _older_ledger(file))
         if row is None:
-            return ReconcileResult(sink, ReconcileStatus.UNKNOWN, record, f"{message} and does not know the sink", _adopt(file, sink))
+            return ReconcileResult(
+                sink,
+                ReconcileStatus.UNKNOWN,
+                record,
+                f"{message} and does not know the sink",
+                _adopt(file, sink),
+            )
     if row is not None and row.state == "left":
         return _judge_return(state, last, row, record, file)
     return ReconcileResult(sink, ReconcileStatus.LEVEL, record)
 
 
-def _judge_return(state: PipelineState, last: EpochRow | None, row: SinkRow, record: CommitRecord | None, file: str) -> ReconcileResult:
+def _judge_return(
+    state: PipelineState, last: EpochRow | None, row: SinkRow, record: CommitRecord | None, file: str
+) -> ReconcileResult:
     """Return the status of a sink that left the file and is in it again. No epoch is open."""
     finding = reconcile_sink(state, last, row, record, file)
     if finding.status is not ReconcileStatus.OLDER or record is None or is_before_restart(state, record):
         return finding
     first, committed = record.epoch + 1, state.committed
     epochs = f"epoch {first}" if first == committed else f"epochs {first} to {committed}"
-    message = f"the sink was not in the file during {epochs}: it holds epoch {record.epoch}, and the ledger is at epoch {committed}"
-    hint = f"`headrace replay {file} --sink {row.sink} --from {first}` writes {epochs} to it; or, {_adopt(file, row.sink, begin=False)}"
+    message = (
+        f"the sink was not in the file during {epochs}: it holds epoch {record.epoch}, and the ledger"
+        f" is at epoch {committed}"
+    )
+    hint = (
+        f"`headrace replay {file} --sink {row.sink} --from {first}` writes {epochs} to it; or,"
+        f" {_adopt(file, row.sink, begin=False)}"
+    )
     return ReconcileResult(row.sink, ReconcileStatus.OLDER, record, message, hint)
 
 
@@ -136,7 +178,9 @@ def sink_state_error(findings: list[ReconcileResult]) -> SinkStateError:
     """Return one error for all sinks that disagree."""
     if len(findings) == 1:
         return SinkStateError(findings[0].message, hint=findings[0].hint, node=findings[0].sink)
-    return SinkStateError("\n".join(str(SinkStateError(one.message, hint=one.hint, node=one.sink)) for one in findings))
+    return SinkStateError(
+        "\n".join(str(SinkStateError(one.message, hint=one.hint, node=one.sink)) for one in findings)
+    )
 
 
 def _spell(record: CommitRecord) -> str:
@@ -152,7 +196,10 @@ def _restart(state: PipelineState, file: str, sink: str) -> str:
     assert state.restarted is not None  # noqa: S101
     first = state.restarted.first
     if state.kept_from > first:
-        return f"Epochs before {state.kept_from} are rolled up (setting `ledger.keep_epochs`). {_adopt(file, sink)} Else {reset_hint(file)}"
+        return (
+            f"Epochs before {state.kept_from} are rolled up (setting `ledger.keep_epochs`)."
+            f" {_adopt(file, sink)} Else {reset_hint(file)}"
+        )
     again = (
         f"headrace replay {file} --sink {sink} --from {first}"
         if first <= state.committed
@@ -165,14 +212,23 @@ def _repair_hint(state: PipelineState, file: str, sink: str, first: int) -> str:
     if state.restarted is not None and first < state.restarted.first:
         return _restart(state, file, sink)
     if first < state.kept_from:
-        kept = f"Epochs before {state.kept_from} are rolled up (setting `ledger.keep_epochs`), so {first} cannot be replayed."
+        kept = (
+            f"Epochs before {state.kept_from} are rolled up (setting `ledger.keep_epochs`), so {first}"
+            " cannot be replayed."
+        )
         return f"{kept} {_adopt(file, sink)} Else {reset_hint(file)}"
-    return f"`headrace replay {file} --from {first} --sink {sink}` writes epochs {first} and later again; or, {_adopt(file, sink, begin=False)}"
+    return (
+        f"`headrace replay {file} --from {first} --sink {sink}` writes epochs {first} and later again;"
+        f" or, {_adopt(file, sink, begin=False)}"
+    )
 
 
 def _adopt(file: str, sink: str, *, begin: bool = True) -> str:
     head = "If" if begin else "if"
-    return f"{head} the target is right as it is, `headrace accept-target {file} --sink {sink}` takes it as the baseline."
+    return (
+        f"{head} the target is right as it is, `headrace accept-target {file} --sink {sink}` takes it as"
+        " the baseline."
+    )
 
 
 def reset_hint(file: str) -> str:
@@ -182,6 +238,7 @@ def reset_hint(file: str) -> str:
 
 def _older_ledger(file: str) -> str:
     return (
-        "The ledger is older than the sinks (restored from a backup?). Restore the newest one; or move it away and"
+        "The ledger is older than the sinks (restored from a backup?). Restore the newest one; or move it"
+        " away and"
         f" rebuild it from the sinks' records with `headrace recover {file}`."
     )

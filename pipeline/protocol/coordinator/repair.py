@@ -8,7 +8,12 @@ from contextlib import suppress
 
 from headrace.pipeline.errors import FencedError, PipelineStateError, SinkStateError
 from headrace.pipeline.protocol.coordinator.interventions import CoordinatorInterventions
-from headrace.pipeline.protocol.coordinator.reconcile import ReconcileResult, ReconcileStatus, is_before_restart, reset_hint
+from headrace.pipeline.protocol.coordinator.reconcile import (
+    ReconcileResult,
+    ReconcileStatus,
+    is_before_restart,
+    reset_hint,
+)
 from headrace.pipeline.protocol.coordinator.sinks import OpenSinks, Pending
 from headrace.pipeline.protocol.epochs import CommitRecord, Json, Position, WriteCounts, digest
 from headrace.pipeline.protocol.ledger import EpochRow, Ledger, SinkRow
@@ -61,7 +66,9 @@ class CoordinatorRepairs(CoordinatorInterventions):
         elif not overwrites and finding.record is not None and finding.status is ReconcileStatus.OLDER:
             self._must_lead(sink, finding.record)
         joined = start - 1 if overwrites else min(row.epoch, start - 1)
-        self.ledger.set_sink(self.lease, sink, "replaying", joined, {"first": start, "last": self._state.committed})
+        self.ledger.set_sink(
+            self.lease, sink, "replaying", joined, {"first": start, "last": self._state.committed}
+        )
         if before is not None:
             self._write_join(sink, start - 1, before)
         self._writing = True
@@ -98,8 +105,15 @@ class CoordinatorRepairs(CoordinatorInterventions):
             raise PipelineStateError(msg, node=sink)
         if finding.status is ReconcileStatus.NEWER:
             raise SinkStateError(finding.message, hint=finding.hint, node=sink)
-        if finding.status is ReconcileStatus.FOREIGN and not self._state.committed and not self.sinks[sink].is_idempotent:
-            msg = f"{finding.message}; this ledger is at epoch 0, so all rows would be written to it a second time, and it has no key"
+        if (
+            finding.status is ReconcileStatus.FOREIGN
+            and not self._state.committed
+            and not self.sinks[sink].is_idempotent
+        ):
+            msg = (
+                f"{finding.message}; this ledger is at epoch 0, so all rows would be written to it a"
+                " second time, and it has no key"
+            )
             raise SinkStateError(msg, hint=finding.hint, node=sink)
         committed, ended = self._state.committed, self._state.ended
         data = {"adopted": finding.record and finding.record.to_json(), "why": str(finding.status)}
@@ -141,14 +155,19 @@ class CoordinatorRepairs(CoordinatorInterventions):
                 if not all(handle.supports_fencing for handle in opened.values()):
                     sleep(commit_timeout)
                 records = {
-                    sink: handle.record() or handle.find_conflicting_record() for sink, handle in opened.items() if handle.stores_record
+                    sink: handle.record() or handle.find_conflicting_record()
+                    for sink, handle in opened.items()
+                    if handle.stores_record
                 }
             finally:
                 for handle in opened.values():
                     handle.close()
             if missing := sorted(sink for sink, record in records.items() if record is None):
                 msg = f"sink {', '.join(missing)} holds no record of pipeline '{name}'"
-                hint = "Take it out of the file, rebuild, and put it back: it then joins from where the lane stands."
+                hint = (
+                    "Take it out of the file, rebuild, and put it back: it then joins from where the"
+                    " lane stands."
+                )
                 raise SinkStateError(msg, hint=hint, node=missing[0])
             found = {sink: record for sink, record in records.items() if record is not None}
             lease = ledger.rebuild(lease, found, compiled, pipeline_hash)
@@ -161,11 +180,18 @@ class CoordinatorRepairs(CoordinatorInterventions):
     def _replayable(self, sink: str) -> tuple[SinkRow, ReconcileResult]:
         row, finding = self._state.sinks.get(sink), self._findings.get(sink)
         if row is not None and sink not in self.sinks and self._state.open_plan is not None:
-            msg = f"epoch {self._state.open_plan.number} is open, and an earlier version of the file planned it without this sink"
-            raise PipelineStateError(msg, hint=f"`headrace run {self._file}` finishes that epoch; then replay.", node=sink)
+            msg = (
+                f"epoch {self._state.open_plan.number} is open, and an earlier version of the file"
+                " planned it without this sink"
+            )
+            raise PipelineStateError(
+                msg, hint=f"`headrace run {self._file}` finishes that epoch; then replay.", node=sink
+            )
         if row is None or row.state not in ("joined", "replaying", "left") or sink not in self.sinks:
             msg = f"lane '{self.lease.lane}' has no such sink that joined"
-            raise PipelineStateError(msg, hint=f"It has {', '.join(sorted(self._state.sinks)) or 'none yet'}.", node=sink)
+            raise PipelineStateError(
+                msg, hint=f"It has {', '.join(sorted(self._state.sinks)) or 'none yet'}.", node=sink
+            )
         if finding is None:
             self._reconcile_sinks()
             finding = self._findings[sink]
@@ -186,10 +212,19 @@ class CoordinatorRepairs(CoordinatorInterventions):
         if start < 1 or [row.plan.number for row in rows] != list(range(start, last + 1)):
             kept = self._state.kept_from
             have = f"epochs {kept} to {last}" if kept <= last else "none"
-            rolled = f"; epochs before {kept} are rolled up (setting `ledger.keep_epochs`)" if 1 < kept <= last and start < kept else ""
+            rolled = (
+                f"; epochs before {kept} are rolled up (setting `ledger.keep_epochs`)"
+                if 1 < kept <= last and start < kept
+                else ""
+            )
             msg = f"epochs {start} to {last} are to be replayed, and the ledger has {have}{rolled}"
-            right = f"If the target is right as it is, `headrace accept-target {self._file} --sink {sink}` takes it as the baseline."
-            raise SinkStateError(msg, hint=f"{right} Else {reset_hint(self._file)}" if start >= 1 else "", node=sink)
+            right = (
+                f"If the target is right as it is, `headrace accept-target {self._file} --sink {sink}`"
+                " takes it as the baseline."
+            )
+            raise SinkStateError(
+                msg, hint=f"{right} Else {reset_hint(self._file)}" if start >= 1 else "", node=sink
+            )
         return rows
 
     def _check_restart(self, sink: str, start: int, finding: ReconcileResult) -> bool:
@@ -203,12 +238,18 @@ class CoordinatorRepairs(CoordinatorInterventions):
             return False
         if start < again.first:
             msg = f"epochs before {again.first} are from before the last reset and cannot be replayed"
-            hint = f"Remove all rows of the target, then: headrace replay {self._file} --sink {sink} --from {again.first}"
+            hint = (
+                f"Remove all rows of the target, then: headrace replay {self._file} --sink {sink} --from"
+                f" {again.first}"
+            )
             raise SinkStateError(msg, hint=hint, node=sink)
         if record is None or not is_before_restart(self._state, record):
             return False
         if start > again.first:
-            msg = f"the sink holds epoch {record.epoch}; a replay from {start} would leave out epochs {again.first} to {start - 1}"
+            msg = (
+                f"the sink holds epoch {record.epoch}; a replay from {start} would leave out epochs"
+                f" {again.first} to {start - 1}"
+            )
             raise SinkStateError(msg, hint=f"Replay from {again.first}.", node=sink)
         counted = self.sinks[sink].read_row_count()
         if counted is None or counted[1] != 0:
@@ -223,17 +264,26 @@ class CoordinatorRepairs(CoordinatorInterventions):
     def _set_back(self, sink: str, row: SinkRow, start: int, held: int | None) -> None:
         """Raise SinkStateError if setting back the record would duplicate rows or leave rows out."""
         if held is not None and start > held + 1:
-            msg = f"the sink holds epoch {held}; a replay from {start} would leave out epochs {held + 1} to {start - 1}"
+            msg = (
+                f"the sink holds epoch {held}; a replay from {start} would leave out epochs {held + 1} to"
+                f" {start - 1}"
+            )
             raise SinkStateError(msg, hint=f"Replay from {held + 1}.", node=sink)
         if self.sinks[sink].is_idempotent:
             return
         counted = self.sinks[sink].read_row_count()
         if counted is None or counted[1] != 0 or start > row.epoch + 1:
             rows = "an unknown number of" if counted is None else str(counted[1])
-            msg = f"it has no key and its target holds {rows} rows, so epochs written again from {start} on would be there twice or not at all"
+            msg = (
+                f"it has no key and its target holds {rows} rows, so epochs written again from {start} on"
+                " would be there twice or not at all"
+            )
             hint = f"Empty the target and replay from epoch {row.epoch + 1}, where the sink joined."
             if skipped_epochs(self.ledger.events(self._state.name, self._state.lane), sink):
-                hint = f"An epoch was skipped at this sink. `headrace reset {self._file} --empty-targets` starts over with empty targets."
+                hint = (
+                    f"An epoch was skipped at this sink. `headrace reset {self._file} --empty-targets`"
+                    " starts over with empty targets."
+                )
             raise SinkStateError(msg, hint=hint, node=sink)
 
     def _must_lead(self, sink: str, record: CommitRecord) -> None:
@@ -246,7 +296,9 @@ class CoordinatorRepairs(CoordinatorInterventions):
             raise SinkStateError(msg, hint=f"Replay with a `--from` of {record.epoch} or lower.", node=sink)
 
     def _leads(self, record: CommitRecord) -> bool:
-        stored = next(self.ledger.epochs(self._state.name, self._state.lane, record.epoch, record.epoch), None)
+        stored = next(
+            self.ledger.epochs(self._state.name, self._state.lane, record.epoch, record.epoch), None
+        )
         return (
             record.end_digest == digest(self._end_of(record.epoch))
             if record.is_registration or stored is None

@@ -168,12 +168,17 @@ class CoordinatorStartup:
         """
         same = plan.pipeline_hash == self.pipeline_hash
         try:
-            self._open_version(self.compiled if same else self.ledger.compiled(plan.pipeline_hash), plan.pipeline_hash)
+            self._open_version(
+                self.compiled if same else self.ledger.compiled(plan.pipeline_hash), plan.pipeline_hash
+            )
         except (PipelineStateError, FencedError):
             raise
         except HeadraceError as error:
             if error.node:
-                error.hint += f" Epoch {plan.number} is open and needs this node. If it is lost for good, take it out of the file, then"
+                error.hint += (
+                    f" Epoch {plan.number} is open and needs this node. If it is lost for good,"
+                    " take it out of the file, then"
+                )
                 error.hint += f" `headrace reset {self._file}` starts over without it."
             raise
 
@@ -198,9 +203,13 @@ class CoordinatorStartup:
                 sink.prepare(self.lease.generation)
             except FencedError as error:
                 self._assert_lease()
-                msg = f"a generation newer than {self.lease.generation}, the newest that the ledger ever gave, has been here"
+                msg = (
+                    f"a generation newer than {self.lease.generation}, the newest that the ledger ever"
+                    " gave, has been here"
+                )
                 hint = (
-                    "The ledger is older than the sink (restored from a backup?). Restore the newest one, or move it away and rebuild it."
+                    "The ledger is older than the sink (restored from a backup?). Restore the newest"
+                    " one, or move it away and rebuild it."
                 )
                 raise SinkStateError(msg, hint=hint, node=name) from error
 
@@ -211,7 +220,12 @@ class CoordinatorStartup:
                 continue
             self.check()
             if ended := claim_names(sink.release_rivals()):
-                log.warning("the claim of another pipeline was ended: sink=%s lane=%s of=%s", name, self.lease.lane, ", ".join(ended))
+                log.warning(
+                    "the claim of another pipeline was ended: sink=%s lane=%s of=%s",
+                    name,
+                    self.lease.lane,
+                    ", ".join(ended),
+                )
                 self._released[name] = ended
 
     def _wait_out(self) -> None:
@@ -240,7 +254,10 @@ class CoordinatorStartup:
                 self._findings[name] = reconcile_sink(state, last, row, self.sinks[name].record(), self._file)
             elif state.open_plan is not None:
                 self._assert_lease()
-                msg = f"epoch {state.open_plan.number} is open and was planned with sink '{name}', which was not opened"
+                msg = (
+                    f"epoch {state.open_plan.number} is open and was planned with sink '{name}', which"
+                    " was not opened"
+                )
                 raise InternalError(msg, node=name)
         if state.open_plan is None:
             for name in self._newcomers():
@@ -249,7 +266,9 @@ class CoordinatorStartup:
                     # A reset ignores the target's record: all rows are deleted before the sink registers.
                     self._findings[name] = ReconcileResult(name, ReconcileStatus.LEVEL, None)
                     continue
-                self._findings[name] = reconcile_new_sink(state, last, name, row, sink.record(), sink.find_conflicting_record(), self._file)
+                self._findings[name] = reconcile_new_sink(
+                    state, last, name, row, sink.record(), sink.find_conflicting_record(), self._file
+                )
         if refused := [one for one in self._problems() if one.sink not in self._repair]:
             self._assert_lease()
             raise sink_state_error(refused)
@@ -259,7 +278,12 @@ class CoordinatorStartup:
         if self._problems():
             return
         plan = self._state.open_plan
-        if plan is not None and plan.pipeline_hash != self.pipeline_hash and not self._open_epoch_records() and self._may_drop():
+        if (
+            plan is not None
+            and plan.pipeline_hash != self.pipeline_hash
+            and not self._open_epoch_records()
+            and self._may_drop()
+        ):
             self.ledger.drop_plan(self.lease, plan.number, "the file changed and no sink held the epoch")
             self._check_file(self._load_state())
             self._open_version(self.compiled, self.pipeline_hash)
@@ -283,7 +307,10 @@ class CoordinatorStartup:
             self.sinks[name].truncate()
         except (DataError, TargetError) as error:
             error.message = f"the target cannot be emptied: {error.message}"
-            error.hint = f"Delete its rows yourself and run again; or keep them: `headrace reset {self._file} --keep-targets`."
+            error.hint = (
+                "Delete its rows yourself and run again; or keep them: `headrace reset"
+                f" {self._file} --keep-targets`."
+            )
             raise
 
     def _may_drop(self) -> bool:
@@ -294,7 +321,11 @@ class CoordinatorStartup:
         """
         if any(row.state == "replaying" for row in self._state.sinks.values()):
             return False
-        return self._vouched or self._state.droppable or all(sink.supports_fencing for sink in self.sinks.values())
+        return (
+            self._vouched
+            or self._state.droppable
+            or all(sink.supports_fencing for sink in self.sinks.values())
+        )
 
     def _leave(self) -> None:
         for name, row in self._state.sinks.items():
@@ -317,7 +348,9 @@ class CoordinatorStartup:
     def _write_join(self, name: str, epoch: int, position: Position) -> CommitRecord:
         before, self._writing = self._writing, True
         written = self.sinks[name].register(
-            CommitRecord.for_registration(self._key(name), self.lease.generation, epoch, position, self._body_hash, None)
+            CommitRecord.for_registration(
+                self._key(name), self.lease.generation, epoch, position, self._body_hash, None
+            )
         )
         self._writing = before
         return written
@@ -344,14 +377,22 @@ class CoordinatorStartup:
 
     def _newcomers(self) -> list[str]:
         known = self._state.sinks
-        return [name for name in self.sinks if name not in known or known[name].state not in ("joined", "replaying")]
+        return [
+            name
+            for name in self.sinks
+            if name not in known or known[name].state not in ("joined", "replaying")
+        ]
 
     def _problems(self) -> list[ReconcileResult]:
         return [one for one in self._findings.values() if one.status not in AGREES]
 
     def _open_epoch_records(self) -> dict[str, CommitRecord]:
         """Return the records of the sinks that have the open epoch."""
-        return {one.sink: one.record for one in self._findings.values() if one.status is ReconcileStatus.AHEAD and one.record is not None}
+        return {
+            one.sink: one.record
+            for one in self._findings.values()
+            if one.status is ReconcileStatus.AHEAD and one.record is not None
+        }
 
     def _ensure_writable(self) -> None:
         self.check()
@@ -374,7 +415,11 @@ class CoordinatorStartup:
         try:
             self.ledger.release(self.lease, clean=clean)
         except FencedError:
-            log.info("the lane was no longer ours to give back: lane=%s generation=%s", self.lease.lane, self.lease.generation)
+            log.info(
+                "the lane was no longer ours to give back: lane=%s generation=%s",
+                self.lease.lane,
+                self.lease.generation,
+            )
         except TransientError as error:
             # This must not hide the earlier error. The lease expires by itself.
             log.warning("the lane could not be given back: lane=%s error=%s", self.lease.lane, error.message)

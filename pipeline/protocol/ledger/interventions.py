@@ -24,17 +24,29 @@ class LedgerInterventions(RollUps):
         with self._store.write() as tx:
             committed, former = self._hold(tx, lease)
             if (plan := self._open_plan(tx, lease)) is not None:
-                msg = f"lane '{lease.lane}' of pipeline '{lease.name}' has an open epoch, {plan.number}; it must be finished first"
-                raise PipelineStateError(msg, hint="`headrace run FILE` finishes it, `headrace replay FILE --skip-open` skips it.")
+                msg = (
+                    f"lane '{lease.lane}' of pipeline '{lease.name}' has an open epoch, {plan.number}; it"
+                    " must be finished first"
+                )
+                raise PipelineStateError(
+                    msg, hint="`headrace run FILE` finishes it, `headrace replay FILE --skip-open` skips it."
+                )
             tx.run(
                 "update headrace_ledger_lane set position = :position where uuid = :uuid and lane = :lane",
                 position=dump(normalize_position(position)),
                 **ids_of(lease),
             )
-            data = {"epoch": committed + 1, "from": former, "to": normalize_position(position), "after": after}
+            data = {
+                "epoch": committed + 1,
+                "from": former,
+                "to": normalize_position(position),
+                "after": after,
+            }
             self._note(tx, lease, "rewound", data)
 
-    def skip(self, lease: Lease, number: int, counts: Mapping[str, WriteCounts], lacking: Collection[str]) -> None:
+    def skip(
+        self, lease: Lease, number: int, counts: Mapping[str, WriteCounts], lacking: Collection[str]
+    ) -> None:
         """Commit the open epoch without the sinks in `lacking`, and let those sinks register after it.
 
         The caller has fenced all sinks. The ledger stores the rows that they lack as the event `skipped`.
@@ -59,18 +71,30 @@ class LedgerInterventions(RollUps):
             if (plan := self._open_plan(tx, lease)) is not None:
                 self._close_epoch(tx, lease, plan, {})
                 committed = plan.number
-            tx.run("update headrace_ledger_lane set position = null where uuid = :uuid and lane = :lane", **ids_of(lease))
+            tx.run(
+                "update headrace_ledger_lane set position = null where uuid = :uuid and lane = :lane",
+                **ids_of(lease),
+            )
             for sink, emptied in sinks.items():
                 self._put_sink(tx, lease, sink, "emptying" if emptied else "joining", committed)
-            tx.run("delete from headrace_ledger_event where uuid = :uuid and lane = :lane and kind = 'splits'", **ids_of(lease))
-            data = {"epoch": committed + 1, "from": former, "closed": plan.number if plan else None, "emptied": dict(sinks)}
+            tx.run(
+                "delete from headrace_ledger_event where uuid = :uuid and lane = :lane and kind = 'splits'",
+                **ids_of(lease),
+            )
+            data = {
+                "epoch": committed + 1,
+                "from": former,
+                "closed": plan.number if plan else None,
+                "emptied": dict(sinks),
+            }
             self._note(tx, lease, "reset", data)
 
     def _close_epoch(self, tx: Tx, lease: Lease, plan: EpochPlan, counts: Mapping[str, WriteCounts]) -> None:
         """Commit the open epoch: its row, and the pipeline's epoch number and position."""
         self._seal(tx, lease, plan.number, dump_counts(counts))
         tx.run(
-            "update headrace_ledger_lane set committed = :number, position = :end, ended = :end, pipeline_hash = :hash"
+            "update headrace_ledger_lane set committed = :number, position = :end, ended = :end,"
+            " pipeline_hash = :hash"
             " where uuid = :uuid and lane = :lane",
             number=plan.number,
             end=dump(normalize_position(plan.end)),
@@ -79,7 +103,11 @@ class LedgerInterventions(RollUps):
         )
 
     def _open_plan(self, tx: Tx, lease: Lease) -> EpochPlan | None:
-        row = tx.one("select plan from headrace_ledger_epoch where uuid = :uuid and lane = :lane and committed_at is null", **ids_of(lease))
+        row = tx.one(
+            "select plan from headrace_ledger_epoch where uuid = :uuid and lane = :lane and committed_at is"
+            " null",
+            **ids_of(lease),
+        )
         return load_plan(row[0]) if row else None
 
     def _opened(self, tx: Tx, lease: Lease, number: int) -> EpochPlan:

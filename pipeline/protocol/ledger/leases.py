@@ -40,7 +40,8 @@ class Leases(LedgerReader):
                 self._take(tx, lease, holder, ttl)
                 if not is_dead:
                     tx.run(
-                        "update headrace_ledger_epoch set paused_holder = 1 where uuid = :uuid and lane = :lane and committed_at is null",
+                        "update headrace_ledger_epoch set paused_holder = 1 where uuid = :uuid and lane ="
+                        " :lane and committed_at is null",
                         **ids_of(lease),
                     )
                 after = "release" if former is None else "death" if is_dead else "expiry"
@@ -69,7 +70,8 @@ class Leases(LedgerReader):
             lane=lane,
         )
         row = tx.one(
-            "select generation, holder, expires_at, unsettled from headrace_ledger_lane where uuid = :uuid and lane = :lane",
+            "select generation, holder, expires_at, unsettled from headrace_ledger_lane where uuid = :uuid"
+            " and lane = :lane",
             uuid=uuid,
             lane=lane,
         )
@@ -78,17 +80,29 @@ class Leases(LedgerReader):
         is_dead = former is None or self._store.is_owner_dead(uuid, lane, old)
         if not is_dead and expires > tx.now:
             msg = f"lane '{lane}' of pipeline '{name}' is held by another run ({format_owner(former or {})})"
-            left = f"Stop that run, or wait for its end; its lease expires in {expires - tx.now:.0f} s unless it is renewed."
+            left = (
+                f"Stop that run, or wait for its end; its lease expires in {expires - tx.now:.0f} s"
+                " unless it is renewed."
+            )
             raise LeaseHeldError(msg, hint=left)
         return (
             former,
             is_dead,
-            Lease(uuid, name, lane, next_generation(old, tx.now), clean=former is None, settled=not unsettled, former=old),
+            Lease(
+                uuid,
+                name,
+                lane,
+                next_generation(old, tx.now),
+                clean=former is None,
+                settled=not unsettled,
+                former=old,
+            ),
         )
 
     def _take(self, tx: Tx, lease: Lease, holder: Json, ttl: float) -> None:
         changed = tx.run(
-            "update headrace_ledger_lane set generation = :generation, holder = :holder, expires_at = :until, progress = '{}',"
+            "update headrace_ledger_lane set generation = :generation, holder = :holder, expires_at ="
+            " :until, progress = '{}',"
             " unsettled = :unsettled where uuid = :uuid and lane = :lane and generation = :old"
             " and (holder is null or :clean = 0)",
             generation=lease.generation,
@@ -107,7 +121,10 @@ class Leases(LedgerReader):
         """Record that no write of an earlier owner can still land: this is proven, or the wait is over."""
         with self._store.write() as tx:
             self._hold(tx, lease)
-            tx.run("update headrace_ledger_lane set unsettled = 0 where uuid = :uuid and lane = :lane", **ids_of(lease))
+            tx.run(
+                "update headrace_ledger_lane set unsettled = 0 where uuid = :uuid and lane = :lane",
+                **ids_of(lease),
+            )
         return replace(lease, settled=True)
 
     def heartbeat(self, lease: Lease, ttl: float, progress: Json | None = None) -> None:
@@ -115,7 +132,8 @@ class Leases(LedgerReader):
         with self._store.write() as tx:
             self._hold(tx, lease)
             tx.run(
-                "update headrace_ledger_lane set expires_at = :until, progress = coalesce(:progress, progress) where uuid = :uuid and lane = :lane",
+                "update headrace_ledger_lane set expires_at = :until, progress = coalesce(:progress,"
+                " progress) where uuid = :uuid and lane = :lane",
                 until=tx.now + ttl,
                 progress=None if progress is None else dump(progress),
                 **ids_of(lease),
@@ -127,7 +145,8 @@ class Leases(LedgerReader):
             with self._store.write() as tx:
                 self._hold(tx, lease)
                 tx.run(
-                    "update headrace_ledger_lane set holder = null, expires_at = 0, unsettled = case when :clean = 1 then unsettled else 1 end"
+                    "update headrace_ledger_lane set holder = null, expires_at = 0, unsettled = case when"
+                    " :clean = 1 then unsettled else 1 end"
                     " where uuid = :uuid and lane = :lane",
                     clean=int(clean),
                     **ids_of(lease),
@@ -147,7 +166,9 @@ class Leases(LedgerReader):
         with self._store.write() as tx:
             self._hold(tx, lease)
             tx.run(
-                "update headrace_ledger_lane set holder = :holder where uuid = :uuid and lane = :lane", holder=dump(holder), **ids_of(lease)
+                "update headrace_ledger_lane set holder = :holder where uuid = :uuid and lane = :lane",
+                holder=dump(holder),
+                **ids_of(lease),
             )
 
     # --- parts
@@ -176,13 +197,17 @@ class Leases(LedgerReader):
             **ids_of(lease),
         )
         if row is None:
-            msg = f"generation {lease.generation} no longer holds lane '{lease.lane}' of pipeline '{lease.name}'"
+            msg = (
+                f"generation {lease.generation} no longer holds lane '{lease.lane}' of pipeline"
+                f" '{lease.name}'"
+            )
             raise FencedError(msg, hint="Another run has taken over; this one must end.")
         return row[0], json.loads(row[1] or "{}")
 
     def _note(self, tx: Tx, lease: Lease, kind: str, data: Json) -> None:
         tx.run(
-            "insert into headrace_ledger_event select :uuid, :lane, coalesce(max(seq), 0) + 1, :at, :generation, :kind, :data"
+            "insert into headrace_ledger_event select :uuid, :lane, coalesce(max(seq), 0) + 1, :at,"
+            " :generation, :kind, :data"
             " from headrace_ledger_event where uuid = :uuid and lane = :lane",
             at=timestamp(),
             generation=lease.generation,

@@ -43,8 +43,17 @@ def describe_process(pid: int) -> Json:
 
 def format_owner(holder: Json) -> str:
     """Return the owner as one clause for messages."""
-    parts = (("host", "host"), ("pid", "pid"), ("run", "run_id"), ("launched by", "launched_by"), ("since", "since"))
-    return ", ".join(f"{word} {holder[key]}" for word, key in parts if holder.get(key) not in (None, "")) or "an unnamed process"
+    parts = (
+        ("host", "host"),
+        ("pid", "pid"),
+        ("run", "run_id"),
+        ("launched by", "launched_by"),
+        ("since", "since"),
+    )
+    return (
+        ", ".join(f"{word} {holder[key]}" for word, key in parts if holder.get(key) not in (None, ""))
+        or "an unnamed process"
+    )
 
 
 def end_jvm(holder: Json) -> bool:

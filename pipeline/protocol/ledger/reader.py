@@ -11,11 +11,20 @@ from typing import Any
 from headrace.pipeline.errors import InternalError
 from headrace.pipeline.protocol.epochs import EpochPlan, Json, Phase, Position, WriteCounts
 from headrace.pipeline.protocol.ledger.chain import START, link
-from headrace.pipeline.protocol.ledger.model import AuditProgress, EpochRow, PipelineState, Restart, RolledUp, SinkRow, StoredEpoch
+from headrace.pipeline.protocol.ledger.model import (
+    AuditProgress,
+    EpochRow,
+    PipelineState,
+    Restart,
+    RolledUp,
+    SinkRow,
+    StoredEpoch,
+)
 from headrace.pipeline.protocol.ledger.store import Store, Tx
 
 _PAGE = 500
-_LANE = """select p.uuid, p.name, l.lane, l.generation, l.committed, l.position, l.ended, l.pipeline_hash, l.holder, l.expires_at,
+_LANE = """select p.uuid, p.name, l.lane, l.generation, l.committed, l.position, l.ended, l.pipeline_hash,
+    l.holder, l.expires_at,
     l.progress from headrace_ledger_lane l join headrace_ledger_pipeline p on p.uuid = l.uuid"""
 
 
@@ -79,27 +88,37 @@ class LedgerReader:
             raise InternalError(msg)
         return json.loads(row[0])
 
-    def epochs(self, name: str, lane: str = "main", first: int = 1, last: int | None = None) -> Iterator[EpochRow]:
+    def epochs(
+        self, name: str, lane: str = "main", first: int = 1, last: int | None = None
+    ) -> Iterator[EpochRow]:
         """Yield the epochs first..last in order, including the open one. They are read page by page."""
         query = (
-            "select number, plan, generation, committed_at, counts, attempts, error, repeats from headrace_ledger_epoch"
+            "select number, plan, generation, committed_at, counts, attempts, error, repeats from"
+            " headrace_ledger_epoch"
             " where uuid = (select uuid from headrace_ledger_pipeline where name = :name) and lane = :lane"
             " and number > :after and number <= :last order by number limit :page"
         )
-        for _, *row in self._pages(query, first - 1, name=name, lane=lane, last=2**62 if last is None else last):
+        for _, *row in self._pages(
+            query, first - 1, name=name, lane=lane, last=2**62 if last is None else last
+        ):
             yield _epoch(tuple(row))
 
-    def stored_epochs(self, name: str, lane: str = "main", after: int = 0, before: str = START) -> Iterator[StoredEpoch]:
+    def stored_epochs(
+        self, name: str, lane: str = "main", after: int = 0, before: str = START
+    ) -> Iterator[StoredEpoch]:
         """Yield the committed epochs after a number, in order. They are read page by page.
 
         Each is checked against the hash chain, which starts from the link `before`.
         """
         query = (
-            "select number, time_window, plan, generation, committed_at, counts, link from headrace_ledger_epoch"
+            "select number, time_window, plan, generation, committed_at, counts, link from"
+            " headrace_ledger_epoch"
             " where uuid = (select uuid from headrace_ledger_pipeline where name = :name) and lane = :lane"
             " and number > :after and committed_at is not null order by number limit :page"
         )
-        for number, window, plan, generation, at, counts, stored in self._pages(query, after, name=name, lane=lane):
+        for number, window, plan, generation, at, counts, stored in self._pages(
+            query, after, name=name, lane=lane
+        ):
             linked = stored == link(before, number, plan, generation, at, counts)
             yield StoredEpoch(number, window, json.loads(plan), stored or "", linked)
             before = stored or START
@@ -108,9 +127,11 @@ class LedgerReader:
         """Return the ranges of epochs that were rolled up, oldest first."""
         with self._store.read() as tx:
             rows = tx.all(
-                "select first, last, start_position, end_position, first_at, last_at, link_before, link, counts, windows"
+                "select first, last, start_position, end_position, first_at, last_at, link_before, link,"
+                " counts, windows"
                 " from headrace_ledger_rolled"
-                " where uuid = (select uuid from headrace_ledger_pipeline where name = :name) and lane = :lane order by first",
+                " where uuid = (select uuid from headrace_ledger_pipeline where name = :name) and lane ="
+                " :lane order by first",
                 name=name,
                 lane=lane,
             )
@@ -123,7 +144,8 @@ class LedgerReader:
             ids = {"name": name, "lane": lane, "history": str(Phase.HISTORY)}
             rolled = tx.all(
                 "select windows from headrace_ledger_rolled"
-                " where uuid = (select uuid from headrace_ledger_pipeline where name = :name) and lane = :lane",
+                " where uuid = (select uuid from headrace_ledger_pipeline where name = :name) and lane ="
+                " :lane",
                 **ids,
             )
             for (windows,) in rolled:
@@ -131,7 +153,8 @@ class LedgerReader:
                     add_counts(found.setdefault(window, {}), counts)
             rows = tx.all(
                 "select time_window, counts from headrace_ledger_epoch"
-                " where uuid = (select uuid from headrace_ledger_pipeline where name = :name) and lane = :lane"
+                " where uuid = (select uuid from headrace_ledger_pipeline where name = :name) and lane ="
+                " :lane"
                 " and time_window is not null and phase = :history and committed_at is not null",
                 **ids,
             )
@@ -144,7 +167,8 @@ class LedgerReader:
         with self._store.read() as tx:
             row = tx.one(
                 "select number, link from headrace_ledger_verified"
-                " where uuid = (select uuid from headrace_ledger_pipeline where name = :name) and lane = :lane",
+                " where uuid = (select uuid from headrace_ledger_pipeline where name = :name) and lane ="
+                " :lane",
                 name=name,
                 lane=lane,
             )
@@ -154,7 +178,8 @@ class LedgerReader:
         """Store the progress of an audit. This needs no lease, because the point only moves forward."""
         with self._store.write() as tx:
             tx.run(
-                "insert into headrace_ledger_verified values (:uuid, :lane, :number, :link, :at) on conflict (uuid, lane) do update"
+                "insert into headrace_ledger_verified values (:uuid, :lane, :number, :link, :at) on"
+                " conflict (uuid, lane) do update"
                 " set number = excluded.number, link = excluded.link, checked_at = excluded.checked_at"
                 " where headrace_ledger_verified.number < excluded.number",
                 uuid=uuid,
@@ -169,7 +194,8 @@ class LedgerReader:
         with self._store.read() as tx:
             row = tx.one(
                 "select count(*) from headrace_ledger_epoch"
-                " where uuid = (select uuid from headrace_ledger_pipeline where name = :name) and lane = :lane and number <= :last",
+                " where uuid = (select uuid from headrace_ledger_pipeline where name = :name) and lane ="
+                " :lane and number <= :last",
                 name=name,
                 lane=lane,
                 last=last,
@@ -190,18 +216,23 @@ class LedgerReader:
         with self._store.read() as tx:
             rows = tx.all(
                 "select at, generation, kind, data from headrace_ledger_event"
-                " where uuid = (select uuid from headrace_ledger_pipeline where name = :name) and lane = :lane order by seq",
+                " where uuid = (select uuid from headrace_ledger_pipeline where name = :name) and lane ="
+                " :lane order by seq",
                 name=name,
                 lane=lane,
             )
-        return [{"at": at, "generation": generation, "kind": kind, "data": json.loads(data)} for at, generation, kind, data in rows]
+        return [
+            {"at": at, "generation": generation, "kind": kind, "data": json.loads(data)}
+            for at, generation, kind, data in rows
+        ]
 
     def restart(self, name: str, lane: str = "main") -> Restart | None:
         """Return the last reset of a pipeline. None if it was never reset."""
         with self._store.read() as tx:
             rows = tx.all(
                 "select kind, data from headrace_ledger_event"
-                " where uuid = (select uuid from headrace_ledger_pipeline where name = :name) and lane = :lane"
+                " where uuid = (select uuid from headrace_ledger_pipeline where name = :name) and lane ="
+                " :lane"
                 " and kind in ('reset', 'began') order by seq",
                 name=name,
                 lane=lane,
@@ -233,14 +264,25 @@ class LedgerReader:
         return self._lane(tx, row) if row else None
 
     def _lane(self, tx: Tx, row: tuple[Any, ...]) -> PipelineState:
-        uuid, name, lane, generation, committed, position, ended, pipeline_hash, holder, expires, progress = row
-        sinks = tx.all("select sink, state, epoch from headrace_ledger_sink where uuid = :uuid and lane = :lane", uuid=uuid, lane=lane)
-        opened = tx.one(
-            "select plan, paused_holder from headrace_ledger_epoch where uuid = :uuid and lane = :lane and committed_at is null",
+        uuid, name, lane, generation, committed, position, ended, pipeline_hash, holder, expires, progress = (
+            row
+        )
+        sinks = tx.all(
+            "select sink, state, epoch from headrace_ledger_sink where uuid = :uuid and lane = :lane",
             uuid=uuid,
             lane=lane,
         )
-        kept = tx.one("select min(number) from headrace_ledger_epoch where uuid = :uuid and lane = :lane", uuid=uuid, lane=lane)
+        opened = tx.one(
+            "select plan, paused_holder from headrace_ledger_epoch where uuid = :uuid and lane = :lane and"
+            " committed_at is null",
+            uuid=uuid,
+            lane=lane,
+        )
+        kept = tx.one(
+            "select min(number) from headrace_ledger_epoch where uuid = :uuid and lane = :lane",
+            uuid=uuid,
+            lane=lane,
+        )
         return PipelineState(
             pipeline=uuid,
             name=name,

@@ -49,7 +49,9 @@ class RollUps(Leases):
         """
         with self._store.write() as tx:
             committed, _ = self._hold(tx, lease)
-            rows = [] if self._in_repair(tx, lease) else self._due(tx, lease, committed - keep, history=history)
+            rows = (
+                [] if self._in_repair(tx, lease) else self._due(tx, lease, committed - keep, history=history)
+            )
             if rows:
                 self._summarize(tx, lease, rows)
                 self._forget(tx, lease, rows)
@@ -60,11 +62,14 @@ class RollUps(Leases):
     def _seal(self, tx: Tx, lease: Lease, number: int, counts: str) -> None:
         """Mark the open epoch as committed, and link it to the previous one."""
         row = tx.one(
-            "select plan from headrace_ledger_epoch where uuid = :uuid and lane = :lane and number = :n", n=number, **ids_of(lease)
+            "select plan from headrace_ledger_epoch where uuid = :uuid and lane = :lane and number = :n",
+            n=number,
+            **ids_of(lease),
         )
         at, (plan,) = timestamp(), row or missing_row()
         tx.run(
-            "update headrace_ledger_epoch set committed_at = :at, counts = :counts, generation = :generation, link = :link"
+            "update headrace_ledger_epoch set committed_at = :at, counts = :counts, generation ="
+            " :generation, link = :link"
             " where uuid = :uuid and lane = :lane and number = :number",
             at=at,
             counts=counts,
@@ -85,20 +90,27 @@ class RollUps(Leases):
         return START
 
     def _in_repair(self, tx: Tx, lease: Lease) -> bool:
-        query = "select 1 from headrace_ledger_sink where uuid = :uuid and lane = :lane and state in ('joining', 'replaying', 'emptying')"
+        query = (
+            "select 1 from headrace_ledger_sink where uuid = :uuid and lane = :lane and state in"
+            " ('joining', 'replaying', 'emptying')"
+        )
         return tx.one(query, **ids_of(lease)) is not None
 
     def _due(self, tx: Tx, lease: Lease, last: int, *, history: bool) -> list[_Row]:
         """Return the next epochs for one summary. They are consecutive in number, position and chain."""
         found = tx.all(
-            "select number, phase, time_window, pipeline_hash, generation, committed_at, counts, link, plan from headrace_ledger_epoch"
-            " where uuid = :uuid and lane = :lane and number <= :last and committed_at is not null order by number limit :batch",
+            "select number, phase, time_window, pipeline_hash, generation, committed_at, counts, link, plan"
+            " from headrace_ledger_epoch"
+            " where uuid = :uuid and lane = :lane and number <= :last and committed_at is not null order by"
+            " number limit :batch",
             last=last,
             batch=BATCH,
             **ids_of(lease),
         )
         before = self._newest(tx, lease)
-        number, chained = (before["last"], before["link"]) if before else (found[0][0] - 1 if found else 0, START)
+        number, chained = (
+            (before["last"], before["link"]) if before else (found[0][0] - 1 if found else 0, START)
+        )
         due: list[_Row] = []
         end: Json | None = None
         for values in found:
@@ -106,7 +118,12 @@ class RollUps(Leases):
             plan = json.loads(row.plan)
             chained = link(chained, row.number, row.plan, row.generation, row.committed_at, row.counts)
             joins = end is None or (plan["start"] == end and _is_history(row) == _is_history(due[0]))
-            if row.number != number + 1 or row.link != chained or not joins or (_is_history(row) and not history):
+            if (
+                row.number != number + 1
+                or row.link != chained
+                or not joins
+                or (_is_history(row) and not history)
+            ):
                 break
             due.append(row)
             number, end = row.number, plan["end"]
@@ -118,7 +135,11 @@ class RollUps(Leases):
             " where uuid = :uuid and lane = :lane order by first desc limit 1",
             **ids_of(lease),
         )
-        return dict(zip(("first", "last", "history", "link", "counts", "windows", "end"), row, strict=True)) if row else None
+        return (
+            dict(zip(("first", "last", "history", "link", "counts", "windows", "end"), row, strict=True))
+            if row
+            else None
+        )
 
     def _summarize(self, tx: Tx, lease: Lease, rows: list[_Row]) -> None:
         """Add rows to the newest summary, or start a new one if they do not continue it."""
@@ -148,8 +169,10 @@ class RollUps(Leases):
         } | ids_of(lease)
         if extends:
             tx.run(
-                "update headrace_ledger_rolled set last = :last, last_at = :last_at, link = :link, counts = :counts,"
-                " windows = :windows, end_position = :end where uuid = :uuid and lane = :lane and first = :first",
+                "update headrace_ledger_rolled set last = :last, last_at = :last_at, link = :link, counts ="
+                " :counts,"
+                " windows = :windows, end_position = :end where uuid = :uuid and lane = :lane and first ="
+                " :first",
                 **values,
             )
             return
@@ -160,7 +183,8 @@ class RollUps(Leases):
             "start": dump(start),
         }
         tx.run(
-            "insert into headrace_ledger_rolled values (:uuid, :lane, :first, :last, :history, :first_at, :last_at, :before, :link,"
+            "insert into headrace_ledger_rolled values (:uuid, :lane, :first, :last, :history, :first_at,"
+            " :last_at, :before, :link,"
             " :counts, :windows, :start, :end)",
             **values,
         )
@@ -168,7 +192,8 @@ class RollUps(Leases):
     def _forget(self, tx: Tx, lease: Lease, rows: list[_Row]) -> None:
         """Delete the epochs that the summary replaces, and data that nothing refers to any more."""
         tx.run(
-            "delete from headrace_ledger_epoch where uuid = :uuid and lane = :lane and number >= :first and number <= :last",
+            "delete from headrace_ledger_epoch where uuid = :uuid and lane = :lane and number >= :first and"
+            " number <= :last",
             first=rows[0].number,
             last=rows[-1].number,
             **ids_of(lease),
@@ -185,7 +210,8 @@ class RollUps(Leases):
         kinds = {f"kind{place}": kind for place, kind in enumerate(ROUTINE_EVENTS)}
         names = ", ".join(f":{name}" for name in kinds)
         tx.run(
-            f"delete from headrace_ledger_event where uuid = :uuid and lane = :lane and kind in ({names}) and seq <="  # noqa: S608
+            f"delete from headrace_ledger_event where uuid = :uuid and lane = :lane and kind in ({names})"  # noqa: S608
+            " and seq <="
             " (select seq from headrace_ledger_event where uuid = :uuid and lane = :lane"
             f" and kind in ({names}) order by seq desc limit 1 offset :kept)",
             kept=KEPT_EVENTS,
@@ -199,12 +225,16 @@ class RollUps(Leases):
         No rewind can need them.
         """
         left = tx.one(
-            "select 1 from headrace_ledger_epoch where uuid = :uuid and lane = :lane and phase = :history limit 1",
+            "select 1 from headrace_ledger_epoch where uuid = :uuid and lane = :lane and phase = :history"
+            " limit 1",
             history=str(Phase.HISTORY),
             **ids_of(lease),
         )
         if left is None:
-            tx.run("delete from headrace_ledger_event where uuid = :uuid and lane = :lane and kind = 'splits'", **ids_of(lease))
+            tx.run(
+                "delete from headrace_ledger_event where uuid = :uuid and lane = :lane and kind = 'splits'",
+                **ids_of(lease),
+            )
 
 
 def _is_history(row: _Row) -> bool:

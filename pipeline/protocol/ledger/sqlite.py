@@ -25,7 +25,19 @@ from headrace.pipeline.errors import SettingsError, TransientError
 from headrace.pipeline.protocol.ledger.store import SCHEMA, SCHEMA_VERSION, Presence, check_version
 from headrace.pipeline.protocol.ledger.writer import Ledger
 
-NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "afs", "9p", "ceph", "gluster", "lustre", "sshfs", "fuse.s3fs", "fuse.gcsfuse")
+NETWORK_FILE_SYSTEMS = (
+    "nfs",
+    "cifs",
+    "smb",
+    "afs",
+    "9p",
+    "ceph",
+    "gluster",
+    "lustre",
+    "sshfs",
+    "fuse.s3fs",
+    "fuse.gcsfuse",
+)
 BUSY_SECONDS = 10.0
 _WAL_BYTES = 8 * 2**20
 _FREE_PAGES, _TRIMMED_PAGES = 512, 256
@@ -45,7 +57,10 @@ def _refuse_network(path: Path) -> None:
     mounts = {part.mountpoint: part.fstype for part in psutil.disk_partitions(all=True)}
     mount = next((str(folder) for folder in (resolved, *resolved.parents) if str(folder) in mounts), None)
     if mount is not None and mounts[mount].startswith(NETWORK_FILE_SYSTEMS):
-        msg = f"the ledger {path} lies on a network file system ({mounts[mount]} at {mount}), where file locks do not hold"
+        msg = (
+            f"the ledger {path} lies on a network file system ({mounts[mount]} at {mount}), where file"
+            " locks do not hold"
+        )
         raise SettingsError(msg, hint="Put the SQLite ledger on a local disk, or use a Postgres ledger.")
 
 
@@ -113,7 +128,9 @@ class SqliteStore:
         self._lock = threading.RLock()
         self._locks = locks
         self._where = database
-        self._connection = sqlite3.connect(database, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+        self._connection = sqlite3.connect(
+            database, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+        )
         self._configure()
         self._migrate()
 
@@ -148,7 +165,9 @@ class SqliteStore:
         except sqlite3.OperationalError as error:
             msg = f"the ledger {self._where} cannot be used just now: {error}"
             locked = "Another process has held it for too long; is one of them stopped?"
-            raise TransientError(msg, hint=locked if "locked" in str(error) else "Is the disk full, or the file not writable?") from error
+            raise TransientError(
+                msg, hint=locked if "locked" in str(error) else "Is the disk full, or the file not writable?"
+            ) from error
 
     @contextmanager
     def _transaction(self, begin: str) -> Iterator[_SqliteTx]:

@@ -21,30 +21,35 @@ SCHEMA = (
         holder text, expires_at double precision not null, progress text not null, unsettled integer not null,
         primary key (uuid, lane))""",
     """create table headrace_ledger_sink (
-        uuid text not null, lane text not null, sink text not null, state text not null, epoch bigint not null,
+        uuid text not null, lane text not null, sink text not null, state text not null,
+        epoch bigint not null,
         primary key (uuid, lane, sink))""",
     """create table headrace_ledger_epoch (
         uuid text not null, lane text not null, number bigint not null, phase text not null, time_window text,
         pipeline_hash text not null, generation bigint not null, committed_at text, counts text not null,
-        attempts integer not null, repeats integer not null, error text, paused_holder integer not null, link text,
+        attempts integer not null, repeats integer not null, error text, paused_holder integer not null,
+        link text,
         plan text not null,
         primary key (uuid, lane, number))""",
     # The open epoch is looked up in every transaction.
     "create index headrace_ledger_open on headrace_ledger_epoch (uuid, lane) where committed_at is null",
     """create table headrace_ledger_rolled (
-        uuid text not null, lane text not null, first bigint not null, last bigint not null, history integer not null,
+        uuid text not null, lane text not null, first bigint not null, last bigint not null,
+        history integer not null,
         first_at text not null, last_at text not null, link_before text not null, link text not null,
         counts text not null, windows text not null, start_position text not null, end_position text not null,
         primary key (uuid, lane, first))""",
     """create table headrace_ledger_verified (
-        uuid text not null, lane text not null, number bigint not null, link text not null, checked_at text not null,
+        uuid text not null, lane text not null, number bigint not null, link text not null,
+        checked_at text not null,
         primary key (uuid, lane))""",
     """create table headrace_ledger_compiled (
         hash text primary key, body text not null)""",
     """create table headrace_ledger_content (
         hash text primary key, body text not null)""",
     """create table headrace_ledger_event (
-        uuid text not null, lane text not null, seq bigint not null, at text not null, generation bigint not null,
+        uuid text not null, lane text not null, seq bigint not null, at text not null,
+        generation bigint not null,
         kind text not null, data text not null,
         primary key (uuid, lane, seq))""",
 )

@@ -9,7 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 from headrace.pipeline.errors import InternalError, SinkStateError
-from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Json, Position, WriteCounts, content_ref
+from headrace.pipeline.protocol.epochs import (
+    CommitRecord,
+    EpochPlan,
+    Json,
+    Position,
+    WriteCounts,
+    content_ref,
+)
 from headrace.pipeline.protocol.ledger.interventions import LedgerInterventions
 from headrace.pipeline.protocol.ledger.leases import ids_of, missing_row, next_generation
 from headrace.pipeline.protocol.ledger.model import Lease
@@ -37,7 +44,11 @@ class Ledger(LedgerInterventions):
         """
         ref = content_ref(value)
         with self._store.write() as tx:
-            tx.run("insert into headrace_ledger_content values (:hash, :body) on conflict (hash) do nothing", hash=ref, body=dump(value))
+            tx.run(
+                "insert into headrace_ledger_content values (:hash, :body) on conflict (hash) do nothing",
+                hash=ref,
+                body=dump(value),
+            )
         return ref
 
     def begin(self, lease: Lease, initial: Callable[[], Position]) -> None:
@@ -53,23 +64,36 @@ class Ledger(LedgerInterventions):
         with self._store.write() as tx:
             self._hold(tx, lease)
             tx.run(
-                "update headrace_ledger_lane set position = :position, ended = :position where uuid = :uuid and lane = :lane",
+                "update headrace_ledger_lane set position = :position, ended = :position where uuid = :uuid"
+                " and lane = :lane",
                 position=position,
                 **ids_of(lease),
             )
             tx.run(
-                "update headrace_ledger_sink set state = 'joining' where uuid = :uuid and lane = :lane and state in ('joined', 'replaying')",
+                "update headrace_ledger_sink set state = 'joining' where uuid = :uuid and lane = :lane and"
+                " state in ('joined', 'replaying')",
                 **ids_of(lease),
             )
-            tx.run("delete from headrace_ledger_event where uuid = :uuid and lane = :lane and kind = 'splits'", **ids_of(lease))
+            tx.run(
+                "delete from headrace_ledger_event where uuid = :uuid and lane = :lane and kind = 'splits'",
+                **ids_of(lease),
+            )
             self._note(tx, lease, "began", {"position": json.loads(position)})
 
     def _has_begun(self, tx: Tx, lease: Lease) -> bool:
-        row = tx.one("select position, committed from headrace_ledger_lane where uuid = :uuid and lane = :lane", **ids_of(lease))
+        row = tx.one(
+            "select position, committed from headrace_ledger_lane where uuid = :uuid and lane = :lane",
+            **ids_of(lease),
+        )
         if row is None or row[0] is None:
             return False
-        planned = tx.one("select 1 from headrace_ledger_epoch where uuid = :uuid and lane = :lane limit 1", **ids_of(lease))
-        events = "select 1 from headrace_ledger_event where uuid = :uuid and lane = :lane and kind in ('dropped', 'rebuilt') limit 1"
+        planned = tx.one(
+            "select 1 from headrace_ledger_epoch where uuid = :uuid and lane = :lane limit 1", **ids_of(lease)
+        )
+        events = (
+            "select 1 from headrace_ledger_event where uuid = :uuid and lane = :lane and kind in"
+            " ('dropped', 'rebuilt') limit 1"
+        )
         return row[1] > 0 or planned is not None or tx.one(events, **ids_of(lease)) is not None
 
     def plan(self, lease: Lease, plan: EpochPlan, compiled: Json) -> None:
@@ -81,13 +105,20 @@ class Ledger(LedgerInterventions):
             committed, position = self._hold(tx, lease)
             self._insert_plan(tx, lease, plan, compiled, committed, position)
 
-    def _insert_plan(self, tx: Tx, lease: Lease, plan: EpochPlan, compiled: Json, committed: int, position: Json) -> None:
+    def _insert_plan(
+        self, tx: Tx, lease: Lease, plan: EpochPlan, compiled: Json, committed: int, position: Json
+    ) -> None:
         text = dump(plan.to_json())
         if plan.number != committed + 1 or normalize_position(plan.start) != position:
-            msg = f"epoch {plan.number} from {dump(dict(plan.start))} does not follow on epoch {committed}, which ended at {dump(position)}"
+            msg = (
+                f"epoch {plan.number} from {dump(dict(plan.start))} does not follow on epoch {committed},"
+                f" which ended at {dump(position)}"
+            )
             raise InternalError(msg)
         opened = tx.one(
-            "select plan from headrace_ledger_epoch where uuid = :uuid and lane = :lane and committed_at is null", **ids_of(lease)
+            "select plan from headrace_ledger_epoch where uuid = :uuid and lane = :lane and committed_at is"
+            " null",
+            **ids_of(lease),
         )
         if opened is not None:
             if load_plan(opened[0]) == load_plan(text):
@@ -100,7 +131,8 @@ class Ledger(LedgerInterventions):
             body=dump(compiled),
         )
         tx.run(
-            "insert into headrace_ledger_epoch values (:uuid, :lane, :number, :phase, :time_window, :hash, :generation, null, '{}',"
+            "insert into headrace_ledger_epoch values (:uuid, :lane, :number, :phase, :time_window, :hash,"
+            " :generation, null, '{}',"
             " 0, 0, null, 0, null, :plan)",
             number=plan.number,
             phase=str(plan.phase),
@@ -130,7 +162,9 @@ class Ledger(LedgerInterventions):
             self._hold(tx, lease)
             plan = self._opened(tx, lease, number)
             tx.run(
-                "delete from headrace_ledger_epoch where uuid = :uuid and lane = :lane and number = :number", number=number, **ids_of(lease)
+                "delete from headrace_ledger_epoch where uuid = :uuid and lane = :lane and number = :number",
+                number=number,
+                **ids_of(lease),
             )
             self._note(tx, lease, "dropped", {"plan": plan.to_json(), "why": why})
 
@@ -144,12 +178,17 @@ class Ledger(LedgerInterventions):
             self._hold(tx, lease)
             self._opened(tx, lease, number)
             row = tx.one(
-                "select repeats, error from headrace_ledger_epoch where uuid = :uuid and lane = :lane and number = :number",
+                "select repeats, error from headrace_ledger_epoch where uuid = :uuid and lane = :lane and"
+                " number = :number",
                 number=number,
                 **ids_of(lease),
             )
             repeats, last = row or missing_row()
-            repeats = repeats + 1 if last is not None and _error_fingerprint(last) == _error_fingerprint(text) else 1
+            repeats = (
+                repeats + 1
+                if last is not None and _error_fingerprint(last) == _error_fingerprint(text)
+                else 1
+            )
             tx.run(
                 "update headrace_ledger_epoch set attempts = attempts + 1, repeats = :repeats, error = :error"
                 " where uuid = :uuid and lane = :lane and number = :number",
@@ -178,7 +217,9 @@ class Ledger(LedgerInterventions):
             self._hold(tx, lease)
             self._note(tx, lease, kind, data)
 
-    def rebuild(self, lease: Lease, records: Mapping[str, CommitRecord], compiled: Json, pipeline_hash: str) -> Lease:
+    def rebuild(
+        self, lease: Lease, records: Mapping[str, CommitRecord], compiled: Json, pipeline_hash: str
+    ) -> Lease:
         """Rebuild an empty ledger's identity, epoch, position and sinks from the sinks' records.
 
         Return the lease under the old identity. Its generation continues from the clock, above any that the
@@ -192,8 +233,10 @@ class Ledger(LedgerInterventions):
             fresh = replace(lease, pipeline=found.pipeline, generation=generation, settled=False)
             self._rename(tx, lease, found)
             tx.run(
-                "update headrace_ledger_lane set uuid = :to, generation = :generation, committed = :committed, position = :position,"
-                " ended = :position, pipeline_hash = :hash, unsettled = 1 where uuid = :uuid and lane = :lane",
+                "update headrace_ledger_lane set uuid = :to, generation = :generation, committed ="
+                " :committed, position = :position,"
+                " ended = :position, pipeline_hash = :hash, unsettled = 1 where uuid = :uuid and lane ="
+                " :lane",
                 to=found.pipeline,
                 generation=generation,
                 committed=found.committed,
@@ -201,17 +244,26 @@ class Ledger(LedgerInterventions):
                 hash=found.pipeline_hash,
                 **ids_of(lease),
             )
-            tx.run("update headrace_ledger_event set uuid = :to where uuid = :uuid and lane = :lane", to=found.pipeline, **ids_of(lease))
+            tx.run(
+                "update headrace_ledger_event set uuid = :to where uuid = :uuid and lane = :lane",
+                to=found.pipeline,
+                **ids_of(lease),
+            )
             for sink in records:
                 # The epoch of its registration is lost. With 0, a replay of all its epochs is refused.
                 self._put_sink(tx, fresh, sink, "joined", 0)
             if found.plan is not None:
-                self._insert_plan(tx, fresh, found.plan, compiled, found.committed, normalize_position(found.position))
+                self._insert_plan(
+                    tx, fresh, found.plan, compiled, found.committed, normalize_position(found.position)
+                )
             self._note(
                 tx,
                 fresh,
                 "rebuilt",
-                {"committed": found.committed, "records": {sink: record.to_json() for sink, record in records.items()}},
+                {
+                    "committed": found.committed,
+                    "records": {sink: record.to_json() for sink, record in records.items()},
+                },
             )
             presence = self._store.present(fresh.pipeline, fresh.lane, generation)
         with self._lock:
@@ -228,11 +280,20 @@ class Ledger(LedgerInterventions):
         """
         state = self._state(tx, lease.name, lease.lane)
         known = state is not None and (state.committed or state.open_plan or state.sinks)
-        others = tx.one("select 1 from headrace_ledger_lane where uuid = :uuid and lane <> :lane", **ids_of(lease))
+        others = tx.one(
+            "select 1 from headrace_ledger_lane where uuid = :uuid and lane <> :lane", **ids_of(lease)
+        )
         if known or (others and found.pipeline != lease.pipeline):
-            msg = f"the ledger already knows lane '{lease.lane}' of pipeline '{lease.name}'; only an empty one is rebuilt"
+            msg = (
+                f"the ledger already knows lane '{lease.lane}' of pipeline '{lease.name}'; only an empty"
+                " one is rebuilt"
+            )
             raise SinkStateError(msg, hint="Move the ledger away first if it is the wrong one.")
-        tx.run("update headrace_ledger_pipeline set uuid = :to where uuid = :uuid", to=found.pipeline, uuid=lease.pipeline)
+        tx.run(
+            "update headrace_ledger_pipeline set uuid = :to where uuid = :uuid",
+            to=found.pipeline,
+            uuid=lease.pipeline,
+        )
 
 
 def _error_fingerprint(error: str) -> str:

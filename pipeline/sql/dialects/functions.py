@@ -36,9 +36,15 @@ def template(text: str, *arguments: exp.Expr) -> exp.Expr:
             names = [one.name for one in part.parts]
             if _ARGUMENT.fullmatch(names[0]):
                 value = arguments[int(names[0][1:])].copy()
-                if len(names) == 1 and isinstance(value, exp.Binary | exp.Connector | exp.Not | exp.Lambda | exp.Interval):
+                if len(names) == 1 and isinstance(
+                    value, exp.Binary | exp.Connector | exp.Not | exp.Lambda | exp.Interval
+                ):
                     return exp.paren(value, copy=False)
-                return value if len(names) == 1 else exp.Dot.build([value, *(exp.to_identifier(name) for name in names[1:])])
+                return (
+                    value
+                    if len(names) == 1
+                    else exp.Dot.build([value, *(exp.to_identifier(name) for name in names[1:])])
+                )
         return part
 
     return _parsed(text).copy().transform(fill)
@@ -56,13 +62,21 @@ def builder(name: str, templates: Templates) -> Callable[[list[Any]], exp.Expr]:
         if made is None:
             return exp.Anonymous(this=name, expressions=arguments)
         # The parser checks the number of arguments of the result as if the user had written it.
-        return exp.Paren(this=made) if isinstance(made, exp.Func) and len(arguments) > len(made.arg_types) else made
+        return (
+            exp.Paren(this=made)
+            if isinstance(made, exp.Func) and len(arguments) > len(made.arg_types)
+            else made
+        )
 
     return build
 
 
 def _arrow_cast(arguments: list[Any]) -> exp.Expr:
-    kind = arrow_type(arguments[1].name) if len(arguments) == 2 and isinstance(arguments[1], exp.Literal) else None
+    kind = (
+        arrow_type(arguments[1].name)
+        if len(arguments) == 2 and isinstance(arguments[1], exp.Literal)
+        else None
+    )
     if kind is None:
         msg = f"arrow_cast to `{arguments[-1].name if arguments else ''}` cannot be said in Spark's SQL"
         raise UserError(msg, hint="Use CAST with a type of SQL.")
@@ -82,7 +96,9 @@ def _coded(names: Mapping[str, str]) -> Callable[[list[Any]], exp.Expr]:
     """Return the builder of encode and decode, by the name of the encoding."""
 
     def build(arguments: list[Any]) -> exp.Expr:
-        code = arguments[1].name.lower() if len(arguments) == 2 and isinstance(arguments[1], exp.Literal) else ""
+        code = (
+            arguments[1].name.lower() if len(arguments) == 2 and isinstance(arguments[1], exp.Literal) else ""
+        )
         if code not in names:
             msg = f"the code `{code}` cannot be said in Spark's SQL"
             raise UserError(msg, hint=f"Allowed: {', '.join(names)}.")
@@ -99,7 +115,9 @@ def _formatted(said: str) -> Callable[[list[Any]], exp.Expr]:
 
     def build(arguments: list[Any]) -> exp.Expr:
         if len(arguments) == 1:
-            return template("CAST(_0 AS TIMESTAMP)" if said == "to_timestamp" else f"{said}(_0)", arguments[0])
+            return template(
+                "CAST(_0 AS TIMESTAMP)" if said == "to_timestamp" else f"{said}(_0)", arguments[0]
+            )
         if len(arguments) != 2 or not isinstance(arguments[1], exp.Literal):
             msg = f"the format of {said} must be written out, and there is one"
             raise UserError(msg, hint="Use coalesce over try_to_timestamp for several formats.")
@@ -109,9 +127,10 @@ def _formatted(said: str) -> Callable[[list[Any]], exp.Expr]:
 
 
 _CHRONO = {
-    "Y": "yyyy", "y": "yy", "m": "MM", "d": "dd", "e": "d", "j": "DDD", "H": "HH", "I": "hh", "M": "mm", "S": "ss", "p": "a", "b": "MMM",
-    "h": "MMM", "B": "MMMM", "a": "EEE", "A": "EEEE", "F": "yyyy-MM-dd", "T": "HH:mm:ss", "D": "MM/dd/yy", "R": "HH:mm", "z": "xx",
-    ":z": "xxx", "f": "SSSSSS", "3f": "SSS", "6f": "SSSSSS", ".3f": ".SSS", ".6f": ".SSSSSS", ".f": ".SSSSSS", "%": "'%'",
+    "Y": "yyyy", "y": "yy", "m": "MM", "d": "dd", "e": "d", "j": "DDD", "H": "HH", "I": "hh", "M": "mm",
+    "S": "ss", "p": "a", "b": "MMM", "h": "MMM", "B": "MMMM", "a": "EEE", "A": "EEEE", "F": "yyyy-MM-dd",
+    "T": "HH:mm:ss", "D": "MM/dd/yy", "R": "HH:mm", "z": "xx", ":z": "xxx", "f": "SSSSSS", "3f": "SSS",
+    "6f": "SSSSSS", ".3f": ".SSS", ".6f": ".SSSSSS", ".f": ".SSSSSS", "%": "'%'",
 }  # fmt: skip
 
 
@@ -149,7 +168,11 @@ def _refused(name: str, instead: str, arguments: list[Any]) -> exp.Expr:
 def _first_alone(name: str, arguments: list[Any]) -> exp.Expr | None:
     """Refuse arguments after the pattern, because Spark gives them another meaning."""
     if len(arguments) > 2:
-        return _refused(f"{name} with more than a text and a pattern", f"{name}(text, pattern) on a part of the text", arguments)
+        return _refused(
+            f"{name} with more than a text and a pattern",
+            f"{name}(text, pattern) on a part of the text",
+            arguments,
+        )
     return None
 
 
@@ -186,7 +209,8 @@ _BARE_HEX = {**_HEX, "base64": "rtrim('=', base64(_0))"}
 """Postgres breaks lines after 76 letters. DataFusion omits the padding."""
 _UNHEX = {"hex": "unhex(_0)", "base64": "unbase64(_0)"}
 _SPLIT = (
-    "CASE WHEN _0 = '' THEN slice(array(_0), 1, 0) WHEN _1 IS NULL THEN split(_0, '') WHEN _0 <> '' AND _1 = '' THEN array(_0)"
+    "CASE WHEN _0 = '' THEN slice(array(_0), 1, 0) WHEN _1 IS NULL THEN split(_0, '') WHEN _0 <> '' AND _1"
+    " = '' THEN array(_0)"
     r" ELSE split(_0, concat('\\Q', replace(_1, '\\E', '\\E\\\\E\\Q'), '\\E')) END"
 )
 _SERIES = "CASE WHEN _0 > _1 THEN slice(array(_0), 1, 0) ELSE sequence(_0, _1) END"
@@ -194,7 +218,10 @@ _HAS = "coalesce(array_contains(_0, _1), CASE WHEN _0 IS NOT NULL AND _1 IS NOT 
 _HAS_ANY = "coalesce(arrays_overlap(_0, _1), CASE WHEN _0 IS NOT NULL AND _1 IS NOT NULL THEN FALSE END)"
 """In DataFusion a missing item gives false even if the list contains NULLs."""
 
-_FIRST_MATCH = "regexp_extract(a, 'x(.)', 1) for the first group and 0 for the whole match: it is '' where nothing matches"
+_FIRST_MATCH = (
+    "regexp_extract(a, 'x(.)', 1) for the first group and 0 for the whole match: it is '' where"
+    " nothing matches"
+)
 
 POSTGRES: Mapping[str, Templates] = {
     "log": {1: "log10(_0)", 2: "log(_0, _1)"},
@@ -288,7 +315,9 @@ DATAFUSION: Mapping[str, Templates] = {
     "array_join": {2: "array_join(_0, _1)", 3: "array_join(_0, _1, _2)"},
     "list_to_string": {2: "array_join(_0, _1)"},
     "array_remove_all": {2: "array_remove(_0, _1)"},
-    "array_remove": lambda arguments: _refused("array_remove", "array_remove_all, which removes every such item", arguments),
+    "array_remove": lambda arguments: _refused(
+        "array_remove", "array_remove_all, which removes every such item", arguments
+    ),
     "array_reverse": {1: "reverse(_0)"},
     "array_slice": {3: SLICED},
     "array_indexof": {2: "nullif(array_position(_0, _1), 0)"},

@@ -19,7 +19,13 @@ _CAPITALS = (
     " hr_x -> concat(upper(left(hr_x, 1)), substr(hr_x, 2))), '')"
 )
 _BARE_DECIMAL = "DECIMAL(38, 10)"
-_WIDER = {"INT128": "DECIMAL(38, 0)", "UINT128": "DECIMAL(38, 0)", "UBIGINT": "DECIMAL(20, 0)", "UINT": "BIGINT", "USMALLINT": "INT"}
+_WIDER = {
+    "INT128": "DECIMAL(38, 0)",
+    "UINT128": "DECIMAL(38, 0)",
+    "UBIGINT": "DECIMAL(20, 0)",
+    "UINT": "BIGINT",
+    "USMALLINT": "INT",
+}
 """Spark's replacements for types that it lacks."""
 
 
@@ -50,7 +56,9 @@ def _concat(call: exp.Concat, dialect: str) -> exp.Expr:
 def _like_pattern(call: exp.RegexpLike | exp.RegexpILike, dialect: str) -> exp.Expr:
     del dialect
     flags = "i" if isinstance(call, exp.RegexpILike) else _text(call.args.get("flag"))
-    return exp.RegexpLike(this=call.this, expression=_flagged(call.expression, flags) if flags else call.expression)
+    return exp.RegexpLike(
+        this=call.this, expression=_flagged(call.expression, flags) if flags else call.expression
+    )
 
 
 def _replace(call: exp.RegexpReplace, dialect: str) -> exp.Expr:
@@ -125,7 +133,9 @@ def _cut(call: exp.Cast, dialect: str) -> exp.Expr:
     if dialect != "postgres" or kind.this not in (exp.DType.VARCHAR, exp.DType.CHAR) or not kind.expressions:
         return call
     name = "rpad" if kind.this == exp.DType.CHAR else "left"
-    return template(f"{name}(CAST(_0 AS STRING), _1)", call.this, exp.Literal.number(kind.expressions[0].name))
+    return template(
+        f"{name}(CAST(_0 AS STRING), _1)", call.this, exp.Literal.number(kind.expressions[0].name)
+    )
 
 
 def _extract(call: exp.Extract, dialect: str) -> exp.Expr:
@@ -133,7 +143,11 @@ def _extract(call: exp.Extract, dialect: str) -> exp.Expr:
     del dialect
     if call.name.upper() == "EPOCH":
         return template("CAST(CAST(_0 AS TIMESTAMP) AS DOUBLE)", call.expression)
-    return template("(dayofweek(_0) - 1)", call.expression) if call.name.upper() in ("DOW", "DAYOFWEEK") else call
+    return (
+        template("(dayofweek(_0) - 1)", call.expression)
+        if call.name.upper() in ("DOW", "DAYOFWEEK")
+        else call
+    )
 
 
 def _from_unix(call: exp.UnixToTime, dialect: str) -> exp.Expr:

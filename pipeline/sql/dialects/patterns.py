@@ -14,8 +14,8 @@ _PLAIN = ".^$\\"
 """Signs that are literal in Postgres' patterns but not in Java's."""
 _SPAN = re.compile(r"(\d+)\s*([a-z]+)", re.IGNORECASE)
 _MICROS = {
-    "microsecond": 1, "millisecond": 1_000, "second": 1_000_000, "sec": 1_000_000, "minute": 60_000_000, "min": 60_000_000,
-    "hour": 3_600_000_000, "day": 86_400_000_000, "week": 604_800_000_000,
+    "microsecond": 1, "millisecond": 1_000, "second": 1_000_000, "sec": 1_000_000, "minute": 60_000_000,
+    "min": 60_000_000, "hour": 3_600_000_000, "day": 86_400_000_000, "week": 604_800_000_000,
 }  # fmt: skip
 
 
@@ -27,7 +27,10 @@ def similar(node: exp.SimilarTo, dialect: str) -> exp.Expr:
     pattern = node.expression
     known = isinstance(pattern, exp.Literal) and pattern.is_string and "[:" not in pattern.name
     if isinstance(node.parent, exp.Escape) or (dialect == "postgres" and not known):
-        msg = f"`{node.sql(dialect='postgres')}` cannot be said in Spark's SQL: the pattern must be written out, without ESCAPE and [:classes:]"
+        msg = (
+            f"`{node.sql(dialect='postgres')}` cannot be said in Spark's SQL: the pattern must be written"
+            " out, without ESCAPE and [:classes:]"
+        )
         raise UserError(msg, hint="Use a regular expression: regexp_like(a, pattern).")
     if dialect == "postgres":
         pattern = exp.Literal.string(rf"\A(?:(?s){_of_like(pattern.name)})\z")
@@ -59,15 +62,27 @@ def binned(arguments: list[Any]) -> exp.Expr:
     """
     if len(arguments) not in (2, 3):
         msg = f"date_bin takes a stride, a time and an origin, found {len(arguments)} arguments"
-        raise UserError(msg, hint="It is called as date_bin(INTERVAL '15 minutes', at, TIMESTAMP '2001-01-01 00:00:00').")
+        raise UserError(
+            msg, hint="It is called as date_bin(INTERVAL '15 minutes', at, TIMESTAMP '2001-01-01 00:00:00')."
+        )
     stride, at, *origin = arguments
     micros = _micros(stride)
     if not micros:
-        msg = f"date_bin by `{stride.sql(dialect='postgres')}` cannot be said in Spark's SQL: the stride must be written out, in weeks or less"
-        raise UserError(msg, hint="Such as INTERVAL '15 minutes'; for months and years use date_trunc('month', at).")
+        msg = (
+            f"date_bin by `{stride.sql(dialect='postgres')}` cannot be said in Spark's SQL: the stride"
+            " must be written out, in weeks or less"
+        )
+        raise UserError(
+            msg, hint="Such as INTERVAL '15 minutes'; for months and years use date_trunc('month', at)."
+        )
     start = template("unix_micros(CAST(_0 AS TIMESTAMP))", origin[0]) if origin else exp.Literal.number(0)
     moment = "unix_micros(CAST(_0 AS TIMESTAMP))"
-    return template(f"timestamp_micros({moment} - pmod({moment} - _1, CAST(_2 AS BIGINT)))", at, start, exp.Literal.number(micros))
+    return template(
+        f"timestamp_micros({moment} - pmod({moment} - _1, CAST(_2 AS BIGINT)))",
+        at,
+        start,
+        exp.Literal.number(micros),
+    )
 
 
 def _micros(stride: exp.Expr) -> int | None:
@@ -79,5 +94,11 @@ def _micros(stride: exp.Expr) -> int | None:
     text = f"{value.name} {unit.name if unit is not None else ''}".strip()
     if _SPAN.sub("", text).strip():
         return None
-    parts = [(int(number), _MICROS.get(word.lower().removesuffix("s"))) for number, word in _SPAN.findall(text)]
-    return None if any(size is None for _, size in parts) else sum(number * (size or 0) for number, size in parts)
+    parts = [
+        (int(number), _MICROS.get(word.lower().removesuffix("s"))) for number, word in _SPAN.findall(text)
+    ]
+    return (
+        None
+        if any(size is None for _, size in parts)
+        else sum(number * (size or 0) for number, size in parts)
+    )

@@ -31,9 +31,13 @@ DialectName = Literal["spark", "datafusion", "postgres"]
 template = dialect_functions.template
 
 
-def _functions(parser: type[Any], table: Mapping[str, dialect_functions.Templates], dialect: str) -> dict[str, Any]:
+def _functions(
+    parser: type[Any], table: Mapping[str, dialect_functions.Templates], dialect: str
+) -> dict[str, Any]:
     """Return a parser's functions, those with another meaning in Spark, and Headrace's own."""
-    translated_ = {name.upper(): dialect_functions.builder(name, templates) for name, templates in table.items()}
+    translated_ = {
+        name.upper(): dialect_functions.builder(name, templates) for name, templates in table.items()
+    }
     return {**parser.FUNCTIONS, **translated_, **functions.parsed_names(dialect)}
 
 
@@ -45,7 +49,9 @@ class HeadracePostgres(Postgres):
     class Parser(Postgres.Parser):
         """Functions with the same name but another meaning in Spark."""
 
-        FUNCTIONS: ClassVar[dict[str, Any]] = _functions(Postgres.Parser, {**dialect_functions.POSTGRES, "date_bin": binned}, "postgres")
+        FUNCTIONS: ClassVar[dict[str, Any]] = _functions(
+            Postgres.Parser, {**dialect_functions.POSTGRES, "date_bin": binned}, "postgres"
+        )
         FUNCTION_PARSERS: ClassVar[dict[str, Any]] = functions.with_clauses(
             {
                 name: read
@@ -67,7 +73,10 @@ class HeadraceDataFusion(HeadracePostgres):
         """DataFusion's functions and operators."""
 
         EXPONENT: ClassVar[dict[Any, Any]] = {}
-        BITWISE: ClassVar[dict[Any, Any]] = {**HeadracePostgres.Parser.BITWISE, TokenType.CARET: exp.BitwiseXor}
+        BITWISE: ClassVar[dict[Any, Any]] = {
+            **HeadracePostgres.Parser.BITWISE,
+            TokenType.CARET: exp.BitwiseXor,
+        }
         FUNCTIONS: ClassVar[dict[str, Any]] = _functions(
             HeadracePostgres.Parser, {**dialect_functions.DATAFUSION, "date_bin": binned}, "datafusion"
         )
@@ -90,7 +99,9 @@ def read(text: str, dialect: str) -> exp.Query:
         raise UserError(msg, hint="Write one, such as SELECT * FROM and the name of a source.")
     shown = "--- SQL ---\n" + text.strip()
     try:
-        statements = [statement for statement in sqlglot.parse(text, dialect=DIALECTS[dialect]) if statement is not None]
+        statements = [
+            statement for statement in sqlglot.parse(text, dialect=DIALECTS[dialect]) if statement is not None
+        ]
     except (ParseError, TokenError) as error:
         details = getattr(error, "errors", None)
         reason = (
@@ -116,7 +127,9 @@ def _offer(text: str, dialect: str) -> str:
     found = [name for name in DIALECTS if name != dialect and _reads(text, name)]
     if not found:
         return ""
-    names, keys = (_listed([said(name) for name in found]) for said in (_TITLES.__getitem__, "`dialect: {}`".format))
+    names, keys = (
+        _listed([said(name) for name in found]) for said in (_TITLES.__getitem__, "`dialect: {}`".format)
+    )
     return f"As SQL of {names} it can be read: add {keys} to the node.\n"
 
 
@@ -137,7 +150,13 @@ def _reads(text: str, dialect: str) -> bool:
 def double_quoted(text: str) -> tuple[str, ...]:
     """Return the texts in double quotes. They are string literals in Spark, and names in other dialects."""
     tokens = sqlglot.tokenize(text, dialect=DIALECT)
-    return tuple(dict.fromkeys(token.text for token in tokens if token.token_type is TokenType.STRING and text[token.start] == '"'))
+    return tuple(
+        dict.fromkeys(
+            token.text
+            for token in tokens
+            if token.token_type is TokenType.STRING and text[token.start] == '"'
+        )
+    )
 
 
 def translate_to_spark(query: exp.Query, dialect: str) -> exp.Query:
@@ -145,7 +164,9 @@ def translate_to_spark(query: exp.Query, dialect: str) -> exp.Query:
     if dialect == "spark":
         return query
     query = normalize_identifiers(query, dialect=DIALECTS[dialect])
-    for part in reversed(list(query.dfs())):  # from the leaves up, so that the children of a replaced node are translated
+    for part in reversed(
+        list(query.dfs())
+    ):  # from the leaves up, so that the children of a replaced node are translated
         said = translated(part, dialect)
         if said is not part:
             part.replace(said)
@@ -153,5 +174,7 @@ def translate_to_spark(query: exp.Query, dialect: str) -> exp.Query:
         query.sql(dialect=DIALECT, unsupported_level=ErrorLevel.RAISE)
     except UnsupportedError as error:
         msg = f"cannot be said in Spark's SQL: {error}"
-        raise UserError(msg, hint="Write this part in another way, or the statement in Spark's SQL, without `dialect`.") from None
+        raise UserError(
+            msg, hint="Write this part in another way, or the statement in Spark's SQL, without `dialect`."
+        ) from None
     return query

@@ -5,10 +5,11 @@ from __future__ import annotations
 from sqlglot import exp
 
 ARROW_TYPES = {
-    "utf8": "STRING", "largeutf8": "STRING", "utf8view": "STRING", "boolean": "BOOLEAN", "int8": "TINYINT", "int16": "SMALLINT",
-    "int32": "INT", "int64": "BIGINT", "uint8": "SMALLINT", "uint16": "INT", "uint32": "BIGINT", "uint64": "DECIMAL(20, 0)",
-    "float32": "FLOAT", "float64": "DOUBLE", "date32": "DATE", "date64": "TIMESTAMP", "binary": "BINARY", "largebinary": "BINARY",
-    "int128": "DECIMAL(38, 0)", "uint128": "DECIMAL(38, 0)",
+    "utf8": "STRING", "largeutf8": "STRING", "utf8view": "STRING", "boolean": "BOOLEAN", "int8": "TINYINT",
+    "int16": "SMALLINT", "int32": "INT", "int64": "BIGINT", "uint8": "SMALLINT", "uint16": "INT",
+    "uint32": "BIGINT", "uint64": "DECIMAL(20, 0)", "float32": "FLOAT", "float64": "DOUBLE", "date32": "DATE",
+    "date64": "TIMESTAMP", "binary": "BINARY", "largebinary": "BINARY", "int128": "DECIMAL(38, 0)",
+    "uint128": "DECIMAL(38, 0)",
 }  # fmt: skip
 
 

@@ -39,7 +39,10 @@ _ARITHMETIC: Mapping[type[exp.Expr], str] = {
 }  # fmt: skip
 _GENERATORS = (exp.Aliases, exp.Explode, exp.Posexplode, exp.Inline, exp.Stack, exp.Unnest)
 _INSTEAD = "Else CAST it AS decimal(38, {}) if the digits fit, AS double if digits may be lost, or AS string."
-_ONE_TYPE = "Give both the same type with CAST: uint256, int256 or bigint for the other, or decimal(38, s), double or string for both."
+_ONE_TYPE = (
+    "Give both the same type with CAST: uint256, int256 or bigint for the other, or decimal(38, s),"
+    " double or string for both."
+)
 
 
 def is_cast_to_int256(node: exp.Expr) -> bool:
@@ -90,7 +93,10 @@ def refuse_operator(node: exp.Expr, number: exp.Expr) -> UserError:
 def _refuse_pair(node: exp.Expr, left: exp.Expr, right: exp.Expr) -> UserError:
     """Return the error for an operation on a wide number and a value of another type."""
     number, other = (left, right) if is_wide(left) else (right, left)
-    what = f"`{_spell(number)}`, which is {_spell_type(number)}, with `{_spell(other)}`, which is {_spell_type(other)}"
+    what = (
+        f"`{_spell(number)}`, which is {_spell_type(number)}, with `{_spell(other)}`, which is"
+        f" {_spell_type(other)}"
+    )
     return UserError(f"`{_spell(node)}` combines {what}", hint=_ONE_TYPE)
 
 
@@ -102,7 +108,9 @@ def _spell_type(node: exp.Expr) -> str:
     kind = infer_type(node)
     if (wide := wide_of_type(kind)) is not None:
         return str(wide)
-    return "of a type that cannot be inferred" if kind.this == exp.DType.UNKNOWN else kind.sql(dialect="spark")
+    return (
+        "of a type that cannot be inferred" if kind.this == exp.DType.UNKNOWN else kind.sql(dialect="spark")
+    )
 
 
 def _int256_of(node: exp.Expr) -> WideInteger | None:
@@ -121,20 +129,28 @@ def _to_int256(node: exp.Expr, kind: WideInteger) -> exp.Expr:
     if _int256_of(node) == kind:
         return node
     digits = literal_integer(node)
-    return _call("to_i256" if kind.signed else "to_u256", type_of_wide(kind), node if digits is None else exp.Literal.string(str(digits)))
+    return _call(
+        "to_i256" if kind.signed else "to_u256",
+        type_of_wide(kind),
+        node if digits is None else exp.Literal.string(str(digits)),
+    )
 
 
 def _compute(node: exp.Expr) -> exp.Expr:
     """Rewrite `+ - * / % DIV`. The result is signed if one side is signed or a negative literal."""
     sides = [node.this, node.expression]
-    if (decimal := next((side for side in sides if is_wide(side) and _int256_of(side) is None), None)) is not None:
+    if (
+        decimal := next((side for side in sides if is_wide(side) and _int256_of(side) is None), None)
+    ) is not None:
         raise refuse_operator(node, decimal)
     if any(scale_of(side) != 0 for side in sides):
         raise _refuse_pair(node, *sides)
     is_signed = any(_int256_of(side) == INT256 or (literal_integer(side) or 0) < 0 for side in sides)
     kind = INT256 if is_signed else UINT256
     prefix = "i256" if kind.signed else "u256"
-    return _call(f"{prefix}_{_ARITHMETIC[type(node)]}", type_of_wide(kind), *(_to_int256(side, kind) for side in sides))
+    return _call(
+        f"{prefix}_{_ARITHMETIC[type(node)]}", type_of_wide(kind), *(_to_int256(side, kind) for side in sides)
+    )
 
 
 def _sign(node: exp.Expr) -> exp.Expr | None:
@@ -175,7 +191,8 @@ def _units(side: exp.Expr, scale: int) -> exp.Expr:
     if not scale or isinstance(side.unnest(), exp.Null):
         return side
     digits = (
-        "concat(regexp_extract(CAST(_0 AS STRING), '^-?[0-9]+', 0), rpad(regexp_extract(CAST(_0 AS STRING), '[.]([0-9]*)', 1), _1, '0'))"
+        "concat(regexp_extract(CAST(_0 AS STRING), '^-?[0-9]+', 0), rpad(regexp_extract(CAST(_0 AS"
+        " STRING), '[.]([0-9]*)', 1), _1, '0'))"
     )
     return template(digits, side, exp.Literal.number(scale))
 
@@ -187,7 +204,9 @@ def _comparison(node: exp.Expr) -> exp.Expr:
 def _null_safe(node: exp.Expr) -> exp.Expr:
     """Rewrite `<=>`, `IS DISTINCT FROM` and `equal_null`, for which NULL equals NULL."""
     left, right = node.this, node.expression
-    same = template("(coalesce(_0 = 0, false) OR (_1 IS NULL AND _2 IS NULL))", _compare(node, left, right), left, right)
+    same = template(
+        "(coalesce(_0 = 0, false) OR (_1 IS NULL AND _2 IS NULL))", _compare(node, left, right), left, right
+    )
     return exp.not_(same) if isinstance(node, exp.NullSafeNEQ) else same
 
 
@@ -198,12 +217,17 @@ def _between(node: exp.Expr) -> exp.Expr:
 
 
 def _in_list(node: exp.Expr) -> exp.Expr | None:
-    equals = [exp.EQ(this=_compare(node, node.this, one), expression=exp.Literal.number(0)) for one in node.expressions]
+    equals = [
+        exp.EQ(this=_compare(node, node.this, one), expression=exp.Literal.number(0))
+        for one in node.expressions
+    ]
     return exp.paren(exp.or_(*equals)) if equals else None
 
 
 def _nullif(node: exp.Expr) -> exp.Expr:
-    made = template("CASE WHEN _0 = 0 THEN NULL ELSE _1 END", _compare(node, node.this, node.expression), node.this)
+    made = template(
+        "CASE WHEN _0 = 0 THEN NULL ELSE _1 END", _compare(node, node.this, node.expression), node.this
+    )
     made.type = infer_type(node.this)
     return made
 
@@ -220,7 +244,9 @@ def _cast(node: exp.Expr) -> exp.Expr | None:
         return None
     if node.args.get("safe") and scale_of(value) != 0 and not isinstance(value.unnest(), exp.Null):
         msg = f"`{_spell(node)}` cannot give NULL for a value that is not {kind}"
-        raise UserError(msg, hint=f"Test the text first: CASE WHEN s RLIKE '^[0-9]+$' THEN CAST(s AS {kind}) END.")
+        raise UserError(
+            msg, hint=f"Test the text first: CASE WHEN s RLIKE '^[0-9]+$' THEN CAST(s AS {kind}) END."
+        )
     made = _to_int256(value, kind)
     if isinstance(value.unnest(), exp.Null):
         made = exp.cast(value, "STRING", dialect="spark")
@@ -245,7 +271,11 @@ def _choose(node: exp.Expr) -> exp.Expr | None:
     for result in results:
         digits = literal_integer(result)
         if wide is not None and digits is not None and _has_room(digits, wide):
-            result.replace(_to_int256(result, wide) if isinstance(wide, WideInteger) else exp.Literal.string(plain_digits(str(digits))))
+            result.replace(
+                _to_int256(result, wide)
+                if isinstance(wide, WideInteger)
+                else exp.Literal.string(plain_digits(str(digits)))
+            )
         elif common_type([infer_type(number), infer_type(result)]) is None:
             raise _refuse_pair(node, number, result)
     if (kind := common_type([infer_type(result) for result in results if is_wide(result)])) is None:
@@ -286,7 +316,9 @@ def _take(node: exp.Expr) -> exp.Expr | None:
 
     Refuse it if the index or the keys of the map are wide numbers.
     """
-    container, *index = node.expressions if isinstance(node, exp.Anonymous) else [node.this, *node.expressions]
+    container, *index = (
+        node.expressions if isinstance(node, exp.Anonymous) else [node.this, *node.expressions]
+    )
     kind = infer_type(container)
     has_wide_keys = kind.this == exp.DType.MAP and wide_of_type(kind.expressions[0]) is not None
     if has_wide_keys or any(is_wide(part) or isinstance(part, exp.Slice) for part in index):
@@ -310,7 +342,11 @@ def _explode(node: exp.Expr) -> exp.Expr | None:
 
 def _take_numbers(node: exp.Expr) -> exp.Expr | None:
     """Allow functions of a number's digits, but not of a list, map or struct."""
-    return node if all(wide_of_type(part.type) is not None for part in node.iter_expressions() if is_wide(part)) else None
+    return (
+        node
+        if all(wide_of_type(part.type) is not None for part in node.iter_expressions() if is_wide(part))
+        else None
+    )
 
 
 def _make_text(node: exp.Expr) -> exp.Expr | None:
@@ -351,8 +387,9 @@ _RULES: Mapping[type[exp.Expr], Rule] = {
     **_rules(_keep, exp.ArraySize),
 }
 _NAMES: Mapping[str, Rule] = {
-    "coalesce_meta": _choose, "get": _take, "explode_outer": _explode, "isnull": _is_null, "isnotnull": _is_null,
-    "named_struct": _build, "array_size": _keep, "cardinality": _keep, "concat_ws": _make_text,
+    "coalesce_meta": _choose, "get": _take, "explode_outer": _explode, "isnull": _is_null,
+    "isnotnull": _is_null, "named_struct": _build, "array_size": _keep, "cardinality": _keep,
+    "concat_ws": _make_text,
 }  # fmt: skip
 
 

@@ -65,10 +65,16 @@ def infer_type(node: exp.Expr) -> exp.DataType:
     elif isinstance(node, exp.Struct) or name == "named_struct":
         found = _struct_type(node)
     elif isinstance(node, exp.VarMap):
-        found = _container(exp.DType.MAP, [element_type(infer_type(node.args[part])) for part in ("keys", "values")])
+        found = _container(
+            exp.DType.MAP, [element_type(infer_type(node.args[part])) for part in ("keys", "values")]
+        )
     elif isinstance(node, exp.Bracket) and not isinstance(node.expressions[0], exp.Slice):
         kind = infer_type(node.this)
-        found = field_type(kind, node.expressions[0].name) if kind.this == exp.DType.STRUCT else element_type(kind)
+        found = (
+            field_type(kind, node.expressions[0].name)
+            if kind.this == exp.DType.STRUCT
+            else element_type(kind)
+        )
     else:
         found = annotate_types(node.copy(), dialect=Spark, overwrite_types=False).type
     return found or UNKNOWN
@@ -78,11 +84,20 @@ def _struct_type(node: exp.Expr) -> exp.DataType:
     parts = node.expressions
     if isinstance(node, exp.Struct):
         labelled = (exp.PropertyEQ, exp.Alias, exp.Column, exp.Dot)
-        names = [one.alias_or_name if isinstance(one, labelled) else f"col{at}" for at, one in enumerate(parts, start=1)]
-        fields = [(name, one.expression if isinstance(one, exp.PropertyEQ) else one) for name, one in zip(names, parts, strict=True)]
+        names = [
+            one.alias_or_name if isinstance(one, labelled) else f"col{at}"
+            for at, one in enumerate(parts, start=1)
+        ]
+        fields = [
+            (name, one.expression if isinstance(one, exp.PropertyEQ) else one)
+            for name, one in zip(names, parts, strict=True)
+        ]
     else:
         fields = [(name.name, value) for name, value in zip(parts[::2], parts[1::2], strict=False)]
-    named = [exp.ColumnDef(this=exp.to_identifier(name, quoted=True), kind=infer_type(value).copy()) for name, value in fields]
+    named = [
+        exp.ColumnDef(this=exp.to_identifier(name, quoted=True), kind=infer_type(value).copy())
+        for name, value in fields
+    ]
     return _container(exp.DType.STRUCT, named)
 
 
@@ -97,11 +112,18 @@ def field_type(struct: exp.DataType, name: str) -> exp.DataType | None:
 
     For a list of structs, return the list of the field's type.
     """
-    if struct.this == exp.DType.ARRAY and struct.expressions and struct.expressions[0].this == exp.DType.STRUCT:
+    if (
+        struct.this == exp.DType.ARRAY
+        and struct.expressions
+        and struct.expressions[0].this == exp.DType.STRUCT
+    ):
         inner = field_type(struct.expressions[0], name)
         return _container(exp.DType.ARRAY, [inner]) if inner is not None else None
     fields = struct.expressions if struct.this == exp.DType.STRUCT else ()
-    return next((one.kind for one in fields if isinstance(one, exp.ColumnDef) and one.name.lower() == name.lower()), None)
+    return next(
+        (one.kind for one in fields if isinstance(one, exp.ColumnDef) and one.name.lower() == name.lower()),
+        None,
+    )
 
 
 def list_type(item: exp.DataType) -> exp.DataType:
@@ -128,23 +150,38 @@ def _common(left: exp.DataType | None, right: exp.DataType | None) -> exp.DataTy
     if not holds_wide(left) and not holds_wide(right):
         both_integers = left.this in INTEGERS and right.this in INTEGERS
         return max((left, right), key=lambda kind: INTEGERS.index(kind.this)) if both_integers else UNKNOWN
-    if left.this != right.this or left.this not in _CONTAINERS or len(left.expressions) != len(right.expressions):
+    if (
+        left.this != right.this
+        or left.this not in _CONTAINERS
+        or len(left.expressions) != len(right.expressions)
+    ):
         return None
-    sides = [[part.kind if isinstance(part, exp.ColumnDef) else part for part in kind.expressions] for kind in (left, right)]
+    sides = [
+        [part.kind if isinstance(part, exp.ColumnDef) else part for part in kind.expressions]
+        for kind in (left, right)
+    ]
     parts = [_common(one or UNKNOWN, other or UNKNOWN) for one, other in zip(*sides, strict=True)]
     if left.this == exp.DType.STRUCT:
         named = zip(left.expressions, parts, strict=True)
-        parts = [exp.ColumnDef(this=field.this.copy(), kind=part.copy()) for field, part in named if part is not None]
+        parts = [
+            exp.ColumnDef(this=field.this.copy(), kind=part.copy())
+            for field, part in named
+            if part is not None
+        ]
     return _container(left.this, parts) if len(parts) == len(left.expressions) and None not in parts else None
 
 
 def _container(kind: exp.DType, parts: Sequence[exp.Expr | None]) -> exp.DataType:
-    return exp.DataType(this=kind, expressions=[part.copy() for part in parts if part is not None], nested=True)
+    return exp.DataType(
+        this=kind, expressions=[part.copy() for part in parts if part is not None], nested=True
+    )
 
 
 def _is_empty(kind: exp.DataType) -> bool:
     """Return whether a type is that of `array()` or `map()`."""
-    return kind.this in (exp.DType.ARRAY, exp.DType.MAP) and all(part.this == exp.DType.NULL for part in kind.expressions)
+    return kind.this in (exp.DType.ARRAY, exp.DType.MAP) and all(
+        part.this == exp.DType.NULL for part in kind.expressions
+    )
 
 
 def literal_number(node: exp.Expr) -> Decimal | None:
@@ -187,7 +224,9 @@ def bind_lambda(function: exp.Expr) -> None:
     if not isinstance(function, exp.Lambda) or function.parent is None:
         return
     names = [one.name.lower() for one in function.expressions]
-    kinds = dict.fromkeys(names, UNKNOWN) | dict(zip(names, _variable_types(function.parent, function), strict=False))
+    kinds = dict.fromkeys(names, UNKNOWN) | dict(
+        zip(names, _variable_types(function.parent, function), strict=False)
+    )
     for part in function.this.find_all(exp.Identifier, exp.Column):
         qualified = isinstance(part, exp.Column) and bool(part.table)
         if not qualified and not _is_label(part) and (kind := kinds.get(part.name.lower())) is not None:

@@ -1,7 +1,9 @@
-"""Each rule of the protocol is switched off once, and the model must notice. A rule whose absence it does not notice is not tested.
+"""Each rule of the protocol is switched off once, and the model must notice.
 
-The search is a plain random walk over the model's rules, from fixed seeds and weighted towards trouble: hypothesis explores more
-evenly, which is right for the model and slow for finding one certain hole.
+A rule whose absence it does not notice is not tested.
+
+The search is a plain random walk over the model's rules, from fixed seeds and weighted towards trouble:
+hypothesis explores more evenly, which is right for the model and slow for finding one certain hole.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ class Everybody(Ledger):
 
     def _hold(self, tx, lease):
         row = tx.one(
-            "select committed, position from headrace_ledger_lane where uuid = :uuid and lane = :lane", uuid=lease.pipeline, lane=lease.lane
+            "select committed, position from headrace_ledger_lane where uuid = :uuid and lane = :lane",
+            uuid=lease.pipeline,
+            lane=lease.lane,
         )
         assert row is not None
         return row[0], ledger_module.json.loads(row[1] or "{}")
@@ -196,7 +200,10 @@ class NobodySkipped(EpochCoordinator):
 
 
 class ForgetsFailures(EpochCoordinator):
-    """Rule 5: after a failure the sinks are asked again who holds the epoch. Here it is assumed that none does."""
+    """Rule 5: after a failure the sinks are asked again who holds the epoch.
+
+    Here it is assumed that none does.
+    """
 
     def record_failure(self, node, error):
         attempts = super().record_failure(node, error)
@@ -220,7 +227,9 @@ class ComesBackAnew(EpochCoordinator):
         for name in self._newcomers():
             if name in self._findings and self._state.open_plan is None:
                 self._findings[name] = replace(self._findings[name], status=ReconcileStatus.LEVEL)
-                self._state = replace(self._state, sinks={sink: row for sink, row in self._state.sinks.items() if sink != name})
+                self._state = replace(
+                    self._state, sinks={sink: row for sink, row in self._state.sinks.items() if sink != name}
+                )
 
 
 class StartsAnew(EpochCoordinator):
@@ -248,7 +257,9 @@ class ReplaysOverRows(EpochCoordinator):
         pass
 
 
-MUTATIONS = [value for value in list(globals().values()) if isinstance(value, type) and value.__module__ == __name__]
+MUTATIONS = [
+    value for value in list(globals().values()) if isinstance(value, type) and value.__module__ == __name__
+]
 PARTS = {EpochCoordinator: "lane_class", Ledger: "ledger_class", FakeSink: "sink_class"}
 WALKS = 4_000
 STEPS = 12
@@ -258,12 +269,15 @@ def mutated(mutation: type) -> type[Machine]:
     if issubclass(mutation, World):
         return type(mutation.__name__, (Machine,), {"world_class": mutation})
     part = next(part for kind, part in PARTS.items() if issubclass(mutation, kind))
-    return type(mutation.__name__, (Machine,), {"world_class": type("MutatedWorld", (World,), {part: mutation})})
+    return type(
+        mutation.__name__, (Machine,), {"world_class": type("MutatedWorld", (World,), {part: mutation})}
+    )
 
 
 def accident(dice: random.Random, steps: int) -> Interrupt | None:
     kind = dice.choice((None, "crash", "fail", "pause", "pause"))
-    # The third step of an epoch is the first sink's act; an open fences sinks and reads records within its first dozen.
+    # The third step of an epoch is the first sink's act; an open fences sinks and reads records within its
+    # first dozen.
     at = dice.choice((3, dice.randint(4, 10), dice.randint(1, steps)))
     return kind and Interrupt(kind, at, dice.choice((None, 1.0, 12.0, 25.0)))
 
@@ -282,14 +296,23 @@ def move(machine: Machine, dice: random.Random) -> None:
     elif machine.world.can_lose_ledger() and luck < 0.1:
         machine.lose_ledger()
     elif luck < 0.2:
-        machine.harm(dice.choice(machine.world.file["sinks"]), dice.choice(("expire", "recreate", "restore", "restore", "tamper")))
+        machine.harm(
+            dice.choice(machine.world.file["sinks"]),
+            dice.choice(("expire", "recreate", "restore", "restore", "tamper")),
+        )
     elif luck < 0.6:
         machine.step([2] * dice.randrange(2), accident(dice, 8), dice.randint(1, 2))
     elif luck < 0.65:
         machine.open(dice.randrange(len(FILES)), accident(dice, 30))
     else:
         follower = accident(dice, 30) if luck < 0.8 else None
-        machine.follow(accident(dice, 8), dice.randrange(len(FILES)), follower, dice.choice((0.0, TTL + 1, COMMIT_TIMEOUT + 1)), 2)
+        machine.follow(
+            accident(dice, 8),
+            dice.randrange(len(FILES)),
+            follower,
+            dice.choice((0.0, TTL + 1, COMMIT_TIMEOUT + 1)),
+            2,
+        )
 
 
 def walk(kind: type[Machine], seed: int) -> None:

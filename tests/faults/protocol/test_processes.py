@@ -1,4 +1,7 @@
-"""Leases between real processes: races, kill -9, and a run that is stopped and goes on after another has taken over."""
+"""Leases between real processes.
+
+Races, kill -9, and a run that is stopped and goes on after another has taken over.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,9 @@ class Run:
 
     def __init__(self, folder: Path, ttl: float = 30.0, *, jvm: bool = False) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(folder), str(ttl), "jvm" if jvm else ""], stdout=subprocess.PIPE, text=True
+            [sys.executable, str(PROGRAM), str(folder), str(ttl), "jvm" if jvm else ""],
+            stdout=subprocess.PIPE,
+            text=True,
         )
 
     def hear(self, *words: str) -> dict:
@@ -95,7 +100,9 @@ def test_a_stopped_run_is_followed_when_its_lease_expires_and_fenced_when_it_goe
     generation = first.hear("opened")["opened"]
     first.hear("committed")
     first.signal(signal.SIGSTOP)
-    assert start().hear("opened", "error")["error"] == "LeaseHeldError", "it may only be paused: its lock is still held"
+    assert start().hear("opened", "error")["error"] == "LeaseHeldError", (
+        "it may only be paused: its lock is still held"
+    )
     deadline = time.monotonic() + 60
     while "error" in (said := (second := start()).hear("opened", "error")):
         assert said["error"] == "LeaseHeldError"

@@ -1,9 +1,9 @@
 """The replication model: history, handoff, stream, filters and edits of the file against an oracle.
 
-`test_model` covers sinks, crashes and takeovers. This machine covers what an epoch reads: partitions of the history, splits that share
-keys, holes below the handoff position, deletes under filters, partitions added to the topic, edits of the file between two runs, two
-pipelines on one target, retention, and hanging transactions. Whatever happens, a run either ends with the right rows or refuses with a
-next command.
+`test_model` covers sinks, crashes and takeovers. This machine covers what an epoch reads: partitions of the
+history, splits that share keys, holes below the handoff position, deletes under filters, partitions added to
+the topic, edits of the file between two runs, two pipelines on one target, retention, and hanging
+transactions. Whatever happens, a run either ends with the right rows or refuses with a next command.
 """
 
 from __future__ import annotations
@@ -51,11 +51,23 @@ class Machine(RuleBasedStateMachine):
     )
     def begin(self, keyed, limit, source_limit, partitions, sorted_by, base, by_offsets, producer_time):
         by_offsets = by_offsets or not keyed
-        file = FileVersion(keyed=keyed, limit=limit, source_limit=source_limit, partitions=partitions, offset_table=by_offsets)
-        self.world = self.world_class(file, sorted_by=sorted_by, producer_time=producer_time and not by_offsets)
+        file = FileVersion(
+            keyed=keyed,
+            limit=limit,
+            source_limit=source_limit,
+            partitions=partitions,
+            offset_table=by_offsets,
+        )
+        self.world = self.world_class(
+            file, sorted_by=sorted_by, producer_time=producer_time and not by_offsets
+        )
         self.world.load_base(base)
 
-    @rule(messages=st.lists(st.tuples(st.sampled_from("iuudk"), keys, st.integers(0, 6)), min_size=1, max_size=4))
+    @rule(
+        messages=st.lists(
+            st.tuples(st.sampled_from("iuudk"), keys, st.integers(0, 6)), min_size=1, max_size=4
+        )
+    )
     def send(self, messages):
         for op, key, amount in messages:
             self.world.send(op, key, amount * 10)

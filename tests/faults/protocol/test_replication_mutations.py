@@ -1,7 +1,7 @@
 """Each repair of what an epoch reads is switched off once, and the replication model must notice.
 
-The search is a random walk from fixed seeds over the actions that the repair is about: hypothesis explores more evenly, which is slow
-for finding one certain hole.
+The search is a random walk from fixed seeds over the actions that the repair is about: hypothesis explores
+more evenly, which is slow for finding one certain hole.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from headrace.pipeline.protocol.table_offsets import HandoffFilter, HandoffPosit
 
 WALKS = 60
 RAW_ERRORS = (AssertionError, IndexError, KeyError)
-"""A broken rule shows as wrong rows, as a refusal without a way out, or as an error that a user must never see."""
+"""A broken rule shows as wrong rows, as a refusal without a way out, or as an error no user may see."""
 
 Patch = pytest.MonkeyPatch
 
@@ -48,9 +48,14 @@ def follow_any_source(patch: Patch) -> None:
 
 
 def ignore_gaps(patch: Patch) -> None:
-    """The stream starts at the first message that history lacks. Here after the largest offset in the table."""
+    """The stream starts at the first message that history lacks.
 
-    def find_handoff_position(have: TableOffsets, earliest: dict[str, int], find_filled_gaps: Any) -> HandoffPosition:
+    Here after the largest offset in the table.
+    """
+
+    def find_handoff_position(
+        have: TableOffsets, earliest: dict[str, int], find_filled_gaps: Any
+    ) -> HandoffPosition:
         del find_filled_gaps
         ends = {part: mine.end for part, mine in have.partitions.items()}
         return HandoffPosition({part: ends.get(part, offset) for part, offset in earliest.items()}, {})
@@ -61,19 +66,27 @@ def ignore_gaps(patch: Patch) -> None:
 def drop_rows_without_offset(patch: Patch) -> None:
     """Rows of the table without an offset are history's. Here the handoff drops them."""
     keeps = HandoffFilter.keeps
-    patch.setattr(HandoffFilter, "keeps", lambda cut, row: row[cut.offset_column] is not None and keeps(cut, row))
+    patch.setattr(
+        HandoffFilter, "keeps", lambda cut, row: row[cut.offset_column] is not None and keeps(cut, row)
+    )
 
 
 def let_sinks_come_back(patch: Patch) -> None:
     """A sink that was out of the file lacks epochs. Here it goes on where the others are."""
-    patch.setattr(reconcile, "_judge_return", lambda *args: ReconcileResult(args[2].sink, ReconcileStatus.LEVEL, args[3]))
+    patch.setattr(
+        reconcile,
+        "_judge_return",
+        lambda *args: ReconcileResult(args[2].sink, ReconcileStatus.LEVEL, args[3]),
+    )
 
 
 def read_new_partitions_at_once(patch: Patch) -> None:
     """A new partition is read after the known ones have reached a barrier. Here at once."""
 
     def follow(_: TopicGrowth, after: Any, partitions: Any, ends: Any) -> Any:
-        return after | {"offsets": {str(part): after["offsets"].get(str(part), 0) for part in partitions}}, dict(ends)
+        return after | {
+            "offsets": {str(part): after["offsets"].get(str(part), 0) for part in partitions}
+        }, dict(ends)
 
     patch.setattr(TopicGrowth, "follow", follow)
     patch.setattr(TopicGrowth, "founded", lambda _, position: position)
@@ -119,14 +132,22 @@ def _edit(*changes: dict[str, Any]) -> Action:
 
 CASES: dict[Callable[[Patch], None], tuple[FileVersion, tuple[Action, ...], dict[str, Any]]] = {
     keep_nothing_of_filtered_rows: (FileVersion(limit=20), (), {}),
-    follow_any_partitions: (FileVersion(keyed=False), (_edit({"partitions": "month"}, {"partitions": "day"}, {"partitions": None}),), {}),
+    follow_any_partitions: (
+        FileVersion(keyed=False),
+        (_edit({"partitions": "month"}, {"partitions": "day"}, {"partitions": None}),),
+        {},
+    ),
     follow_any_source: (FileVersion(), (_edit({"source": "renamed"}, {"tables": ("older", "history")}),), {}),
     ignore_gaps: (FileVersion(keyed=False), (), {}),
     drop_rows_without_offset: (FileVersion(keyed=False), (), {}),
     let_sinks_come_back: (FileVersion(), (_edit({"sinks": ("one",)}), _edit({"sinks": ("one", "two")})), {}),
     read_new_partitions_at_once: (FileVersion(), (lambda world, _: world.add_partition(),), {}),
     share_every_target: (FileVersion(keyed=False), (lambda world, _: world.run_other_pipeline(),), {}),
-    measure_lag_to_the_stable_end: (FileVersion(), (lambda world, rand: world.hang_transaction(rand.randint(0, 1)),), {}),
+    measure_lag_to_the_stable_end: (
+        FileVersion(),
+        (lambda world, rand: world.hang_transaction(rand.randint(0, 1)),),
+        {},
+    ),
     trust_times_of_producers: (FileVersion(offset_table=False), (), {"producer_time": True}),
 }
 

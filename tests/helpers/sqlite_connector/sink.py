@@ -41,7 +41,9 @@ class SqliteSink(TransactionalSink):
         columns = ", ".join(map(_quote, schema.names))
         key = f", PRIMARY KEY ({', '.join(map(_quote, self._key))})" if self._key else ""
         with self._transaction() as connection:
-            connection.execute("CREATE TABLE IF NOT EXISTS headrace_states (sink TEXT PRIMARY KEY, state TEXT NOT NULL)")
+            connection.execute(
+                "CREATE TABLE IF NOT EXISTS headrace_states (sink TEXT PRIMARY KEY, state TEXT NOT NULL)"
+            )
             connection.execute(f"CREATE TABLE IF NOT EXISTS {self._table} ({columns}{key})")
 
     def read_state(self) -> SinkState | None:
@@ -61,7 +63,10 @@ class SqliteSink(TransactionalSink):
             elif change.kind is CommitKind.REGISTER and record is not None:
                 record = replace(record, baseline=self._count_rows(connection))
             state = {"generation": change.generation, "record": record.to_json() if record else None}
-            connection.execute("INSERT OR REPLACE INTO headrace_states VALUES (?, ?)", [self._context.key.text, json.dumps(state)])
+            connection.execute(
+                "INSERT OR REPLACE INTO headrace_states VALUES (?, ?)",
+                [self._context.key.text, json.dumps(state)],
+            )
         return SinkState(change.generation, record)
 
     def find_conflicting_record(self) -> CommitRecord | None:
@@ -70,7 +75,11 @@ class SqliteSink(TransactionalSink):
         with self._transaction() as connection:
             states = [json.loads(text) for (text,) in connection.execute("SELECT state FROM headrace_states")]
         for record in (CommitRecord.from_json(state["record"]) for state in states if state["record"]):
-            if record.key.pipeline != mine.pipeline and (record.key.name, record.key.lane, record.key.sink) == (
+            if record.key.pipeline != mine.pipeline and (
+                record.key.name,
+                record.key.lane,
+                record.key.sink,
+            ) == (
                 mine.name,
                 mine.lane,
                 mine.sink,
@@ -87,20 +96,34 @@ class SqliteSink(TransactionalSink):
     def describe(self) -> Json:
         """Return the type, asset key, table name and path."""
         node = self._context.node
-        return {"kind": "sqlite", "asset_key": ["sqlite", node.table], "table_name": node.table, "location": node.path}
+        return {
+            "kind": "sqlite",
+            "asset_key": ["sqlite", node.table],
+            "table_name": node.table,
+            "location": node.path,
+        }
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with closing(sqlite3.connect(self._context.node.path, isolation_level=None, timeout=30)) as connection, connection:
+        with (
+            closing(sqlite3.connect(self._context.node.path, isolation_level=None, timeout=30)) as connection,
+            connection,
+        ):
             connection.execute("BEGIN IMMEDIATE")
             yield connection
 
     def _read_state(self, connection: sqlite3.Connection) -> SinkState | None:
-        stored = connection.execute("SELECT state FROM headrace_states WHERE sink = ?", [self._context.key.text]).fetchone()
+        stored = connection.execute(
+            "SELECT state FROM headrace_states WHERE sink = ?", [self._context.key.text]
+        ).fetchone()
         if stored is None:
             return SinkState()
         state = json.loads(stored[0])
-        return SinkState(state["generation"], CommitRecord.from_json(state["record"]) if state["record"] else None, stored[0])
+        return SinkState(
+            state["generation"],
+            CommitRecord.from_json(state["record"]) if state["record"] else None,
+            stored[0],
+        )
 
     def _write_rows(self, connection: sqlite3.Connection, rows: pa.Table) -> WriteCounts:
         """Write rows in order. With a key there is one row per key."""
@@ -111,7 +134,9 @@ class SqliteSink(TransactionalSink):
         for row in rows.to_pylist():
             exists = 0
             if self._key:
-                exists = connection.execute(f"DELETE FROM {self._table} WHERE {match}", [row[name] for name in self._key]).rowcount
+                exists = connection.execute(
+                    f"DELETE FROM {self._table} WHERE {match}", [row[name] for name in self._key]
+                ).rowcount
             if row[OP] == "d":
                 deleted += exists
                 continue

@@ -1,4 +1,7 @@
-"""ClickHouse as a bounded source, on the real engine: splits lose and double nothing, and pinned rows hold still."""
+"""ClickHouse as a bounded source, on the real engine.
+
+Splits lose and double nothing, and pinned rows hold still.
+"""
 
 from __future__ import annotations
 
@@ -44,11 +47,15 @@ class Server:
         import clickhouse_connect
 
         self.connection = ClickHouseConnection(
-            url=services.clickhouse.url, user=services.clickhouse.username, password=services.clickhouse.password
+            url=services.clickhouse.url,
+            user=services.clickhouse.username,
+            password=services.clickhouse.password,
         )
         self.settings = Settings(clickhouse_source=self.connection)
         self.database = f"t_{uuid.uuid4().hex[:10]}"
-        self.client = clickhouse_connect.get_client(**services.clickhouse.client_arguments(autogenerate_session_id=False))
+        self.client = clickhouse_connect.get_client(
+            **services.clickhouse.client_arguments(autogenerate_session_id=False)
+        )
         self.do(f"CREATE DATABASE {self.database}")
 
     def do(self, sql: str) -> None:
@@ -67,7 +74,11 @@ class Server:
 
     def copies(self) -> list[str]:
         return [
-            row[0] for row in self.ask(f"SELECT name FROM system.tables WHERE database = '{self.database}' AND name LIKE '\\_headrace%'")
+            row[0]
+            for row in self.ask(
+                f"SELECT name FROM system.tables WHERE database = '{self.database}' AND name LIKE"
+                " '\\_headrace%'"
+            )
         ]
 
 
@@ -84,7 +95,10 @@ def pinned(source: ClickHouseTable, token: str = "") -> Snapshot:
 
 
 def plan(
-    source: ClickHouseTable, snapshot: Snapshot, window: HistoryPartition | None = None, cut: HandoffFilter | None = None
+    source: ClickHouseTable,
+    snapshot: Snapshot,
+    window: HistoryPartition | None = None,
+    cut: HandoffFilter | None = None,
 ) -> list[dict[str, Any]]:
     return list(source.splits(NO_SPARK, snapshot, window, cut))
 
@@ -116,9 +130,20 @@ LAYOUTS: dict[str, tuple[list[tuple[str, st.SearchStrategy[Any]]], str]] = {
     "date": ([("Date", st.dates(date(1970, 1, 1), date(2149, 1, 1)))], "k0"),
     "date32": ([("Date32", st.dates(date(1900, 1, 1), date(2299, 1, 1)))], "k0"),
     # Around the end of summer time one local text means two instants.
-    "zoned": ([("DateTime('Europe/Berlin')", st.integers(1603580400, 1603598400).map(lambda s: datetime.fromtimestamp(s, UTC)))], "k0"),
+    "zoned": (
+        [
+            (
+                "DateTime('Europe/Berlin')",
+                st.integers(1603580400, 1603598400).map(lambda s: datetime.fromtimestamp(s, UTC)),
+            )
+        ],
+        "k0",
+    ),
     "millis": ([("DateTime64(3, 'America/New_York')", MOMENT)], "k0"),
-    "text": ([("String", TEXT | st.sampled_from(["", "'", "\\", "\0", "{p0:String}", "é", "😀", "\n"]))], "k0"),
+    "text": (
+        [("String", TEXT | st.sampled_from(["", "'", "\\", "\0", "{p0:String}", "é", "😀", "\n"]))],
+        "k0",
+    ),
     "nullable text": ([("Nullable(String)", st.none() | TEXT)], "k0"),
     "low cardinality": ([("LowCardinality(String)", TEXT)], "k0"),
     "fixed": ([("FixedString(3)", st.binary(min_size=3, max_size=3))], "k0"),
@@ -127,11 +152,20 @@ LAYOUTS: dict[str, tuple[list[tuple[str, st.SearchStrategy[Any]]], str]] = {
     "bool": ([("Bool", st.booleans())], "k0"),
     "hot then id": ([("Int8", st.sampled_from([1, 1, 1, 1, 2])), ("Int64", st.integers(-9, 9))], "k0, k1"),
     "text then date": (
-        [("LowCardinality(String)", st.sampled_from(["a", "b"])), ("Date", st.dates(date(2000, 1, 1), date(2000, 1, 9)))],
+        [
+            ("LowCardinality(String)", st.sampled_from(["a", "b"])),
+            ("Date", st.dates(date(2000, 1, 1), date(2000, 1, 9))),
+        ],
         "k0, k1",
     ),
-    "three": ([("UInt8", st.integers(0, 1)), ("String", st.sampled_from(["", "x"])), ("Int64", UNIQUE)], "k0, k1, k2"),
-    "then nullable": ([("UInt8", st.integers(0, 2)), ("Nullable(Int8)", st.none() | st.integers(0, 2))], "k0, k1"),
+    "three": (
+        [("UInt8", st.integers(0, 1)), ("String", st.sampled_from(["", "x"])), ("Int64", UNIQUE)],
+        "k0, k1, k2",
+    ),
+    "then nullable": (
+        [("UInt8", st.integers(0, 2)), ("Nullable(Int8)", st.none() | st.integers(0, 2))],
+        "k0, k1",
+    ),
     "expression": ([("DateTime('UTC')", MOMENT), ("Int64", UNIQUE)], "toStartOfMonth(k0), k1"),
     "descending": ([("Int32", st.integers(-99, 99))], "k0 DESC"),
     "array": ([("Array(Int8)", st.lists(st.integers(0, 3), max_size=2))], "k0"),
@@ -143,18 +177,27 @@ LAYOUTS: dict[str, tuple[list[tuple[str, st.SearchStrategy[Any]]], str]] = {
 @settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_splits_hold_every_row_once(server: Server, layout: str, data: st.DataObject) -> None:
-    """Disjoint, complete, counted exactly, and about as large as asked: for every type of key, with parts that overlap."""
+    """Disjoint, complete, counted exactly, and about as large as asked.
+
+    For every type of key, with parts that overlap.
+    """
     kinds, order = LAYOUTS[layout]
-    parts = data.draw(st.lists(st.lists(st.tuples(*(values for _, values in kinds)), min_size=1, max_size=25), max_size=3))
+    parts = data.draw(
+        st.lists(st.lists(st.tuples(*(values for _, values in kinds)), min_size=1, max_size=25), max_size=3)
+    )
     size = data.draw(st.integers(1, 20))
     columns = ", ".join(f"k{place} {kind}" for place, (kind, _) in enumerate(kinds))
     table = server.table(
-        f"id Int64, {columns}", f"ENGINE = MergeTree ORDER BY ({order}) SETTINGS allow_nullable_key = 1, allow_experimental_reverse_key = 1"
+        f"id Int64, {columns}",
+        f"ENGINE = MergeTree ORDER BY ({order}) SETTINGS allow_nullable_key = 1,"
+        " allow_experimental_reverse_key = 1",
     )
     number = 0
     for rows in parts:
         server.client.insert(
-            table, [[number + place, *row] for place, row in enumerate(rows)], column_names=["id", *(f"k{i}" for i in range(len(kinds)))]
+            table,
+            [[number + place, *row] for place, row in enumerate(rows)],
+            column_names=["id", *(f"k{i}" for i in range(len(kinds)))],
         )
         number += len(rows)
     source = server.source(table, split_rows=size, columns="id")
@@ -169,7 +212,9 @@ def test_splits_hold_every_row_once(server: Server, layout: str, data: st.DataOb
     heaviest = (
         0
         if order == "tuple()"
-        else server.ask(f"SELECT max(c) FROM (SELECT count() AS c FROM {table} GROUP BY {order.removesuffix(' DESC')})")[0][0]
+        else server.ask(
+            f"SELECT max(c) FROM (SELECT count() AS c FROM {table} GROUP BY {order.removesuffix(' DESC')})"
+        )[0][0]
     )
     if layout not in {"array", "nullable", "nullable text", "nullable float", "float", "then nullable"}:
         assert all(split["rows"] <= 2 * size + heaviest for split in splits)
@@ -243,7 +288,8 @@ def test_a_copy_outlives_the_ttl_of_its_table(server: Server) -> None:
     """Rows and values that a TTL drops from the table stay in the copy."""
     table = server.table(
         "id Int64, at DateTime, v String TTL at + INTERVAL 2 SECOND",
-        "ENGINE = MergeTree ORDER BY id TTL at + INTERVAL 2 SECOND SETTINGS merge_with_ttl_timeout = 0, merge_selecting_sleep_ms = 100",
+        "ENGINE = MergeTree ORDER BY id TTL at + INTERVAL 2 SECOND SETTINGS merge_with_ttl_timeout = 0,"
+        " merge_selecting_sleep_ms = 100",
     )
     for _ in range(8):
         server.do(f"INSERT INTO {table} SELECT number, now(), 'kept' FROM numbers(10)")
@@ -274,7 +320,10 @@ def test_the_same_token_gives_the_same_copy(server: Server) -> None:
 
 @pytest.mark.parametrize("step", ["_build", "_rename"])
 def test_killed_while_pinning(server: Server, step: str) -> None:
-    """kill -9 with the copy half made, or made and not yet named: the next attempt makes a whole one and leaves no stray."""
+    """kill -9 with the copy half made, or made and not yet named.
+
+    The next attempt makes a whole one and leaves no stray.
+    """
     table = server.table("id Int64, v Int64", "ENGINE = MergeTree PARTITION BY id % 4 ORDER BY id")
     server.do(f"INSERT INTO {table} SELECT number, 1 FROM numbers(100)")
     kill = "os.kill(os.getpid(), 9)"
@@ -287,17 +336,22 @@ def test_killed_while_pinning(server: Server, step: str) -> None:
     body = half if step == "_build" else f"def _rename(*given):\n    {kill}\n"
     token = f"killed{step}"
     script = (
-        "import os\nfrom headrace.connectors.clickhouse.source import ClickHouseTable; from headrace.connectors.clickhouse import snapshot as pin\n"
-        "from headrace.connectors.clickhouse.config import ClickHouseSourceConfig\nfrom headrace.pipeline.config.settings import Settings\n"
+        "import os\nfrom headrace.connectors.clickhouse.source import ClickHouseTable; from"
+        " headrace.connectors.clickhouse import snapshot as pin\n"
+        "from headrace.connectors.clickhouse.config import ClickHouseSourceConfig\nfrom"
+        " headrace.pipeline.config.settings import Settings\n"
         f"{body}pin.{step} = {step}\n"
-        f"ClickHouseTable(ClickHouseSourceConfig(table_name='{table}'), Settings()).create_snapshot(None, '{token}')\n"
+        f"ClickHouseTable(ClickHouseSourceConfig(table_name='{table}'), Settings()).create_snapshot(None,"
+        f" '{token}')\n"
     )
     environment = os.environ | {
         "HEADRACE__CLICKHOUSE_SOURCE__URL": server.connection.url,
         "HEADRACE__CLICKHOUSE_SOURCE__USER": server.connection.user,
         "HEADRACE__CLICKHOUSE_SOURCE__PASSWORD": server.connection.password.get_secret_value(),
     }
-    ended = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
+    )
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     assert [name for name in server.copies() if name.startswith(f"_headrace_{token}_tmp_")]
     server.do(f"INSERT INTO {table} SELECT number + 100, 1 FROM numbers(7)")
@@ -344,19 +398,36 @@ def test_a_copy_that_is_gone_or_changed_is_noticed(server: Server) -> None:
 
 def test_only_copies_are_dropped(server: Server) -> None:
     table = server.table("id Int64", name="precious")
-    handle = {"pinned": True, "database": server.database, "table": "precious", "uuid": "", "source": table, "rows": 0}
+    handle = {
+        "pinned": True,
+        "database": server.database,
+        "table": "precious",
+        "uuid": "",
+        "source": table,
+        "rows": 0,
+    }
     with pytest.raises(PipelineStateError, match="not a pinned copy"):
         server.source(table).release_snapshot(Snapshot(handle, is_stable=True))
     assert server.ask(f"SELECT count() FROM {table}") == [(0,)]
 
 
 @pytest.mark.parametrize(
-    "kind", ["Date", "Nullable(Date32)", "DateTime('America/New_York')", "DateTime64(3, 'Asia/Tokyo')", "Nullable(DateTime)"]
+    "kind",
+    [
+        "Date",
+        "Nullable(Date32)",
+        "DateTime('America/New_York')",
+        "DateTime64(3, 'Asia/Tokyo')",
+        "Nullable(DateTime)",
+    ],
 )
 def test_windows_are_disjoint_and_in_utc(server: Server, kind: str) -> None:
     table = server.table(f"id Int64, at {kind}")
     moment = "toDateTime64('2013-01-01 00:00:00', 3, 'UTC') + toIntervalHour(number)"
-    server.do(f"INSERT INTO {table} SELECT number, {moment if 'Time' in kind else f'toDate({moment})'} FROM numbers(2000)")
+    server.do(
+        f"INSERT INTO {table} SELECT number, {moment if 'Time' in kind else f'toDate({moment})'} FROM"
+        " numbers(2000)"
+    )
     source = server.source(table, split_rows=100)
     snapshot = pinned(source)
     months = ["2013-01-01", "2013-02-01", "2013-03-01", "2013-04-01"]
@@ -370,15 +441,23 @@ def test_windows_are_disjoint_and_in_utc(server: Server, kind: str) -> None:
 
 
 def test_the_cut_is_exact(server: Server) -> None:
-    """Below the fence or without an offset; a partition that the fence does not name belongs to the stream."""
+    """Below the fence or without an offset.
+
+    A partition that the fence does not name belongs to the stream.
+    """
     table = server.table("id Int64, p Nullable(Int32), o Nullable(UInt64), topic String")
     server.do(f"INSERT INTO {table} SELECT number, number % 3, intDiv(number, 3), 'a' FROM numbers(300)")
-    server.do(f"INSERT INTO {table} VALUES (1000, NULL, NULL, 'a'), (1001, 1, NULL, 'a'), (1002, NULL, 5, 'b'), (1003, 9, 77, 'b')")
+    server.do(
+        f"INSERT INTO {table} VALUES (1000, NULL, NULL, 'a'), (1001, 1, NULL, 'a'), (1002, NULL, 5, 'b'),"
+        " (1003, 9, 77, 'b')"
+    )
     source = server.source(table, split_rows=40)
     offsets = OffsetTable(partition_column="p", offset_column="o", topic_column="topic")
     assert source.read_end_offsets(offsets, "a") == {"0": 100, "1": 100, "2": 100}
     assert source.read_end_offsets(offsets.model_copy(update={"topic_name": "b"}), "a") == {"9": 78}
-    assert source.read_end_offsets(OffsetTable(table_name=table, partition_column="p", offset_column="o"), "x") == {
+    assert source.read_end_offsets(
+        OffsetTable(table_name=table, partition_column="p", offset_column="o"), "x"
+    ) == {
         "0": 100,
         "1": 100,
         "2": 100,
@@ -395,28 +474,45 @@ def test_the_cut_is_exact(server: Server) -> None:
 def test_gaps_and_duplicates_of_offsets(server: Server) -> None:
     table = server.table("id Int64, p Nullable(Int32), o Nullable(UInt64), topic LowCardinality(String)")
     server.do(f"INSERT INTO {table} SELECT number, 0, number + 5 * (number > 9), 'a' FROM numbers(15)")
-    server.do(f"INSERT INTO {table} VALUES (1, 0, 19, 'a'), (2, 0, 3000000, 'a'), (3, 0, 11, 'b'), (4, NULL, 7, 'a')")
+    server.do(
+        f"INSERT INTO {table} VALUES (1, 0, 19, 'a'), (2, 0, 3000000, 'a'), (3, 0, 11, 'b'), (4, NULL, 7,"
+        " 'a')"
+    )
     source = server.source(table)
     offsets = OffsetTable(partition_column="p", offset_column="o", topic_column="topic")
-    for since, gaps in ((0, ((10, 15), (20, 3_000_000))), (12, ((12, 15), (20, 3_000_000))), (18, ((20, 3_000_000),))):
-        measured = source.measure_offsets(NO_SPARK, source.describe_snapshot(NO_SPARK), offsets, "a", {"0": since})
+    for since, gaps in (
+        (0, ((10, 15), (20, 3_000_000))),
+        (12, ((12, 15), (20, 3_000_000))),
+        (18, ((20, 3_000_000),)),
+    ):
+        measured = source.measure_offsets(
+            NO_SPARK, source.describe_snapshot(NO_SPARK), offsets, "a", {"0": since}
+        )
         assert measured == TableOffsets({"0": PartitionOffsets(0, 3_000_001, gaps, duplicates=1)})
     assert source.has_nulls(NO_SPARK, source.describe_snapshot(NO_SPARK), "p")
     assert not source.has_nulls(NO_SPARK, source.describe_snapshot(NO_SPARK), "id")
 
 
 def test_rows_of_a_replacing_table_are_its_newest(server: Server) -> None:
-    """One row per key, the newest; deleted keys are not there; the copy neither merges nor follows its table."""
+    """One row per key, the newest.
+
+    Deleted keys are not there; the copy neither merges nor follows its table.
+    """
     table = server.table(
-        "id Int64, v String, version UInt32, gone UInt8", "ENGINE = ReplacingMergeTree(version, gone) PARTITION BY id % 2 ORDER BY id"
+        "id Int64, v String, version UInt32, gone UInt8",
+        "ENGINE = ReplacingMergeTree(version, gone) PARTITION BY id % 2 ORDER BY id",
     )
     for version in (3, 1, 2):
-        server.do(f"INSERT INTO {table} SELECT number, 'v{version}', {version}, {version} = 3 AND number % 5 = 0 FROM numbers(100)")
+        server.do(
+            f"INSERT INTO {table} SELECT number, 'v{version}', {version}, {version} = 3 AND number % 5 = 0"
+            " FROM numbers(100)"
+        )
     source = server.source(table, split_rows=9)
     snapshot = pinned(source)
     splits = plan(source, snapshot)
     parts = server.ask(
-        f"SELECT count() FROM system.parts WHERE active AND database = '{server.database}' AND table = '{snapshot.handle['table']}'"
+        f"SELECT count() FROM system.parts WHERE active AND database = '{server.database}' AND table ="
+        f" '{snapshot.handle['table']}'"
     )
     server.do(f"INSERT INTO {table} SELECT number, 'v4', 4, 0 FROM numbers(100)")
     found = fetched(source, snapshot, splits)
@@ -449,14 +545,23 @@ def test_a_wrong_filter_is_told(server: Server, wrong: str) -> None:
 def test_a_query_runs_in_the_server(server: Server) -> None:
     """The direct path: the transform sees the types that Spark sees."""
     table = server.table("id UInt64, at DateTime('Europe/Berlin'), e Enum8('a' = 1)")
-    server.do(f"INSERT INTO {table} SELECT number, toDateTime('2020-01-01 00:00:00', 'UTC') + number, 'a' FROM numbers(100)")
+    server.do(
+        f"INSERT INTO {table} SELECT number, toDateTime('2020-01-01 00:00:00', 'UTC') + number, 'a' FROM"
+        " numbers(100)"
+    )
     source = server.source(table, split_rows=30)
     snapshot = pinned(source)
     splits = plan(source, snapshot)
-    fetch = source.create_split_reader(snapshot, splits, f"SELECT id, at, e FROM {reader.SPLIT} WHERE e = 'a' AND id < 50")
+    fetch = source.create_split_reader(
+        snapshot, splits, f"SELECT id, at, e FROM {reader.SPLIT} WHERE e = 'a' AND id < 50"
+    )
     batches = [batch for split in splits for batch in fetch.fetch(split)]
     assert [row["id"] for batch in batches for row in batch.to_pylist()] == list(range(50))
-    assert [field.type for field in batches[0].schema] == [pa.decimal128(20, 0), pa.timestamp("us", "UTC"), pa.string()]
+    assert [field.type for field in batches[0].schema] == [
+        pa.decimal128(20, 0),
+        pa.timestamp("us", "UTC"),
+        pa.string(),
+    ]
 
 
 TYPES: list[tuple[str, str, pa.DataType, Any]] = [
@@ -488,7 +593,12 @@ TYPES: list[tuple[str, str, pa.DataType, Any]] = [
     ("Date", "'2149-06-06'", pa.date32(), date(2149, 6, 6)),
     ("Date32", "'1900-01-01'", pa.date32(), date(1900, 1, 1)),
     ("DateTime", "1603584000", pa.timestamp("us", "UTC"), datetime(2020, 10, 25, 0, 0, tzinfo=UTC)),
-    ("DateTime('Europe/Berlin')", "1603587600", pa.timestamp("us", "UTC"), datetime(2020, 10, 25, 1, 0, tzinfo=UTC)),
+    (
+        "DateTime('Europe/Berlin')",
+        "1603587600",
+        pa.timestamp("us", "UTC"),
+        datetime(2020, 10, 25, 1, 0, tzinfo=UTC),
+    ),
     ("DateTime64(3, 'Asia/Tokyo')", "'1900-01-02 00:00:00.123'", pa.timestamp("us", "UTC"), None),
     (
         "DateTime64(9, 'UTC')",
@@ -501,7 +611,12 @@ TYPES: list[tuple[str, str, pa.DataType, Any]] = [
     ("Array(Nullable(UInt64))", "[1, NULL]", pa.list_(pa.decimal128(20, 0)), [Decimal(1), None]),
     ("Array(Array(LowCardinality(String)))", "[['a'], []]", pa.list_(pa.list_(pa.string())), [["a"], []]),
     ("Array(FixedString(2))", "['a']", pa.list_(pa.binary()), [b"a\0"]),
-    ("Tuple(a UInt8, `b c` Nullable(String))", "(1, NULL)", pa.struct([("a", pa.int16()), ("b c", pa.string())]), {"a": 1, "b c": None}),
+    (
+        "Tuple(a UInt8, `b c` Nullable(String))",
+        "(1, NULL)",
+        pa.struct([("a", pa.int16()), ("b c", pa.string())]),
+        {"a": 1, "b c": None},
+    ),
     (
         "Tuple(Int8, DateTime('Asia/Tokyo'))",
         "(1, 0)",
@@ -509,7 +624,12 @@ TYPES: list[tuple[str, str, pa.DataType, Any]] = [
         {"1": 1, "2": datetime(1970, 1, 1, tzinfo=UTC)},
     ),
     ("Map(LowCardinality(String), UInt8)", "{'a': 1}", pa.map_(pa.string(), pa.int16()), [("a", 1)]),
-    ("Map(String, Array(Tuple(x Int8)))", "{'k': [(1)]}", pa.map_(pa.string(), pa.list_(pa.struct([("x", pa.int8())]))), None),
+    (
+        "Map(String, Array(Tuple(x Int8)))",
+        "{'k': [(1)]}",
+        pa.map_(pa.string(), pa.list_(pa.struct([("x", pa.int8())]))),
+        None,
+    ),
 ]
 
 
@@ -521,7 +641,9 @@ def typed(server: Server) -> ClickHouseTable:
 
 
 def same(found: Any, wanted: Any) -> bool:
-    return found == wanted or (isinstance(found, float) and isinstance(wanted, float) and isnan(found) and isnan(wanted))
+    return found == wanted or (
+        isinstance(found, float) and isinstance(wanted, float) and isnan(found) and isnan(wanted)
+    )
 
 
 def test_types_as_arrow(server: Server) -> None:
@@ -547,22 +669,31 @@ def test_types_in_spark(server: Server, spark: Any) -> None:
     snapshot = pinned(source)
     frame = source.read(spark, snapshot, plan(source, snapshot))
     asked = frame.selectExpr(
-        "c5 + 1 as u64", "isnan(c7) as nan", "c8 as inf", "hex(c12) as text", "hex(c15) as fixed", "unix_micros(c23) as berlin",
-        "unix_micros(c24) as tokyo", "unix_micros(c25) as nanos", "c28[0] as first", "c31.`b c` is null as hole",
-        "c33['a'] as a", "c34['k'][0].x as x",
-        "c11 as wide", "date_format(c20, 'y-M-d') as day",
-        "_gs_op as op", "_gs_pos as pos",
+        "c5 + 1 as u64", "isnan(c7) as nan", "c8 as inf", "hex(c12) as text", "hex(c15) as fixed",
+        "unix_micros(c23) as berlin", "unix_micros(c24) as tokyo", "unix_micros(c25) as nanos",
+        "c28[0] as first", "c31.`b c` is null as hole", "c33['a'] as a", "c34['k'][0].x as x", "c11 as wide",
+        "date_format(c20, 'y-M-d') as day", "_gs_op as op", "_gs_pos as pos",
     ).collect()[0].asDict()  # fmt: skip
     assert asked == {
-        "u64": Decimal(2**64), "nan": True, "inf": -inf, "text": "é😀\0'\\".encode().hex().upper(), "fixed": "61620000", "berlin": 1603587600 * 10**6,
-        "tokyo": int(datetime(1900, 1, 1, 15, 0, 0, 123000, tzinfo=UTC).timestamp() * 1000) * 1000, "nanos": 1577836800123456, "first": Decimal(1),
-        "hole": True, "a": 1, "x": 1, "wide": Decimal("1234567890123456789012345678.0123456789"), "day": "2149-6-6", "op": "i", "pos": (7, 0, 0, 0),
+        "u64": Decimal(2**64), "nan": True, "inf": -inf, "text": "é😀\0'\\".encode().hex().upper(),
+        "fixed": "61620000", "berlin": 1603587600 * 10**6,
+        "tokyo": int(datetime(1900, 1, 1, 15, 0, 0, 123000, tzinfo=UTC).timestamp() * 1000) * 1000,
+        "nanos": 1577836800123456, "first": Decimal(1), "hole": True, "a": 1, "x": 1,
+        "wide": Decimal("1234567890123456789012345678.0123456789"), "day": "2149-6-6", "op": "i",
+        "pos": (7, 0, 0, 0),
     }  # fmt: skip
 
 
 @pytest.mark.parametrize(
     "kind",
-    ["Array(UInt256)", "Map(String, Int128)", "Tuple(Decimal(50, 2))", "JSON", "Variant(Int8, String)", "AggregateFunction(sum, Int8)"],
+    [
+        "Array(UInt256)",
+        "Map(String, Int128)",
+        "Tuple(Decimal(50, 2))",
+        "JSON",
+        "Variant(Int8, String)",
+        "AggregateFunction(sum, Int8)",
+    ],
 )
 def test_types_that_are_not_available_yet(server: Server, kind: str) -> None:
     table = server.table(f"id Int64, odd {kind}")
@@ -608,7 +739,8 @@ def test_rows_of_one_key_are_in_the_order_of_their_inserts(server: Server, spark
     """Twelve parts: names of parts are texts, in which the tenth comes before the second."""
     table = server.table(
         "id Int64, v Int64",
-        f"ENGINE = MergeTree ORDER BY {order} SETTINGS max_bytes_to_merge_at_max_space_in_pool = 1, max_bytes_to_merge_at_min_space_in_pool = 1",
+        f"ENGINE = MergeTree ORDER BY {order} SETTINGS max_bytes_to_merge_at_max_space_in_pool = 1,"
+        " max_bytes_to_merge_at_min_space_in_pool = 1",
     )
     for number in range(12):
         server.do(f"INSERT INTO {table} SELECT number, {number} FROM numbers(4)")
@@ -619,7 +751,9 @@ def test_rows_of_one_key_are_in_the_order_of_their_inserts(server: Server, spark
     assert len(splits) > 1
     assert sum(split["rows"] for split in splits) == len(rows) == 48
     for key in range(4):
-        assert [row.v for row in sorted(rows, key=lambda row: row._gs_pos) if row.id == key] == list(range(12))
+        assert [row.v for row in sorted(rows, key=lambda row: row._gs_pos) if row.id == key] == list(
+            range(12)
+        )
 
 
 def test_positions_of_a_cut_are_topic_offsets(server: Server, spark: Any) -> None:
@@ -627,44 +761,71 @@ def test_positions_of_a_cut_are_topic_offsets(server: Server, spark: Any) -> Non
     server.do(f"INSERT INTO {table} SELECT number, number % 2, number FROM numbers(20)")
     source = server.source(table)
     snapshot = pinned(source)
-    rows = source.read(spark, snapshot, plan(source, snapshot, None, HandoffFilter("p", "o", {"0": 10, "1": 99})), columns=["id"]).collect()
-    assert sorted((row.id, *row._gs_pos) for row in rows) == [(n, 7, n % 2, n, 0) for n in range(20) if n % 2 or n < 10]
+    rows = source.read(
+        spark,
+        snapshot,
+        plan(source, snapshot, None, HandoffFilter("p", "o", {"0": 10, "1": 99})),
+        columns=["id"],
+    ).collect()
+    assert sorted((row.id, *row._gs_pos) for row in rows) == [
+        (n, 7, n % 2, n, 0) for n in range(20) if n % 2 or n < 10
+    ]
 
 
 def test_rows_of_a_cut_without_an_offset_have_places_of_their_own(server: Server, spark: Any) -> None:
     table = server.table("id Int64, p Nullable(Int32), o Nullable(Int64)")
-    server.do(f"INSERT INTO {table} SELECT number, if(number < 14, NULL, 0), if(number < 15, NULL, number) FROM numbers(20)")
+    server.do(
+        f"INSERT INTO {table} SELECT number, if(number < 14, NULL, 0), if(number < 15, NULL, number) FROM"
+        " numbers(20)"
+    )
     source = server.source(table, split_rows=10)
     snapshot = pinned(source)
     splits = plan(source, snapshot, None, HandoffFilter("p", "o", {"0": 18}))
     rows = source.read(spark, snapshot, splits, columns=["id"]).collect()
-    expected = [(n, 7, n // 10 - 2**31, n % 10, 0) for n in range(15)] + [(n, 7, 0, n, 0) for n in range(15, 18)]
+    expected = [(n, 7, n // 10 - 2**31, n % 10, 0) for n in range(15)] + [
+        (n, 7, 0, n, 0) for n in range(15, 18)
+    ]
     assert len(splits) == 2
     assert sorted((row.id, *row._gs_pos) for row in rows) == expected
 
 
 def test_a_direct_load_has_rows_of_a_key_in_the_order_of_their_offsets(server: Server) -> None:
-    """The sorting key has them the other way round; rows that the cut does not place come first, in the order of the sorting key."""
-    table = server.table("id Int64, seq Int64, p Nullable(Int32), o Nullable(Int64)", "ENGINE = MergeTree ORDER BY (id, seq)")
-    server.do(f"INSERT INTO {table} SELECT number % 3, number, if(number < 6, NULL, 0), if(number < 6, NULL, 40 - number) FROM numbers(30)")
+    """The sorting key has them the other way round.
+
+    Rows that the cut does not place come first, in the order of the sorting key.
+    """
+    table = server.table(
+        "id Int64, seq Int64, p Nullable(Int32), o Nullable(Int64)", "ENGINE = MergeTree ORDER BY (id, seq)"
+    )
+    server.do(
+        f"INSERT INTO {table} SELECT number % 3, number, if(number < 6, NULL, 0), if(number < 6, NULL, 40 -"
+        " number) FROM numbers(30)"
+    )
     source = server.source(table, split_rows=10)
     snapshot = pinned(source)
     splits = plan(source, snapshot, None, HandoffFilter("p", "o", {"0": 99}))
     assert source.explain_key_spread(["id"]) == ""
     assert source.keeps_together(splits, ["id"])
     assert not source.keeps_together(splits, ["seq"])
-    assert source.explain_key_spread(["seq"]).endswith("is sorted by id first and the key is seq: one key lies in several splits")
+    assert source.explain_key_spread(["seq"]).endswith(
+        "is sorted by id first and the key is seq: one key lies in several splits"
+    )
     fetch = source.create_split_reader(snapshot, splits, f"SELECT id, seq FROM {reader.SPLIT}", ["id"])
     rows = [row for split in splits for batch in fetch.fetch(split) for row in batch.to_pylist()]
     assert len(splits) == 3
     for key in range(3):
         numbers = range(key, 30, 3)
-        expected = [number for number in numbers if number < 6] + sorted((number for number in numbers if number >= 6), reverse=True)
+        expected = [number for number in numbers if number < 6] + sorted(
+            (number for number in numbers if number >= 6), reverse=True
+        )
         assert [row["seq"] for row in rows if row["id"] == key] == expected
 
 
 def test_without_a_snapshot(server: Server) -> None:
-    """`snapshot: none` needs no rights and no MergeTree: a view is one split, a table is split but does not hold still."""
+    """`snapshot: none` needs no rights and no MergeTree.
+
+    A view is one split, a table is split but does not hold still.
+    """
     table = server.table("id Int64")
     server.do(f"INSERT INTO {table} SELECT number FROM numbers(100)")
     view = f"{table}_view"
@@ -700,7 +861,8 @@ def test_nobody_there_and_nobody_let_in(server: Server) -> None:
         connection = {"url": url, "user": "default", "password": secret}
         with pytest.raises(kind) as told:
             ClickHouseTable(
-                ClickHouseSourceConfig(table_name="a.b"), Settings(clickhouse_source=ClickHouseConnection.model_validate(connection))
+                ClickHouseSourceConfig(table_name="a.b"),
+                Settings(clickhouse_source=ClickHouseConnection.model_validate(connection)),
             ).schema(NO_SPARK)
         shown = f"{told.value!s}{told.value!r}{told.value.__cause__!r}"
         assert secret not in shown
@@ -708,13 +870,16 @@ def test_nobody_there_and_nobody_let_in(server: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "kind"), [(497, TargetError), (241, TransientError), (159, TransientError), (47, TargetError), (516, TargetError)]
+    ("code", "kind"),
+    [(497, TargetError), (241, TransientError), (159, TransientError), (47, TargetError), (516, TargetError)],
 )
 def test_codes_of_the_server(code: int, kind: type[Exception]) -> None:
     from clickhouse_connect.driver.exceptions import DatabaseError
 
     with pytest.raises(kind, match="node 'n'"), client.translate_errors("n", "d.t", "pin it"):
-        raise DatabaseError("HTTPDriver returned: Code: 1. DB::Exception: Not like this. (NAME) (version 26.9.1.1)", code=code)
+        raise DatabaseError(
+            "HTTPDriver returned: Code: 1. DB::Exception: Not like this. (NAME) (version 26.9.1.1)", code=code
+        )
 
 
 def cut_short(whole: bytes, keep: Callable[[bytes], bytes]) -> Any:
@@ -728,7 +893,13 @@ def cut_short(whole: bytes, keep: Callable[[bytes], bytes]) -> Any:
 
 
 @pytest.mark.parametrize(
-    "keep", [lambda data: data[:-8], lambda data: data[: len(data) // 2], lambda _: b"", lambda data: data[:-8] + b"Code: 241."]
+    "keep",
+    [
+        lambda data: data[:-8],
+        lambda data: data[: len(data) // 2],
+        lambda _: b"",
+        lambda data: data[:-8] + b"Code: 241.",
+    ],
 )
 def test_an_answer_that_breaks_off_is_not_a_short_one(
     server: Server, monkeypatch: pytest.MonkeyPatch, keep: Callable[[bytes], bytes]
@@ -752,7 +923,8 @@ def test_an_answer_that_breaks_off_is_not_a_short_one(
 
 def test_describe_asks_nobody() -> None:
     source = ClickHouseTable(
-        ClickHouseSourceConfig(table_name="flights.history"), Settings(clickhouse_source=ClickHouseConnection(url="http://127.0.0.1:9"))
+        ClickHouseSourceConfig(table_name="flights.history"),
+        Settings(clickhouse_source=ClickHouseConnection(url="http://127.0.0.1:9")),
     )
     assert source.describe() == {
         "kind": "clickhouse",
@@ -763,5 +935,10 @@ def test_describe_asks_nobody() -> None:
 
 
 def test_expressions_of_a_sorting_key() -> None:
-    assert expressions("toDate(a, 'x,y'), `c,d` DESC, (e, f), g[1,2]") == ("toDate(a, 'x,y')", "`c,d`", "(e, f)", "g[1,2]")
+    assert expressions("toDate(a, 'x,y'), `c,d` DESC, (e, f), g[1,2]") == (
+        "toDate(a, 'x,y')",
+        "`c,d`",
+        "(e, f)",
+        "g[1,2]",
+    )
     assert expressions("") == ()

@@ -19,7 +19,15 @@ from headrace.connectors.kafka.source import KafkaStream
 from headrace.connectors.row_errors import explain_failure
 from headrace.connectors.source_base import ReadLimits
 from headrace.pipeline.config.settings import KafkaConnection, Settings
-from headrace.pipeline.errors import DataError, HeadraceError, RetentionError, SchemaError, TargetError, TransientError, UserError
+from headrace.pipeline.errors import (
+    DataError,
+    HeadraceError,
+    RetentionError,
+    SchemaError,
+    TargetError,
+    TransientError,
+    UserError,
+)
 
 PLAIN = {"id": "int64", "name": "string"}
 MANY = ReadLimits(rows=1_000_000)
@@ -46,7 +54,13 @@ class Broker:
         """`commit` None leaves it open and returns its producer."""
         from confluent_kafka import Producer
 
-        producer = Producer({"bootstrap.servers": self.brokers, "log_level": 0, "transactional.id": f"tx-{topic}-{time.monotonic_ns()}"})
+        producer = Producer(
+            {
+                "bootstrap.servers": self.brokers,
+                "log_level": 0,
+                "transactional.id": f"tx-{topic}-{time.monotonic_ns()}",
+            }
+        )
         producer.init_transactions(30)
         producer.begin_transaction()
         for value in values:
@@ -73,9 +87,13 @@ def broker(services: Any) -> Broker:
 def stream(broker: Broker) -> Iterator[Callable[..., KafkaStream]]:
     made: list[KafkaStream] = []
 
-    def make(topic: str, schema: dict[str, str] | None = None, *, ordinal: int = 0, **more: Any) -> KafkaStream:
+    def make(
+        topic: str, schema: dict[str, str] | None = None, *, ordinal: int = 0, **more: Any
+    ) -> KafkaStream:
         node = KafkaSourceConfig.model_validate({"topic": topic, "schema": schema or PLAIN, **more})
-        made.append(KafkaStream("src", node, Settings(kafka_source=KafkaConnection(brokers=broker.brokers)), ordinal))
+        made.append(
+            KafkaStream("src", node, Settings(kafka_source=KafkaConnection(brokers=broker.brokers)), ordinal)
+        )
         return made[-1]
 
     yield make
@@ -93,7 +111,10 @@ def until(found: Callable[[], bool]) -> None:
 
 def rows(source: KafkaStream, spark: SparkSession) -> list[dict[str, Any]]:
     start = source.earliest_offsets()
-    return [row.asDict(recursive=True) for row in source.read(spark, start, source.next_end_offsets(start, MANY)).collect()]
+    return [
+        row.asDict(recursive=True)
+        for row in source.read(spark, start, source.next_end_offsets(start, MANY)).collect()
+    ]
 
 
 def failure(source: KafkaStream, spark: SparkSession) -> HeadraceError:
@@ -104,14 +125,20 @@ def failure(source: KafkaStream, spark: SparkSession) -> HeadraceError:
     return explained
 
 
-def test_rows_carry_payload_operation_and_order(broker: Broker, topic: Any, stream: Any, spark: SparkSession) -> None:
+def test_rows_carry_payload_operation_and_order(
+    broker: Broker, topic: Any, stream: Any, spark: SparkSession
+) -> None:
     name = topic(2)
     broker.send(name, {"name": "a", "id": 1, "more": [1]}, {"id": 2})
     broker.send(name, {"id": 3, "name": None}, partition=1)
     source = stream(name, ordinal=7, include_metadata=True)
     found = sorted(rows(source, spark), key=lambda row: row["id"])
     assert source.schema().names == ["id", "name", "__kafka_partition", "__kafka_offset", "__kafka_timestamp"]
-    assert [(row["id"], row["name"], row["_gs_op"]) for row in found] == [(1, "a", "i"), (2, None, "i"), (3, None, "i")]
+    assert [(row["id"], row["name"], row["_gs_op"]) for row in found] == [
+        (1, "a", "i"),
+        (2, None, "i"),
+        (3, None, "i"),
+    ]
     assert [row["_gs_pos"] for row in found] == [
         {"source": 7, "part": 0, "off": 0, "sub": 0},
         {"source": 7, "part": 0, "off": 1, "sub": 0},
@@ -125,8 +152,24 @@ def test_frame_has_the_schema_that_the_source_announces(topic: Any, stream: Any,
     from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import StructType
 
-    kinds = {"a": "int8", "b": "uint8", "c": "uint16", "d": "uint32", "e": "uint64", "f": "float16", "g": "timestamp", "h": "date64"}
-    kinds |= {"i": "decimal(5,2)", "j": "binary", "k": "boolean", "l": "time64", "m": "float64", "n": "decimal256(30,3)"}
+    kinds = {
+        "a": "int8",
+        "b": "uint8",
+        "c": "uint16",
+        "d": "uint32",
+        "e": "uint64",
+        "f": "float16",
+        "g": "timestamp",
+        "h": "date64",
+    }
+    kinds |= {
+        "i": "decimal(5,2)",
+        "j": "binary",
+        "k": "boolean",
+        "l": "time64",
+        "m": "float64",
+        "n": "decimal256(30,3)",
+    }
     source = stream(topic(), kinds)
     frame = source.read(spark, source.earliest_offsets(), source.earliest_offsets())
     assert frame.count() == 0
@@ -134,7 +177,9 @@ def test_frame_has_the_schema_that_the_source_announces(topic: Any, stream: Any,
     assert to_arrow_schema(payload) == source.schema()
 
 
-def test_operation_comes_from_the_header(broker: Broker, topic: Any, stream: Any, spark: SparkSession) -> None:
+def test_operation_comes_from_the_header(
+    broker: Broker, topic: Any, stream: Any, spark: SparkSession
+) -> None:
     name = topic()
     for op in ("r", "C", "u", "D"):
         broker.send(name, {"id": 1}, headers=[("other", b"x"), ("dbz.op", op.encode())])
@@ -143,7 +188,9 @@ def test_operation_comes_from_the_header(broker: Broker, topic: Any, stream: Any
     assert [row["_gs_op"] for row in rows(stream(name), spark)] == ["i", "i", "u", "d", "i", "i"]
 
 
-def test_unknown_operation_is_named_with_its_place(broker: Broker, topic: Any, stream: Any, spark: SparkSession) -> None:
+def test_unknown_operation_is_named_with_its_place(
+    broker: Broker, topic: Any, stream: Any, spark: SparkSession
+) -> None:
     name = topic()
     broker.send(name, {"id": 1})
     broker.send(name, {"id": 1}, headers=[("dbz.op", b"t")])
@@ -153,7 +200,9 @@ def test_unknown_operation_is_named_with_its_place(broker: Broker, topic: Any, s
     assert f"topic {name}, partition 0, offset 1: header dbz.op says `t`" in error.message
 
 
-def test_payload_may_bring_the_operation_itself(broker: Broker, topic: Any, stream: Any, spark: SparkSession) -> None:
+def test_payload_may_bring_the_operation_itself(
+    broker: Broker, topic: Any, stream: Any, spark: SparkSession
+) -> None:
     name = topic()
     broker.send(name, {"id": 1, "_gs_op": "d"}, {"id": 2})
     source = stream(name, {"id": "int64", "_gs_op": "string"})
@@ -179,7 +228,9 @@ def test_payload_may_bring_the_operation_itself(broker: Broker, topic: Any, stre
         (None, "the message has no payload (a tombstone)"),
     ],
 )
-def test_broken_message_is_named(broker: Broker, topic: Any, stream: Any, spark: SparkSession, payload: bytes | None, said: str) -> None:
+def test_broken_message_is_named(
+    broker: Broker, topic: Any, stream: Any, spark: SparkSession, payload: bytes | None, said: str
+) -> None:
     name = topic()
     broker.send(name, {"id": 1, "name": 'with ${x} <y> "quotes"'}, payload)
     error = failure(stream(name), spark)
@@ -188,11 +239,15 @@ def test_broken_message_is_named(broker: Broker, topic: Any, stream: Any, spark:
     assert said in error.message
 
 
-def test_broken_message_fails_also_where_its_columns_are_not_used(broker: Broker, topic: Any, stream: Any, spark: SparkSession) -> None:
+def test_broken_message_fails_also_where_its_columns_are_not_used(
+    broker: Broker, topic: Any, stream: Any, spark: SparkSession
+) -> None:
     name = topic()
     broker.send(name, {"id": 1, "name": "a"}, {"id": "x", "name": "b"})
     source = stream(name)
-    frame = source.read(spark, source.earliest_offsets(), source.end_offsets()).select("name").where("name = 'b'")
+    frame = (
+        source.read(spark, source.earliest_offsets(), source.end_offsets()).select("name").where("name = 'b'")
+    )
     with pytest.raises(Exception, match="headrace-row"):
         frame.collect()
 
@@ -208,7 +263,11 @@ def test_broken_message_fails_also_where_its_columns_are_not_used(broker: Broker
         ("boolean", True, True),
         ("string", {"a": [1]}, '{"a":[1]}'),
         ("decimal(38,0)", "9" * 38, Decimal("9" * 38)),
-        ("decimal", "12345678901234567890123456789.123456789", Decimal("12345678901234567890123456789.123456789")),
+        (
+            "decimal",
+            "12345678901234567890123456789.123456789",
+            Decimal("12345678901234567890123456789.123456789"),
+        ),
         ("decimal(18,2)", 12.5, Decimal("12.50")),
         ("binary", "00fF", b"\x00\xff"),
         ("date32", "2024-02-29", "2024-02-29"),
@@ -267,7 +326,10 @@ def test_value_that_the_type_cannot_hold_is_refused(
 
 @pytest.mark.parametrize("kind", ["duration", "interval"])
 def test_type_that_json_cannot_carry_is_refused(stream: Any, kind: str) -> None:
-    with pytest.raises(SchemaError, match=f"column `v`: JSON messages cannot carry {kind}".replace("(", r"\(").replace(")", r"\)")):
+    with pytest.raises(
+        SchemaError,
+        match=f"column `v`: JSON messages cannot carry {kind}".replace("(", r"\(").replace(")", r"\)"),
+    ):
         stream("t", {"v": kind}).schema()
 
 
@@ -304,12 +366,22 @@ def test_epoch_takes_a_fair_share(broker: Broker, topic: Any, stream: Any) -> No
     assert at["offsets"] == {"0": 0, "1": 0, "2": 0}
     at = source.next_end_offsets(at, ReadLimits(rows=20))
     assert at["offsets"] == {"0": 17, "1": 3, "2": 0}
-    assert source.next_end_offsets(at, ReadLimits(rows=100, per_partition=5))["offsets"] == {"0": 22, "1": 3, "2": 0}
-    assert stream(name, batch_size=4).next_end_offsets(at, ReadLimits(rows=100))["offsets"] == {"0": 21, "1": 3, "2": 0}
+    assert source.next_end_offsets(at, ReadLimits(rows=100, per_partition=5))["offsets"] == {
+        "0": 22,
+        "1": 3,
+        "2": 0,
+    }
+    assert stream(name, batch_size=4).next_end_offsets(at, ReadLimits(rows=100))["offsets"] == {
+        "0": 21,
+        "1": 3,
+        "2": 0,
+    }
     assert source.backlog(at) == 33
 
 
-def test_same_range_gives_the_same_rows_again(broker: Broker, topic: Any, stream: Any, spark: SparkSession) -> None:
+def test_same_range_gives_the_same_rows_again(
+    broker: Broker, topic: Any, stream: Any, spark: SparkSession
+) -> None:
     name = topic(2)
     broker.send(name, *({"id": n} for n in range(30)))
     broker.send(name, *({"id": n} for n in range(30, 60)), partition=1)
@@ -323,7 +395,9 @@ def test_same_range_gives_the_same_rows_again(broker: Broker, topic: Any, stream
     assert first == again
 
 
-def test_new_partition_begins_at_its_first_row(broker: Broker, topic: Any, stream: Any, spark: SparkSession) -> None:
+def test_new_partition_begins_at_its_first_row(
+    broker: Broker, topic: Any, stream: Any, spark: SparkSession
+) -> None:
     from confluent_kafka.cimpl import NewPartitions
 
     name = topic(1)
@@ -332,7 +406,9 @@ def test_new_partition_begins_at_its_first_row(broker: Broker, topic: Any, strea
     before = source.end_offsets()
     broker.admin.create_partitions([NewPartitions(name, 2)])[name].result(30)
     until(lambda: len(source.end_offsets()["offsets"]) == 2)
-    Broker(broker.brokers).send(name, {"id": 2}, partition=1)  # the other producer learns of partitions only after minutes
+    Broker(broker.brokers).send(
+        name, {"id": 2}, partition=1
+    )  # the other producer learns of partitions only after minutes
     after = source.next_end_offsets(before, MANY)
     assert after["offsets"] == {"0": 1, "1": 1}
     assert [row["id"] for row in source.read(spark, before, after).collect()] == [2]
@@ -347,8 +423,13 @@ def grow(broker: Broker, source: KafkaStream, name: str, partitions: int) -> Bro
     return Broker(broker.brokers)
 
 
-def test_known_partitions_are_drained_before_a_new_one_is_read(broker: Broker, topic: Any, stream: Any) -> None:
-    """Rows from before the growth, then the rest of the known partitions, then the new one; a resumed position keeps the barriers."""
+def test_known_partitions_are_drained_before_a_new_one_is_read(
+    broker: Broker, topic: Any, stream: Any
+) -> None:
+    """Rows from before the growth, then the rest of the known partitions, then the new one.
+
+    A resumed position keeps the barriers.
+    """
     name = topic(2)
     source = stream(name)
     new = int(time.time() * 1000)
@@ -400,7 +481,9 @@ def test_many_partitions_with_few_rows_need_few_barriers(step: int) -> None:
     assert moments == sorted(moments)
 
 
-def test_an_open_transaction_before_a_growth_holds_the_new_partition_back(broker: Broker, topic: Any, stream: Any) -> None:
+def test_an_open_transaction_before_a_growth_holds_the_new_partition_back(
+    broker: Broker, topic: Any, stream: Any
+) -> None:
     name = topic(1)
     source = stream(name)
     before = source.end_offsets()
@@ -412,11 +495,18 @@ def test_an_open_transaction_before_a_growth_holds_the_new_partition_back(broker
     seen = [before]
     while (further := source.next_end_offsets(seen[-1], MANY)) != seen[-1]:
         seen.append(further)
-    assert [at["offsets"] for at in seen] == [{"0": 0}, {"0": 1}, {"0": 2}, {"0": 2, "1": 1}], "its commit is later than the new row"
+    assert [at["offsets"] for at in seen] == [{"0": 0}, {"0": 1}, {"0": 2}, {"0": 2, "1": 1}], (
+        "its commit is later than the new row"
+    )
 
 
-def test_a_topic_that_has_grown_is_read_by_the_times_of_first_rows(broker: Broker, topic: Any, stream: Any) -> None:
-    """No order across partitions is known; borders of epochs at the first row of each later partition separate most moved keys."""
+def test_a_topic_that_has_grown_is_read_by_the_times_of_first_rows(
+    broker: Broker, topic: Any, stream: Any
+) -> None:
+    """No order across partitions is known.
+
+    Borders of epochs at the first row of each later partition separate most moved keys.
+    """
     name = topic(2)
     new = int(time.time() * 1000)
     old = new - 600_000
@@ -445,7 +535,9 @@ def test_times_of_producers_are_no_fence(broker: Broker, topic: Any, stream: Any
         assert stream(name).offsets_for_time(since)["offsets"] == {"0": min(fence, 1)}
 
 
-def test_a_clock_ahead_of_the_brokers_moves_no_fence(broker: Broker, topic: Any, stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_ahead_of_the_brokers_moves_no_fence(
+    broker: Broker, topic: Any, stream: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The table lacks the messages of the last minute, by the brokers' clock."""
     name = topic(2, message_timestamp_type="LogAppendTime")
     broker.send(name, {"id": 1}, {"id": 2})
@@ -501,13 +593,17 @@ def test_fewer_partitions_or_another_cluster_is_refused(topic: Any, stream: Any)
         source.next_end_offsets(at | {"offsets": {"0": 5}}, MANY)
 
 
-def test_retention_that_passed_the_position_stops_with_numbers(broker: Broker, topic: Any, stream: Any, spark: SparkSession) -> None:
+def test_retention_that_passed_the_position_stops_with_numbers(
+    broker: Broker, topic: Any, stream: Any, spark: SparkSession
+) -> None:
     name = topic(1)
     broker.send(name, *({"id": n} for n in range(10)))
     source = stream(name)
     start, end = source.earliest_offsets(), source.end_offsets()
     broker.delete_before(name, 4)
-    with pytest.raises(RetentionError, match=r"4 offsets .* \(partition 0: next to read 0, earliest held 4\)"):
+    with pytest.raises(
+        RetentionError, match=r"4 offsets .* \(partition 0: next to read 0, earliest held 4\)"
+    ):
         source.next_end_offsets(start, MANY)
     with pytest.raises(RetentionError, match="earliest held 4"):
         stream(name).read(spark, start, end)
@@ -515,7 +611,9 @@ def test_retention_that_passed_the_position_stops_with_numbers(broker: Broker, t
     assert source.next_end_offsets(start | {"offsets": {"0": 4}}, MANY) == end
 
 
-def test_retention_that_passes_while_rows_are_read_is_explained(broker: Broker, topic: Any, stream: Any, spark: SparkSession) -> None:
+def test_retention_that_passes_while_rows_are_read_is_explained(
+    broker: Broker, topic: Any, stream: Any, spark: SparkSession
+) -> None:
     name = topic(1)
     broker.send(name, *({"id": n} for n in range(10)))
     source = stream(name)
@@ -544,15 +642,22 @@ def test_fence_that_retention_may_have_passed_is_refused(broker: Broker, topic: 
     broker.send(name, {"id": 1}, {"id": 2})
     now = int(time.time() * 1000)
     source = stream(name)
-    assert source.offsets_for_time(now - 7_200_000)["offsets"] == {"0": 0}  # all that ever came is still there
+    assert source.offsets_for_time(now - 7_200_000)["offsets"] == {
+        "0": 0
+    }  # all that ever came is still there
     broker.delete_before(name, 1)
     assert source.offsets_for_time(now - 1_800_000)["offsets"] == {"0": 1}
-    with pytest.raises(RetentionError, match=r"the fence lies 720. s back, .* keeps rows for 3600 s and has lost some of partitions 0"):
+    with pytest.raises(
+        RetentionError,
+        match=r"the fence lies 720. s back, .* keeps rows for 3600 s and has lost some of partitions 0",
+    ):
         source.offsets_for_time(now - 7_200_000)
     assert stream(name, starting_offsets=str(now - 7_200_000)).initial_offsets()["offsets"] == {"0": 1}
 
 
-def test_filter_sees_all_columns_and_names_unknown_ones(broker: Broker, topic: Any, stream: Any, spark: SparkSession) -> None:
+def test_filter_sees_all_columns_and_names_unknown_ones(
+    broker: Broker, topic: Any, stream: Any, spark: SparkSession
+) -> None:
     name = topic()
     broker.send(name, *({"id": n, "name": "x"} for n in range(5)))
     assert [row["id"] for row in rows(stream(name, filter="id >= 3 AND _gs_op = 'i'"), spark)] == [3, 4]
@@ -565,13 +670,16 @@ def test_filter_sees_all_columns_and_names_unknown_ones(broker: Broker, topic: A
         rows(stream(name, filter="timestamp_seconds(id) < 'now'"), spark)
 
 
-def test_filter_does_not_parse_messages_twice(broker: Broker, topic: Any, stream: Any, spark: SparkSession) -> None:
+def test_filter_does_not_parse_messages_twice(
+    broker: Broker, topic: Any, stream: Any, spark: SparkSession
+) -> None:
     name = topic()
     broker.send(name, {"id": 1})
     source = stream(name, filter="id = 1 AND name IS NULL")
     frame = source.read(spark, source.earliest_offsets(), source.end_offsets())
     plan = frame._jdf.queryExecution().optimizedPlan().toString()
-    whole = "from_json(StructField(v,StructType"  # beside it, texts that look like numbers are read again in a branch of their own
+    # beside it, texts that look like numbers are read again in a branch of their own
+    whole = "from_json(StructField(v,StructType"
     assert plan.count(whole) == 1
 
 
@@ -604,7 +712,9 @@ def test_brokers_that_do_not_answer_are_worth_another_try(monkeypatch: pytest.Mo
         source.initial_offsets()
 
 
-def test_a_partition_whose_leader_changes_is_asked_again(topic: Any, stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_partition_whose_leader_changes_is_asked_again(
+    topic: Any, stream: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As it is for a moment after a topic was made."""
     from confluent_kafka import KafkaError, KafkaException
 
@@ -614,7 +724,11 @@ def test_a_partition_whose_leader_changes_is_asked_again(topic: Any, stream: Any
     def moving(*args: Any, **more: Any) -> Any:
         asked.append(args)
         if len(asked) < 3:
-            raise KafkaException(KafkaError((KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE)[len(asked) - 1]))
+            raise KafkaException(
+                KafkaError(
+                    (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE)[len(asked) - 1]
+                )
+            )
         return real(*args, **more)
 
     monkeypatch.setattr(source._cluster.admin, "list_offsets", moving)

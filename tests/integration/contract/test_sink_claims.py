@@ -29,7 +29,9 @@ def second(maker: SinkMaker, *, share: bool = False) -> SinkMaker:
 
 
 def join(sink: Sink, maker: SinkMaker, generation: int = 1) -> CommitRecord:
-    return sink.register(CommitRecord.for_registration(maker.key, generation, 0, position(0), "feedfacecafebeef", None))
+    return sink.register(
+        CommitRecord.for_registration(maker.key, generation, 0, position(0), "feedfacecafebeef", None)
+    )
 
 
 def test_two_pipelines_do_not_claim_one_target(maker: SinkMaker) -> None:

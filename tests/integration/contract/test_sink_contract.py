@@ -12,7 +12,18 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from helpers.sink_makers import KEYED, TYPES, VALUES, SinkMaker, frame, plan, position, sink_maker, sqlite_connector, sqlite_sink_maker
+from helpers.sink_makers import (
+    KEYED,
+    TYPES,
+    VALUES,
+    SinkMaker,
+    frame,
+    plan,
+    position,
+    sink_maker,
+    sqlite_connector,
+    sqlite_sink_maker,
+)
 from pyspark.sql import SparkSession
 
 from headrace.connectors.sink_base import Sink
@@ -25,7 +36,9 @@ only_built_in = pytest.mark.parametrize("maker", BUILT_IN, indirect=True)
 
 
 @pytest.fixture(params=[*BUILT_IN, "sqlite"])
-def maker(request: pytest.FixtureRequest, spark: SparkSession, pg: str, tmp_path: Path) -> Iterator[SinkMaker]:
+def maker(
+    request: pytest.FixtureRequest, spark: SparkSession, pg: str, tmp_path: Path
+) -> Iterator[SinkMaker]:
     """A target of each type of sink; `sqlite` is a connector that the test adds from a temporary folder."""
     if request.param == "sqlite":
         with sqlite_connector(tmp_path) as package:
@@ -51,10 +64,18 @@ def test_a_new_target_has_no_record_and_joins_with_its_rows_as_baseline(maker: S
 
 def test_the_last_of_a_key_wins_in_an_epoch_and_over_epochs(maker: SinkMaker) -> None:
     sink = maker.joined(KEYED)
-    first = sink.write(plan(1), frame(maker.spark, KEYED, people((1, "a"), (2, "b"), (1, "c"), (3, "d")), "iiui"))
+    first = sink.write(
+        plan(1), frame(maker.spark, KEYED, people((1, "a"), (2, "b"), (1, "c"), (3, "d")), "iiui")
+    )
     assert first == WriteCounts(3, 3, 0, 0)
     second = sink.write(
-        plan(2), frame(maker.spark, KEYED, people((1, None), (2, "e"), (4, "f"), (4, None), (5, "g"), (5, None), (5, "h")), "duididi")
+        plan(2),
+        frame(
+            maker.spark,
+            KEYED,
+            people((1, None), (2, "e"), (4, "f"), (4, None), (5, "g"), (5, None), (5, "h")),
+            "duididi",
+        ),
     )
     assert sorted(maker.rows(["id", "name"])) == [(2, "e"), (3, "d"), (5, "h")]
     assert (second.inserted, second.updated, second.deleted) == (1, 1, 1)
@@ -62,7 +83,9 @@ def test_the_last_of_a_key_wins_in_an_epoch_and_over_epochs(maker: SinkMaker) ->
     assert record is not None
     assert (record.epoch, record.is_of(plan(2)), record.end) == (2, True, position(2))
     assert sink.read_row_count() is not None
-    assert (record.baseline or 0) + (record.totals.inserted or 0) - (record.totals.deleted or 0) == (sink.read_row_count() or (None, -1))[1]
+    assert (record.baseline or 0) + (record.totals.inserted or 0) - (record.totals.deleted or 0) == (
+        sink.read_row_count() or (None, -1)
+    )[1]
     sink.close()
 
 
@@ -165,8 +188,13 @@ Change = tuple[str, int, int | None, str]
 
 def versioned(maker: SinkMaker, number: int, changes: list[Change], sink: Sink, *, large: bool) -> None:
     """Writes the changes as one epoch, through the driver or, where `large`, through Spark's tasks."""
-    rows = [{"id": key, "at": None if at is None else START + timedelta(seconds=at), "name": name} for _, key, at, name in changes]
-    made = frame(maker.spark, VERSIONED, rows, "".join(op for op, *_ in changes), estimate=10**9 if large else None)
+    rows = [
+        {"id": key, "at": None if at is None else START + timedelta(seconds=at), "name": name}
+        for _, key, at, name in changes
+    ]
+    made = frame(
+        maker.spark, VERSIONED, rows, "".join(op for op, *_ in changes), estimate=10**9 if large else None
+    )
     sink.write(plan(number), made)
 
 
@@ -190,13 +218,22 @@ def random_changes(dice: random.Random, epoch: int) -> list[Change]:
     ops: list[Change] = []
     for number in range(60):
         op = dice.choices("iud", [3, 3, 2])[0]
-        ops.append((op, dice.randrange(12), None if op == "d" and dice.random() < 0.4 else dice.randrange(9), f"{epoch}-{number}"))
+        ops.append(
+            (
+                op,
+                dice.randrange(12),
+                None if op == "d" and dice.random() < 0.4 else dice.randrange(9),
+                f"{epoch}-{number}",
+            )
+        )
     return ops
 
 
 @only_built_in
 def test_the_highest_version_wins_in_an_epoch_and_over_epochs(maker: SinkMaker) -> None:
-    maker = replace(maker, node=lambda columns, node=maker.node: node(columns).model_copy(update={"version_column": "at"}))
+    maker = replace(
+        maker, node=lambda columns, node=maker.node: node(columns).model_copy(update={"version_column": "at"})
+    )
     sink = maker.joined(VERSIONED)
     epochs: list[list[Change]] = [
         [
@@ -223,7 +260,10 @@ def test_the_highest_version_wins_in_an_epoch_and_over_epochs(maker: SinkMaker) 
     for number, changes in enumerate(epochs, 1):
         versioned(maker, number, changes, sink, large=number == 2)
         expected = applied(expected, changes)
-        found = {key: (int((at - START).total_seconds()), name) for key, at, name in maker.rows(["id", "at", "name"])}
+        found = {
+            key: (int((at - START).total_seconds()), name)
+            for key, at, name in maker.rows(["id", "at", "name"])
+        }
         assert found == expected, number
     record, held = sink.record(), sink.read_row_count()
     assert record is not None

@@ -34,7 +34,11 @@ def held(maker: SinkMaker, schema: pa.Schema) -> list[dict[str, Any]]:
 
     rows = maker.rows(schema.names)
     return sorted(
-        ({field.name: value(cell, field.type) for field, cell in zip(schema, row, strict=True)} for row in rows), key=lambda row: row["id"]
+        (
+            {field.name: value(cell, field.type) for field, cell in zip(schema, row, strict=True)}
+            for row in rows
+        ),
+        key=lambda row: row["id"],
     )
 
 
@@ -54,7 +58,9 @@ def test_lists_structs_and_maps_come_back_as_they_went_in(maker: SinkMaker, key:
 
 
 def test_not_a_number_comes_back_from_inside(maker: SinkMaker) -> None:
-    schema = pa.schema([("id", pa.int64()), ("v", pa.list_(pa.float64())), ("s", pa.struct([("x", pa.float32())]))])
+    schema = pa.schema(
+        [("id", pa.int64()), ("v", pa.list_(pa.float64())), ("s", pa.struct([("x", pa.float32())]))]
+    )
     row = {"id": 1, "v": [math.nan, 1.0], "s": {"x": math.nan}}
     sink = maker.joined(schema)
     sink.write(plan(1), frame(maker.spark, schema, [row], "i"))
@@ -70,7 +76,9 @@ KEYS = {
 
 
 @pytest.mark.parametrize("kind", KEYS.values(), ids=KEYS)
-def test_keys_that_a_target_has_no_form_for_are_refused_before_a_row_is_read(maker: SinkMaker, kind: pa.DataType) -> None:
+def test_keys_that_a_target_has_no_form_for_are_refused_before_a_row_is_read(
+    maker: SinkMaker, kind: pa.DataType
+) -> None:
     schema = pa.schema([("id", pa.int64()), ("v", kind)])
     value: Any = [(b"\0", 1)] if kinds.is_map(kind) and kinds.is_binary(kind.key_type) else [({"a": 1}, 1)]
     value = [{"m": [(b"\0", 1)]}] if kinds.is_list(kind) else value
@@ -102,7 +110,9 @@ def test_the_character_nul_inside_is_held_or_named(maker: SinkMaker, kind: pa.Da
         sink.write(plan(1), rows)
         assert held(maker, schema) == [{"id": 1, "v": same_as(value, kind)}]
     else:
-        with pytest.raises(DataError, match=r"column 'v' holds .*u0000.* cannot hold the character NUL") as caught:
+        with pytest.raises(
+            DataError, match=r"column 'v' holds .*u0000.* cannot hold the character NUL"
+        ) as caught:
             sink.write(plan(1), rows)
         assert caught.value.node == maker.key.sink
         assert maker.rows(["id"]) == []
@@ -110,7 +120,9 @@ def test_the_character_nul_inside_is_held_or_named(maker: SinkMaker, kind: pa.Da
 
 
 @pytest.mark.parametrize("there", ["bigint[]", "integer", "hstore_like"])
-def test_a_column_that_cannot_take_a_list_is_refused_with_both_types(spark: SparkSession, pg: str, tmp_path: Path, there: str) -> None:
+def test_a_column_that_cannot_take_a_list_is_refused_with_both_types(
+    spark: SparkSession, pg: str, tmp_path: Path, there: str
+) -> None:
     maker = sink_maker("postgres", spark, pg, tmp_path)
     schema = pa.schema([("id", pa.int64()), ("v", pa.list_(pa.int64()))])
     with psycopg.connect(pg, autocommit=True) as client:
@@ -123,7 +135,9 @@ def test_a_column_that_cannot_take_a_list_is_refused_with_both_types(spark: Spar
 
 
 @pytest.mark.parametrize("there", ["jsonb", "json", "text"])
-def test_json_and_text_columns_that_are_there_take_lists(spark: SparkSession, pg: str, tmp_path: Path, there: str) -> None:
+def test_json_and_text_columns_that_are_there_take_lists(
+    spark: SparkSession, pg: str, tmp_path: Path, there: str
+) -> None:
     maker = sink_maker("postgres", spark, pg, tmp_path)
     schema = pa.schema([("id", pa.int64()), ("v", pa.list_(pa.timestamp("us", tz="UTC")))])
     with psycopg.connect(pg, autocommit=True) as client:

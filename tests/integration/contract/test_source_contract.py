@@ -9,7 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.source_makers import NODE, ORDINAL, PIECE, ClickHouseWorld, FileWorld, IcebergWorld, KafkaWorld, SourceWorld, refused, until
+from helpers.source_makers import (
+    NODE,
+    ORDINAL,
+    PIECE,
+    ClickHouseWorld,
+    FileWorld,
+    IcebergWorld,
+    KafkaWorld,
+    SourceWorld,
+    refused,
+    until,
+)
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
@@ -27,7 +38,12 @@ WORLDS = {one.kind: one for one in (ClickHouseWorld, FileWorld, IcebergWorld, Ka
 
 @pytest.fixture
 def make(
-    spark: SparkSession, services: Services, ch_db: str, topic: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession,
+    services: Services,
+    ch_db: str,
+    topic: Callable[..., str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Callable[[str], SourceWorld]]:
     made: list[SourceWorld] = []
 
@@ -81,14 +97,20 @@ def test_every_registered_source_is_here() -> None:
 
 def test_describe_opens_nothing_and_tells_no_secret(world: SourceWorld) -> None:
     nowhere = Settings(
-        clickhouse_source=ClickHouseConnection.model_validate({"url": "http://localhost:1", "user": "u", "password": "hunter2"}),
-        kafka_source=KafkaConnection.model_validate({"brokers": "localhost:1", "options": {"sasl.password": "hunter2"}}),
+        clickhouse_source=ClickHouseConnection.model_validate(
+            {"url": "http://localhost:1", "user": "u", "password": "hunter2"}
+        ),
+        kafka_source=KafkaConnection.model_validate(
+            {"brokers": "localhost:1", "options": {"sasl.password": "hunter2"}}
+        ),
         iceberg=IcebergSettings(warehouse="/nowhere"),
     )
     source = world.open("n.absent", nowhere)
     told = source.describe()
     source.close()
-    assert told == world.open("n.absent").describe() | ({"location": "/nowhere"} if world.kind == "iceberg" else {})
+    assert told == world.open("n.absent").describe() | (
+        {"location": "/nowhere"} if world.kind == "iceberg" else {}
+    )
     assert told["kind"] == world.kind
     assert told["asset_key"][0] == world.kind
     assert "hunter2" not in json.dumps(told)
@@ -101,10 +123,14 @@ def test_rows_have_the_announced_schema_and_the_hidden_columns(world: SourceWorl
     frame = world.read(source, fixed, world.pieces(source, fixed))
     assert world.schema(source).names == list(world.columns)
     assert frame.columns == [*world.columns, *HIDDEN]
-    assert to_arrow_schema(StructType([field for field in frame.schema if field.name not in HIDDEN])) == world.schema(source)
+    assert to_arrow_schema(
+        StructType([field for field in frame.schema if field.name not in HIDDEN])
+    ) == world.schema(source)
     assert frame.schema[OP].dataType.simpleString() == "string"
     assert frame.schema[POS].dataType.simpleString() == POS_TYPE.replace(": ", ":").replace(", ", ",")
-    assert frame.where(f"{OP} IS NULL OR {POS} IS NULL OR {POS}.off IS NULL OR {POS}.part IS NULL").count() == 0
+    assert (
+        frame.where(f"{OP} IS NULL OR {POS} IS NULL OR {POS}.off IS NULL OR {POS}.part IS NULL").count() == 0
+    )
 
 
 def test_reading_again_gives_the_same_rows_in_spite_of_new_ones(world: SourceWorld) -> None:
@@ -226,7 +252,9 @@ def test_pieces_are_the_same_at_every_planning(bounded: SourceWorld) -> None:
     bounded.add(numbered(0, 60, "new"))
     assert bounded.pieces(bounded.open(), fixed) == pieces
     assert len({piece["id"] for piece in pieces}) == len(pieces)
-    assert [piece["rows"] for piece in pieces] == [len(bounded.ids(source, fixed, [piece])) for piece in pieces]
+    assert [piece["rows"] for piece in pieces] == [
+        len(bounded.ids(source, fixed, [piece])) for piece in pieces
+    ]
 
 
 def test_windows_share_out_the_history(bounded: SourceWorld) -> None:
@@ -315,12 +343,16 @@ def test_a_filter_of_the_node_holds_in_every_piece(world: SourceWorld) -> None:
     assert world.ids(source, fixed, world.pieces(source, fixed)) == [0, 5, 10, 15, 20, 25, 30, 33]
 
 
-def test_a_look_foresees_the_pieces_of_a_pin_and_makes_nothing(bounded: SourceWorld, spark: SparkSession) -> None:
+def test_a_look_foresees_the_pieces_of_a_pin_and_makes_nothing(
+    bounded: SourceWorld, spark: SparkSession
+) -> None:
     source = filled(bounded).open()
     session = None if type(source).capabilities.without_spark else spark
     before = source.schema(session)
     foreseen = list(source.splits(session, source.describe_snapshot(session), None, None))
     pieces = bounded.pieces(source, bounded.fixed(source))
-    assert [(piece["id"], piece["rows"]) for piece in foreseen] == [(piece["id"], piece["rows"]) for piece in pieces]
+    assert [(piece["id"], piece["rows"]) for piece in foreseen] == [
+        (piece["id"], piece["rows"]) for piece in pieces
+    ]
     assert sum(piece["rows"] for piece in foreseen) == 35
     assert before == bounded.schema(source)

@@ -61,10 +61,15 @@ def test_from_a_topic(world: World, spark: SparkSession, topic) -> None:
     )
     file = parse_pipeline(_kafka(world, name), "p.yaml")
     assert run(file, world.settings(), until=Until.CAUGHT_UP, spark=spark).caught_up
-    assert _held(world) == [(Decimal(7), None, None), (Decimal(10), Decimal(0), Decimal("1.5")), (Decimal(TOP), Decimal(-1), Decimal(LONG))]
+    assert _held(world) == [
+        (Decimal(7), None, None),
+        (Decimal(10), Decimal(0), Decimal("1.5")),
+        (Decimal(TOP), Decimal(-1), Decimal(LONG)),
+    ]
     with psycopg.connect(world.conninfo) as connection:
         types = connection.execute(
-            "SELECT format_type(atttypid, atttypmod) FROM pg_attribute WHERE attrelid = 'wide'::regclass AND attnum > 0 ORDER BY attnum"
+            "SELECT format_type(atttypid, atttypmod) FROM pg_attribute WHERE attrelid = 'wide'::regclass"
+            " AND attnum > 0 ORDER BY attnum"
         ).fetchall()
     assert types == [("numeric(78,0)",), ("numeric(78,0)",), ("numeric(76,10)",)]
     lake = spark.read.format("delta").load(str(world.lake)).orderBy("id").collect()
@@ -85,7 +90,9 @@ def test_from_a_topic(world: World, spark: SparkSession, topic) -> None:
         ('{"id": 1, "long": 1e60}', "long"),
     ],
 )
-def test_what_has_no_room_is_refused_and_named(world: World, spark: SparkSession, topic, body: str, column: str) -> None:
+def test_what_has_no_room_is_refused_and_named(
+    world: World, spark: SparkSession, topic, body: str, column: str
+) -> None:
     name = topic()
     _send(world, name, ("c", json.dumps({"id": "2", "signed": 2})), ("c", body))
     file = parse_pipeline(_kafka(world, name), "p.yaml")
@@ -96,9 +103,12 @@ def test_what_has_no_room_is_refused_and_named(world: World, spark: SparkSession
 
 @pytest.mark.parametrize("through", ["src", "plain"])
 def test_from_a_table(world: World, spark: SparkSession, through: str) -> None:
-    with clickhouse_connect.get_client(**world.services.clickhouse.client_arguments(database=world.database)) as client:
+    with clickhouse_connect.get_client(
+        **world.services.clickhouse.client_arguments(database=world.database)
+    ) as client:
         client.command(
-            "CREATE TABLE wide (id UInt256, s Nullable(Int256), long Decimal(76, 10), i Int128, u UInt128) ENGINE = MergeTree ORDER BY id"
+            "CREATE TABLE wide (id UInt256, s Nullable(Int256), long Decimal(76, 10), i Int128, u UInt128)"
+            " ENGINE = MergeTree ORDER BY id"
         )
         client.command(
             f"INSERT INTO wide SELECT toUInt256('{TOP}'), toInt256('{LOW}'), toDecimal256('{LONG}', 10),"
@@ -115,4 +125,6 @@ sinks: {{pg: {{type: postgres, from: {through}, table: wide}}, void: {{type: bla
     assert run(file, world.settings(), until=Until.HISTORY, spark=spark).history_complete
     assert _held(world) == [(Decimal(7), None, Decimal("0.5")), (Decimal(TOP), Decimal(LOW), Decimal(LONG))]
     with psycopg.connect(world.conninfo) as connection:
-        assert connection.execute("SELECT i, u FROM wide WHERE id > 7").fetchall() == [(Decimal(-(2**127)), Decimal(2**128 - 1))]
+        assert connection.execute("SELECT i, u FROM wide WHERE id > 7").fetchall() == [
+            (Decimal(-(2**127)), Decimal(2**128 - 1))
+        ]

@@ -26,9 +26,16 @@ from headrace.services import Services
 
 DOCS = ROOT / "docs"
 NODES = DOCS / "reference" / "pipeline-file"
-PAGES = [*sorted(NODES.rglob("*.md")), DOCS / "guides" / "cookbook.md", *sorted((DOCS / "migrate").glob("*.md"))]
+PAGES = [
+    *sorted(NODES.rglob("*.md")),
+    DOCS / "guides" / "cookbook.md",
+    *sorted((DOCS / "migrate").glob("*.md")),
+]
 DATABASE = "market_pages"
-_SHOWN = re.compile(r"^```yaml\n(?P<file>(?:version: 1|sources:)\n.*?)^```$(?P<said>.*?)(?=^#|^```|\Z)", re.MULTILINE | re.DOTALL)
+_SHOWN = re.compile(
+    r"^```yaml\n(?P<file>(?:version: 1|sources:)\n.*?)^```$(?P<said>.*?)(?=^#|^```|\Z)",
+    re.MULTILINE | re.DOTALL,
+)
 _LEAVES = re.compile(r"\*\*([\d,]+) rows\*\*\s+in\s+(Postgres|Delta|Iceberg)\s+`([^`]+)`")
 _COMPUTES = re.compile(r"Computes \*\*([\d,]+) rows\*\*")
 _PRINTS = re.compile(r"Shows \*\*([\d,]+) lines\*\*")
@@ -50,14 +57,22 @@ class Shown:
 
     @property
     def claims(self) -> list[tuple[str, ...]]:
-        return [claim for pattern in (_LEAVES, _COMPUTES, _PRINTS, _GIVES) for claim in _tuples(pattern.findall(self.said))]
+        return [
+            claim
+            for pattern in (_LEAVES, _COMPUTES, _PRINTS, _GIVES)
+            for claim in _tuples(pattern.findall(self.said))
+        ]
 
 
 def _tuples(found: list) -> list[tuple[str, ...]]:
     return [one if isinstance(one, tuple) else (one,) for one in found]
 
 
-SHOWN = [Shown(str(page.relative_to(DOCS)), match["file"], match["said"]) for page in PAGES for match in _SHOWN.finditer(page.read_text())]
+SHOWN = [
+    Shown(str(page.relative_to(DOCS)), match["file"], match["said"])
+    for page in PAGES
+    for match in _SHOWN.finditer(page.read_text())
+]
 
 
 def test_names_are_unique_and_every_file_says_what_it_leaves() -> None:
@@ -66,7 +81,9 @@ def test_names_are_unique_and_every_file_says_what_it_leaves() -> None:
 
 
 @pytest.fixture(scope="module")
-def settings(services: Services, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
+def settings(
+    services: Services, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Settings]:
     """Tables and topics of the market, and a Postgres database that only these tests have."""
     home = tmp_path_factory.mktemp("market")
     with psycopg.connect(services.postgres.conninfo(), autocommit=True) as connection:
@@ -76,7 +93,11 @@ def settings(services: Services, spark: SparkSession, tmp_path_factory: pytest.T
         {
             "home": home,
             "state_backend": {"sqlite": {"path": home / "ledger.db"}},
-            "clickhouse_source": {"url": clickhouse.url, "user": clickhouse.username, "password": clickhouse.password},
+            "clickhouse_source": {
+                "url": clickhouse.url,
+                "user": clickhouse.username,
+                "password": clickhouse.password,
+            },
             "kafka_source": {"brokers": services.kafka.brokers},
             "postgres_sink": _sink(services.postgres.conninfo(DATABASE)),
             "python_transforms": {"allow": ["shop_rates"]},
@@ -106,7 +127,11 @@ def _sink(conninfo: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("shown", SHOWN, ids=lambda shown: f"{shown.page}:{shown.name}")
 def test_a_pipeline_leaves_what_its_page_says(
-    shown: Shown, settings: Settings, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    shown: Shown,
+    settings: Settings,
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(settings.home)
     result = run(parse_pipeline(shown.text, shown.page), settings, until=Until.CAUGHT_UP, spark=spark)

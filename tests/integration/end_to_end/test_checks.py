@@ -45,7 +45,9 @@ def carried(ran: World) -> Iterator[World]:
 
 
 def checks(world: World, spark: SparkSession) -> dict[tuple[str, str], CheckResult]:
-    return {(one.name, one.sink): one for one in audit(load_pipeline(world.file), world.settings(), spark=spark)}
+    return {
+        (one.name, one.sink): one for one in audit(load_pipeline(world.file), world.settings(), spark=spark)
+    }
 
 
 def in_ledger(world: World, statement: str, *values: object) -> list[tuple]:
@@ -106,7 +108,10 @@ def test_an_offset_skipped_between_two_epochs(carried: World, spark: SparkSessio
 
 def test_a_record_that_is_not_the_ledgers(carried: World, spark: SparkSession) -> None:
     with psycopg.connect(carried.conninfo) as connection:
-        connection.execute("UPDATE headrace.records SET epoch = epoch - 1, body = jsonb_set(body, '{epoch}', to_jsonb(epoch - 1))")
+        connection.execute(
+            "UPDATE headrace.records SET epoch = epoch - 1, body = jsonb_set(body, '{epoch}',"
+            " to_jsonb(epoch - 1))"
+        )
     found = checks(carried, spark)["exactly_once_epochs", "pg"]
     assert found.passed is False
     assert "the sink's record is at epoch" in found.message

@@ -1,4 +1,7 @@
-"""Two pipelines on one target: the second one is refused before anything is written, and there is a way out."""
+"""Two pipelines on one target.
+
+The second one is refused before anything is written, and there is a way out.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,9 @@ LAKE = "  lake: {{type: delta, from: src, path: {folder}/appended}}\n"
 
 def written(world: World, name: str, *, lake: bool = True) -> PipelineFile:
     path = Path(world.folder) / f"{name}.yaml"
-    path.write_text(APPENDS.format(name=name, folder=world.folder) + (LAKE.format(folder=world.folder) if lake else ""))
+    path.write_text(
+        APPENDS.format(name=name, folder=world.folder) + (LAKE.format(folder=world.folder) if lake else "")
+    )
     return load_pipeline(path)
 
 
@@ -44,14 +49,22 @@ def test_a_renamed_pipeline_does_not_write_its_rows_twice(world: World, spark: S
     run(written(world, "one"), settings, until=Until.HISTORY, spark=spark)
     assert rows_of(world, spark) == (500, 500)
     two = written(world, "two")
-    with pytest.raises(SinkStateError, match=r"target of another pipeline: sink 'pg' of 'one' \(.*, epoch 1\)") as refused:
+    with pytest.raises(
+        SinkStateError, match=r"target of another pipeline: sink 'pg' of 'one' \(.*, epoch 1\)"
+    ) as refused:
         run(two, settings, until=Until.HISTORY, spark=spark)
     assert f"headrace accept-target {two.path} --sink pg --take-over" in (refused.value.hint or "")
     assert rows_of(world, spark) == (500, 500)
     with pytest.raises(SinkStateError, match="target of another pipeline"):
-        repair.accept_target(two, settings, sink="pg", take_over=True, spark=spark)  # the Delta table is still that of `one`
+        repair.accept_target(
+            two, settings, sink="pg", take_over=True, spark=spark
+        )  # the Delta table is still that of `one`
     run(written(world, "one"), settings, until=Until.HISTORY, spark=spark)
-    assert {one.passed for one in audit(written(world, "one"), settings, spark=spark) if one.name != "handoff_has_no_gap"} == {True}
+    assert {
+        one.passed
+        for one in audit(written(world, "one"), settings, spark=spark)
+        if one.name != "handoff_has_no_gap"
+    } == {True}
 
 
 def test_a_target_changes_hands_only_by_a_command(world: World, spark: SparkSession) -> None:
@@ -67,4 +80,6 @@ def test_a_target_changes_hands_only_by_a_command(world: World, spark: SparkSess
         run(one, settings, until=Until.HISTORY, spark=spark)
     repair.accept_target(one, settings, sink="pg", take_over=True, spark=spark)
     run(one, settings, until=Until.HISTORY, spark=spark)
-    assert {found.passed for found in audit(one, settings, spark=spark) if found.name != "handoff_has_no_gap"} == {True}
+    assert {
+        found.passed for found in audit(one, settings, spark=spark) if found.name != "handoff_has_no_gap"
+    } == {True}

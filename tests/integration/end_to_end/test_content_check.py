@@ -38,30 +38,40 @@ def matches(world: World, spark: SparkSession, sink: str = "pg", rows: int | Non
     content = ContentAuditOptions(rows) if rows else ContentAuditOptions(full=True)
     (found,) = [
         one
-        for one in audit(load_pipeline(world.file), world.settings(), sinks=[sink], spark=spark, content=content)
+        for one in audit(
+            load_pipeline(world.file), world.settings(), sinks=[sink], spark=spark, content=content
+        )
         if one.name == "content_matches"
     ]
     return found
 
 
-def checked(world: World, spark: SparkSession, table: str, text: str, until: Until = Until.CAUGHT_UP) -> CheckResult:
+def checked(
+    world: World, spark: SparkSession, table: str, text: str, until: Until = Until.CAUGHT_UP
+) -> CheckResult:
     """Run another pipeline of the world to its end and compare its rows."""
     path = world.folder / f"{table}.yaml"
     path.write_text(text.format(name=world.name, database=world.database, table=table))
     file = load_pipeline(path)
     run(file, world.settings(), until=until, spark=spark)
     return next(
-        one for one in audit(file, world.settings(), spark=spark, content=ContentAuditOptions(full=True)) if one.name == "content_matches"
+        one
+        for one in audit(file, world.settings(), spark=spark, content=ContentAuditOptions(full=True))
+        if one.name == "content_matches"
     )
 
 
 def ask(world: World, query: str) -> None:
-    with clickhouse_connect.get_client(**world.services.clickhouse.client_arguments(database=world.database)) as client:
+    with clickhouse_connect.get_client(
+        **world.services.clickhouse.client_arguments(database=world.database)
+    ) as client:
         client.command(query)
 
 
 def create_topic(world: World, name: str) -> None:
-    admin = AdminClient({"bootstrap.servers": world.services.kafka.brokers})  # its futures fail once it is collected
+    admin = AdminClient(
+        {"bootstrap.servers": world.services.kafka.brokers}
+    )  # its futures fail once it is collected
     admin.create_topics([NewTopic(name, 1, 1)])[name].result()
 
 
@@ -105,12 +115,16 @@ sinks:
 """
 
 
-def test_rows_that_a_filter_should_have_removed_are_found(ran: World, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_a_filter_should_have_removed_are_found(
+    ran: World, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
     right = checked(ran, spark, "filtered", FILTERED)
     assert right.passed, right.message
     monkeypatch.setattr(planner, "retractions_of", lambda model: retractions(model, lambda _: False))
     wrong = checked(ran, spark, "unfiltered", FILTERED)
-    assert wrong.passed is False, "deletes and updates that a filter drops left stale rows, and nothing was said"
+    assert wrong.passed is False, (
+        "deletes and updates that a filter drops left stale rows, and nothing was said"
+    )
     assert all(key.endswith(": extra") for key in wrong.numbers["keys"])
 
 
@@ -122,14 +136,23 @@ epoch: {{history_rows: 100000}}
 """
 
 
-def test_keys_whose_splits_load_in_any_order_are_found(ran: World, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A direct load keeps no order of splits. Here the oldest are loaded last, by a route that takes the keys for kept together."""
+def test_keys_whose_splits_load_in_any_order_are_found(
+    ran: World, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A direct load keeps no order of splits.
+
+    Here the oldest are loaded last, by a route that takes the keys for kept together.
+    """
     ask(ran, "CREATE TABLE by_time (seq Int64, id Int64, v Int64) ENGINE = MergeTree ORDER BY seq")
     ask(ran, "INSERT INTO by_time SELECT number, number % 20, number FROM numbers(2000)")
     monkeypatch.setattr(ClickHouseTable, "explain_key_spread", lambda *_: "")
     monkeypatch.setattr(ClickHouseTable, "keeps_together", lambda *_, **__: True)
     load = DirectLoad._run
-    monkeypatch.setattr(DirectLoad, "_run", lambda self, plan, fetch, spark, splits: load(self, plan, fetch, spark, splits[::-1]))
+    monkeypatch.setattr(
+        DirectLoad,
+        "_run",
+        lambda self, plan, fetch, spark, splits: load(self, plan, fetch, spark, splits[::-1]),
+    )
     wrong = checked(ran, spark, "spread", SPREAD, Until.HISTORY)
     assert wrong.passed is False, wrong.message
     assert wrong.numbers["differing"] == 20
@@ -155,9 +178,18 @@ def test_history_rows_without_a_time_that_a_cursor_dropped_are_found(
     ran: World, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create_topic(ran, f"{ran.name}_untimed")
-    ask(ran, "CREATE TABLE untimed (id Int64, at Nullable(DateTime64(6, 'UTC')), v String) ENGINE = MergeTree ORDER BY id")
-    ask(ran, "INSERT INTO untimed SELECT number, if(number % 10 = 0, NULL, now64(6) - 7200), 'h' FROM numbers(30)")
-    monkeypatch.setattr(pipeline_source, "history_by_cursor", lambda column, cursor: f"`{column}` <= timestamp'{cursor}'")
+    ask(
+        ran,
+        "CREATE TABLE untimed (id Int64, at Nullable(DateTime64(6, 'UTC')), v String) ENGINE = MergeTree"
+        " ORDER BY id",
+    )
+    ask(
+        ran,
+        "INSERT INTO untimed SELECT number, if(number % 10 = 0, NULL, now64(6) - 7200), 'h' FROM numbers(30)",
+    )
+    monkeypatch.setattr(
+        pipeline_source, "history_by_cursor", lambda column, cursor: f"`{column}` <= timestamp'{cursor}'"
+    )
     wrong = checked(ran, spark, "untimed", UNTIMED)
     assert wrong.passed is False, wrong.message
     assert sorted(wrong.numbers["keys"]) == ["id=0: missing", "id=10: missing", "id=20: missing"]
@@ -186,9 +218,17 @@ def test_messages_that_neither_history_nor_stream_brought_are_found(
     for number in range(12):
         producer.produce(f"{ran.name}_holes", json.dumps({"id": number, "v": "s"}), partition=0)
     assert producer.flush(30) == 0
-    ask(ran, "CREATE TABLE holes (id Int64, v String, _kafka_partition Int32, _kafka_offset Int64) ENGINE = MergeTree ORDER BY id")
+    ask(
+        ran,
+        "CREATE TABLE holes (id Int64, v String, _kafka_partition Int32, _kafka_offset Int64) ENGINE ="
+        " MergeTree ORDER BY id",
+    )
     ask(ran, "INSERT INTO holes SELECT number, 's', 0, number FROM numbers(10) WHERE number NOT IN (4, 5)")
-    monkeypatch.setattr(handoff, "find_handoff_position", lambda have, first, _: find_handoff_position(have, first, lambda _: {}))
+    monkeypatch.setattr(
+        handoff,
+        "find_handoff_position",
+        lambda have, first, _: find_handoff_position(have, first, lambda _: {}),
+    )
     wrong = checked(ran, spark, "holes", HOLES)
     assert wrong.passed is False, wrong.message
     assert sorted(wrong.numbers["keys"]) == ["id=4: missing", "id=5: missing"]

@@ -56,7 +56,10 @@ transforms:
 sinks:
   out: {sink}
 """
-MEMORY = "{type: dynamic_table, backend_type: InMemory, backend_entity_name: known, sql: \"SELECT wallet FROM events WHERE kind = 'mark'\"}"
+MEMORY = (
+    '{type: dynamic_table, backend_type: InMemory, backend_entity_name: known, sql: "SELECT wallet'
+    " FROM events WHERE kind = 'mark'\"}"
+)
 MONTHS = {
     1: ["1,a,move", "2,b,move", "3,a,mark"],
     2: ["4,a,move", "5,b,move", "6,b,mark"],
@@ -74,7 +77,14 @@ def put(folder: Path) -> None:
 
 
 def file_of(folder: Path, table: str = MEMORY, name: str = "wallets", sink: str = "") -> PipelineFile:
-    return parse_pipeline(TEXT.format(folder=folder, table=table, name=name, sink=sink or f"{{type: postgres, from: hits, table: {name}}}"))
+    return parse_pipeline(
+        TEXT.format(
+            folder=folder,
+            table=table,
+            name=name,
+            sink=sink or f"{{type: postgres, from: hits, table: {name}}}",
+        )
+    )
 
 
 def settings_of(folder: Path, conninfo: str, **backend: object) -> Settings:
@@ -84,7 +94,8 @@ def settings_of(folder: Path, conninfo: str, **backend: object) -> Settings:
             "home": folder / "home",
             "state_backend": StateBackend(sqlite=SqliteBackend(path=folder / "ledger.db")),
             "commit_timeout_seconds": 0,
-            "postgres_sink": {name: found[name] for name in ("host", "port", "user", "password")} | {"db": found["dbname"]},
+            "postgres_sink": {name: found[name] for name in ("host", "port", "user", "password")}
+            | {"db": found["dbname"]},
             "dynamic_table_backend": backend,
         }
     )
@@ -92,10 +103,17 @@ def settings_of(folder: Path, conninfo: str, **backend: object) -> Settings:
 
 def written(conninfo: str, name: str = "wallets") -> list[int]:
     with psycopg.connect(conninfo) as connection:
-        return [number for (number,) in connection.execute(sql.SQL("SELECT id FROM {} ORDER BY id").format(sql.Identifier(name)))]
+        return [
+            number
+            for (number,) in connection.execute(
+                sql.SQL("SELECT id FROM {} ORDER BY id").format(sql.Identifier(name))
+            )
+        ]
 
 
-def test_a_table_in_memory_lives_as_long_as_its_pipeline(spark: SparkSession, tmp_path: Path, pg: str) -> None:
+def test_a_table_in_memory_lives_as_long_as_its_pipeline(
+    spark: SparkSession, tmp_path: Path, pg: str
+) -> None:
     put(tmp_path)
     file, settings = file_of(tmp_path), settings_of(tmp_path, pg)
     run(file, settings, until=Until.HISTORY, partitions=WINDOWS[:1], spark=spark)
@@ -118,9 +136,9 @@ def test_a_table_in_memory_lives_as_long_as_its_pipeline(spark: SparkSession, tm
     assert written(pg) == [1, 4, 5, 7, 8, 10]
 
     changed = parse_pipeline(
-        TEXT.format(folder=tmp_path, table=MEMORY, name="wallets", sink="{type: postgres, from: hits, table: wallets}").replace(
-            "= 'move'", "LIKE 'move'"
-        )
+        TEXT.format(
+            folder=tmp_path, table=MEMORY, name="wallets", sink="{type: postgres, from: hits, table: wallets}"
+        ).replace("= 'move'", "LIKE 'move'")
     )
     with psycopg.connect(pg, autocommit=True) as outside:
         outside.execute("DELETE FROM wallets WHERE id < 8")
@@ -130,7 +148,9 @@ def test_a_table_in_memory_lives_as_long_as_its_pipeline(spark: SparkSession, tm
 
 def test_a_table_in_postgres_is_everybodys(spark: SparkSession, tmp_path: Path, pg: str) -> None:
     put(tmp_path)
-    table = MEMORY.replace("InMemory", "Postgres").replace("backend_entity_name: known", "backend_entity_name: lists.known")
+    table = MEMORY.replace("InMemory", "Postgres").replace(
+        "backend_entity_name: known", "backend_entity_name: lists.known"
+    )
     settings = settings_of(tmp_path, pg, max_batch_size=2)
     one, other = file_of(tmp_path, table, "one"), file_of(tmp_path, table.split(", sql")[0] + "}", "other")
     run(one, settings, until=Until.HISTORY, partitions=WINDOWS[:2], spark=spark)
@@ -147,7 +167,9 @@ def test_a_table_in_postgres_is_everybodys(spark: SparkSession, tmp_path: Path, 
     replay(one, settings, sink="out", from_epoch=1, spark=spark)
     assert written(pg, "one") == [1, 4, 5, 7, 8, 9], "a replay gave other rows than the first time"
     with psycopg.connect(pg, autocommit=True) as outside:
-        assert outside.execute("SELECT count(*) FROM lists.known").fetchone() == (0,), "a replay fills the table again"
+        assert outside.execute("SELECT count(*) FROM lists.known").fetchone() == (0,), (
+            "a replay fills the table again"
+        )
         outside.execute("ALTER TABLE lists.known RENAME COLUMN value TO v")
     with pytest.raises(HeadraceError, match=r"table lists.known has no column 'value'; it has v") as caught:
         run(one, settings, until=Until.HISTORY, spark=spark)
@@ -156,30 +178,44 @@ def test_a_table_in_postgres_is_everybodys(spark: SparkSession, tmp_path: Path, 
 
 def test_an_expression_without_a_name_fills_a_table(spark: SparkSession) -> None:
     frame = spark.sql(
-        "SELECT concat(who.name, '.', CASE WHEN who.age > 1.5 THEN 'x' END) FROM (SELECT named_struct('name', 'a', 'age', 2) AS who)"
+        "SELECT concat(who.name, '.', CASE WHEN who.age > 1.5 THEN 'x' END) FROM (SELECT"
+        " named_struct('name', 'a', 'age', 2) AS who)"
     )
     assert distinct_texts(frame, "known").to_pylist() == ["a.x"]
 
 
 def test_what_is_said_before_a_run(spark: SparkSession, tmp_path: Path, pg: str) -> None:
     put(tmp_path)
-    outside = '{type: dynamic_table, backend_type: Postgres, backend_entity_name: known, column: wallet, sql: "SELECT wallet FROM events"}'
+    outside = (
+        "{type: dynamic_table, backend_type: Postgres, backend_entity_name: known, column: wallet,"
+        ' sql: "SELECT wallet FROM events"}'
+    )
     file, settings = file_of(tmp_path, outside), settings_of(tmp_path, pg)
     good = check_pipeline(file, settings, lambda: spark)
     assert (good.errors, good.warnings, good.unchecked) == ([], [], {})
     with psycopg.connect(pg, autocommit=True) as connection:
-        assert connection.execute("SELECT to_regclass('known')").fetchone() == (None,), "a look makes the table"
+        assert connection.execute("SELECT to_regclass('known')").fetchone() == (None,), (
+            "a look makes the table"
+        )
         connection.execute("CREATE TABLE known (wallet int)")
     (wrong,) = check_pipeline(file, settings, lambda: spark).errors
-    assert (wrong.node, wrong.message) == ("known", "column 'wallet' of table public.known is integer, and values are texts")
+    assert (wrong.node, wrong.message) == (
+        "known",
+        "column 'wallet' of table public.known is integer, and values are texts",
+    )
     assert wrong.place
-    away = settings.model_copy(update={"postgres_sink": settings.postgres_sink.model_copy(update={"port": 1})})
+    away = settings.model_copy(
+        update={"postgres_sink": settings.postgres_sink.model_copy(update={"port": 1})}
+    )
     assert "Connection refused" in check_pipeline(file, away, lambda: spark).unchecked["known"]
 
     def shown(file: PipelineFile) -> str:
         return " ".join(render(explain(file, settings, offline=True, spark=spark), Format.TEXT).split())
 
-    assert "values postgres public.known, column `wallet` (made if missing): others may write it too; asked in batches" in shown(file)
+    assert (
+        "values postgres public.known, column `wallet` (made if missing): others may write it too; asked in"
+        " batches"
+    ) in shown(file)
     assert "filled by events, before the same epoch asks asked by hits" in shown(file)
     assert "it looks up the dynamic table `known`, which others may change" in shown(file)
     assert "values known, in memory: this pipeline's alone" in shown(file_of(tmp_path))
@@ -191,7 +227,9 @@ def test_what_a_worker_meets_names_the_table(spark: SparkSession, pg: str) -> No
     values = {name: found[name] for name in ("host", "port", "user", "password")} | {"db": found["dbname"]}
     connection = TableConnection.model_validate(values)
     node = DynamicTableConfig(backend_type="Postgres", backend_entity_name="nowhere")
-    table = ValueTable("known", LookupTableColumns.of(node, connection), Address(connection, "headrace test", "known"))
+    table = ValueTable(
+        "known", LookupTableColumns.of(node, connection), Address(connection, "headrace test", "known")
+    )
     session = spark.newSession()
     register(session, {"known": PostgresTableBackend(table, at_most=10, committed=0).lookup(PLAN)})
     frame: Any = session.sql("SELECT dynamic_table_check('known', CAST(id AS STRING)) FROM range(3)")
@@ -203,12 +241,17 @@ def test_what_a_worker_meets_names_the_table(spark: SparkSession, pg: str) -> No
     assert "table public.nowhere, column value" in told.message
     assert str(found["password"]) not in f"{caught.value}{frame._jdf.queryExecution()}"
 
-    lost = as_headrace_error(Exception("headrace.pipeline.errors.TransientError: node 'known': Postgres says: gone\n at x"), node="out")
+    lost = as_headrace_error(
+        Exception("headrace.pipeline.errors.TransientError: node 'known': Postgres says: gone\n at x"),
+        node="out",
+    )
     assert (type(lost), lost.node, lost.message) == (TransientError, "known", "Postgres says: gone")
 
 
 @pytest.mark.slow
-def test_a_server_that_goes_away_while_it_is_asked(spark: SparkSession, tmp_path: Path, fresh_home: Path) -> None:
+def test_a_server_that_goes_away_while_it_is_asked(
+    spark: SparkSession, tmp_path: Path, fresh_home: Path
+) -> None:
     put(tmp_path)
     server = local.up(["postgres"], home=fresh_home).postgres
     table = "{type: dynamic_table, backend_type: Postgres, backend_entity_name: known}"
@@ -227,8 +270,12 @@ def test_a_server_that_goes_away_while_it_is_asked(spark: SparkSession, tmp_path
     with ThreadPoolExecutor(1) as pool:
         try:
             holder.execute("LOCK TABLE known IN ACCESS EXCLUSIVE MODE")
-            running = pool.submit(run, file, settings, until=Until.HISTORY, partitions=WINDOWS[:1], spark=spark, listener=listen)
-            waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%ANY(%'"
+            running = pool.submit(
+                run, file, settings, until=Until.HISTORY, partitions=WINDOWS[:1], spark=spark, listener=listen
+            )
+            waiting = (
+                "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%ANY(%'"
+            )
             until(lambda: eye.execute(waiting).fetchone() != (0,) or running.done(), "the table is asked")
         finally:
             local.down(fresh_home)
@@ -257,4 +304,7 @@ sinks: {out: {type: postgres, from: hits, table: hits}}
     schema = pa.schema([("id", pa.int64()), ("wallet", pa.string())])
     columns = Columns({"src": schema}, {"src": schema, "hits": schema}, lambda _: schema)
     found = plan_load_path(file, columns, create_pipeline_sources(file.model.sources, Settings()), "out")
-    assert (found.path, found.reason) == ("rows", "transform `hits` looks up the dynamic table `known`, which only Spark's workers can do")
+    assert (found.path, found.reason) == (
+        "rows",
+        "transform `hits` looks up the dynamic table `known`, which only Spark's workers can do",
+    )

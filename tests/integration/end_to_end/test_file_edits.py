@@ -1,4 +1,7 @@
-"""Edits of the file of a pipeline that has begun: refused before anything runs, or followed without a lost or doubled row."""
+"""Edits of the file of a pipeline that has begun.
+
+Refused before anything runs, or followed without a lost or doubled row.
+"""
 
 from __future__ import annotations
 
@@ -74,11 +77,21 @@ class Edited:
 
     def write(self, text: str, **values: Any) -> Path:
         path = self.folder / f"{self.name}.yaml"
-        path.write_text(text.format(**({"name": self.name, "database": self.shared.database, "table": "h", "more": ""} | values)))
+        path.write_text(
+            text.format(
+                **({"name": self.name, "database": self.shared.database, "table": "h", "more": ""} | values)
+            )
+        )
         return path
 
     def run(
-        self, text: str, until: Until = Until.CAUGHT_UP, windows: list[str] | None = None, *, epochs: int | None = None, **values: Any
+        self,
+        text: str,
+        until: Until = Until.CAUGHT_UP,
+        windows: list[str] | None = None,
+        *,
+        epochs: int | None = None,
+        **values: Any,
     ) -> RunResult:
         """Run the file; with `epochs`, stop after so many of them."""
         stop, before = threading.Event(), self.epochs
@@ -91,10 +104,21 @@ class Edited:
                 stop.set()
 
         file = load_pipeline(self.write(text, **values))
-        return run(file, self.shared.settings(), until=until, partitions=windows, listener=listen, stop=stop, spark=self.spark)
+        return run(
+            file,
+            self.shared.settings(),
+            until=until,
+            partitions=windows,
+            listener=listen,
+            stop=stop,
+            spark=self.spark,
+        )
 
     def refused(self, text: str, *said: str, until: Until = Until.CAUGHT_UP, **values: Any) -> None:
-        """The run is refused before an epoch, with the file's name and these words, and the target keeps its rows."""
+        """The run is refused before an epoch, with the file's name and these words.
+
+        The target keeps its rows.
+        """
         rows, epochs = self.rows(), self.epochs
         with pytest.raises(PipelineFileError) as refusal:
             self.run(text, until, **values)
@@ -104,7 +128,9 @@ class Edited:
 
     def rows(self) -> list[tuple]:
         with psycopg.connect(self.shared.conninfo) as connection:
-            return connection.execute(sql.SQL("SELECT id, v FROM {} ORDER BY id").format(sql.Identifier(self.name))).fetchall()
+            return connection.execute(
+                sql.SQL("SELECT id, v FROM {} ORDER BY id").format(sql.Identifier(self.name))
+            ).fetchall()
 
     def ids(self) -> list[int]:
         return [row[0] for row in self.rows()]
@@ -124,14 +150,18 @@ class Edited:
 def shared(services: Services, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """The databases, and the tables `h` and `h2` with 60 rows each."""
     with postgres_database(services) as conninfo, clickhouse_database(services) as database:
-        with clickhouse_connect.get_client(**services.clickhouse.client_arguments(database=database)) as client:
+        with clickhouse_connect.get_client(
+            **services.clickhouse.client_arguments(database=database)
+        ) as client:
             for table in ("h", "h2"):
                 client.command(
-                    f"CREATE TABLE {table} (id Int64, day Date, v String, _kafka_partition Nullable(Int32), _kafka_offset Nullable(Int64))"
+                    f"CREATE TABLE {table} (id Int64, day Date, v String, _kafka_partition Nullable(Int32),"
+                    " _kafka_offset Nullable(Int64))"
                     " ENGINE = MergeTree ORDER BY id"
                 )
                 client.command(
-                    f"INSERT INTO {table} SELECT number, toDate('2024-01-01') + number, '{table}', NULL, NULL FROM numbers({ROWS})"
+                    f"INSERT INTO {table} SELECT number, toDate('2024-01-01') + number, '{table}', NULL,"
+                    f" NULL FROM numbers({ROWS})"
                 )
         yield World(services, tmp_path_factory.mktemp("edits"), database, conninfo)
 
@@ -160,11 +190,16 @@ class TestSize:
     """Positions stay small, whatever the history was."""
 
     def test_a_history_of_many_files(self, edited: Callable[[str], Edited], tmp_path: Path) -> None:
-        """Pins are in the ledger once. A live position has none, and replays of history find them all the same."""
+        """Pins are in the ledger once.
+
+        A live position has none, and replays of history find them all the same.
+        """
         one, files = edited("files"), tmp_path / "in"
         files.mkdir()
         for number in range(40):
-            (files / f"part-{number:05d}-{number:030d}.json").write_text(json.dumps({"id": number, "v": "h"}) + "\n")
+            (files / f"part-{number:05d}-{number:030d}.json").write_text(
+                json.dumps({"id": number, "v": "h"}) + "\n"
+            )
         one.topic()
         one.run(FILES, files=files)
         for value in ("a", "b", "c"):
@@ -180,7 +215,9 @@ class TestSize:
         assert state.position["src"]["history"]["complete"]
         assert all(len(json.dumps([plan.start, plan.end])) < 1600 for plan in plans)
         assert len(json.dumps(state.position)) < 500
-        replay(load_pipeline(one.write(FILES, files=files)), settings, sink="pg", from_epoch=1, spark=one.spark)
+        replay(
+            load_pipeline(one.write(FILES, files=files)), settings, sink="pg", from_epoch=1, spark=one.spark
+        )
         assert one.rows() == [(0, "h"), (1, "c"), (2, "c"), *((number, "h") for number in range(3, 40))]
 
 
@@ -201,7 +238,10 @@ class TestPartitions:
         one, days = edited("cut"), MONTHS.replace("every: month", "every: day")
         one.run(TABLE + days, windows=["2024-01-01"])
         assert one.ids() == [0]
-        one.refused(TABLE + MONTHS, "Restore the former value: `partitions: {column: day, every: day, start: 2024-01-01")
+        one.refused(
+            TABLE + MONTHS,
+            "Restore the former value: `partitions: {column: day, every: day, start: 2024-01-01",
+        )
         one.refused(TABLE, "cannot change any more")
         short = days.replace("end: 2024-03", "end: 2024-01-04")
         assert one.run(TABLE + short).history_complete
@@ -233,7 +273,9 @@ class TestPartitions:
         one.produce(("c", {"id": 40, "day": "2024-02-10", "v": "live"}))
         one.run(hybrid + january)
         one.refused(hybrid + MONTHS, "Set `history_end: 2024-02-01` in `partitions`")
-        assert one.run(hybrid + MONTHS.replace("end: 2024-03", "end: 2024-03, history_end: 2024-02")).caught_up
+        assert one.run(
+            hybrid + MONTHS.replace("end: 2024-03", "end: 2024-03, history_end: 2024-02")
+        ).caught_up
         assert one.rows() == [*((day, "h") for day in range(31)), (40, "live")]
 
 
@@ -248,21 +290,45 @@ class TestSources:
         one.produce(("c", {"id": 1, "v": "a"}))
         one.produce(("c", {"id": 2, "v": "b"}), topic=f"{one.name}b")
         one.run(KAFKA)
-        two = KAFKA.replace("sinks:", "  b: {{type: kafka, topic: {name}b, primary_key: id, schema: {{id: int64, v: string}}}}\n" + UNION)
-        one.refused(two.replace("from: a,", "from: both,"), "source `b`: was added to a pipeline that has begun")
-        one.refused(KAFKA.replace("  a:", "  c:").replace("from: a,", "from: c,"), "was called `a` before", "Call it `a` again.")
-        one.refused(KAFKA.replace("topic: {name}", "topic: {name}b"), f"`topic` cannot change from `{one.name}` to `{one.name}b`")
-        one.refused(KAFKA.replace("primary_key: id, ", ""), "the primary key cannot change from `id` to `none`")
-        one.refused(KAFKA.replace("table: {name}", "table: {name}x"), f"`table` cannot change from `{one.name}`")
+        two = KAFKA.replace(
+            "sinks:",
+            "  b: {{type: kafka, topic: {name}b, primary_key: id, schema: {{id: int64, v: string}}}}\n"
+            + UNION,
+        )
+        one.refused(
+            two.replace("from: a,", "from: both,"), "source `b`: was added to a pipeline that has begun"
+        )
+        one.refused(
+            KAFKA.replace("  a:", "  c:").replace("from: a,", "from: c,"),
+            "was called `a` before",
+            "Call it `a` again.",
+        )
+        one.refused(
+            KAFKA.replace("topic: {name}", "topic: {name}b"),
+            f"`topic` cannot change from `{one.name}` to `{one.name}b`",
+        )
+        one.refused(
+            KAFKA.replace("primary_key: id, ", ""), "the primary key cannot change from `id` to `none`"
+        )
+        one.refused(
+            KAFKA.replace("table: {name}", "table: {name}x"), f"`table` cannot change from `{one.name}`"
+        )
         one.produce(("c", {"id": 3, "v": "a"}))
         assert one.run(KAFKA.replace("from: a,", "from: a, on_conflict: nothing,")).caught_up
         assert one.rows() == [(1, "a"), (3, "a")]
-        assert "`pg` changed: the next epochs follow the new file, rows of earlier epochs stay as they were written" in one.notes
+        assert (
+            "`pg` changed: the next epochs follow the new file, rows of earlier epochs stay as they were"
+            " written"
+        ) in one.notes
 
     def test_a_source_removed_and_put_back(self, edited: Callable[[str], Edited]) -> None:
         """It goes on where it was: no message is lost, none comes twice."""
         one = edited("put_back")
-        both = KAFKA.replace("sinks:", "  b: {{type: kafka, topic: {name}b, primary_key: id, schema: {{id: int64, v: string}}}}\n" + UNION)
+        both = KAFKA.replace(
+            "sinks:",
+            "  b: {{type: kafka, topic: {name}b, primary_key: id, schema: {{id: int64, v: string}}}}\n"
+            + UNION,
+        )
         both = both.replace("from: a,", "from: both,")
         for topic in (one.name, f"{one.name}b"):
             one.topic(topic)
@@ -281,7 +347,9 @@ class TestSources:
         one = edited("filtered")
         one.run(TABLE, epochs=1)
         assert len(one.ids()) == 20
-        one.refused(TABLE, "`filter` cannot change from nothing to `id % 2 = 0`", more=", filter: 'id % 2 = 0'")
+        one.refused(
+            TABLE, "`filter` cannot change from nothing to `id % 2 = 0`", more=", filter: 'id % 2 = 0'"
+        )
         one.refused(TABLE, "`table_name` cannot change", table="h2")
         assert one.run(TABLE.replace("split_rows: 10", "split_rows: 7")).history_complete
         assert one.ids() == list(range(ROWS))
@@ -293,7 +361,12 @@ class TestSources:
         one = edited("phase")
         one.topic()
         one.run(HYBRID)
-        two = HYBRID.replace("bounded_sources: [", "bounded_sources: [{{source_type: clickhouse, table_name: {database}.h2}}, ")
+        two = HYBRID.replace(
+            "bounded_sources: [", "bounded_sources: [{{source_type: clickhouse, table_name: {database}.h2}}, "
+        )
         one.refused(two, "`bounded_sources` cannot change")
-        one.refused(HYBRID.replace("offset_table: {{}}", "handoff_lag: 1h"), "the fence between history and stream was fixed")
+        one.refused(
+            HYBRID.replace("offset_table: {{}}", "handoff_lag: 1h"),
+            "the fence between history and stream was fixed",
+        )
         assert one.run(HYBRID).caught_up

@@ -1,4 +1,7 @@
-"""Filters on the way to sinks with a key: what a filter leaves out leaves the target, from the stream and from history."""
+"""Filters on the way to sinks with a key.
+
+What a filter leaves out leaves the target, from the stream and from history.
+"""
 
 from __future__ import annotations
 
@@ -88,9 +91,14 @@ def go(world: World, spark: SparkSession) -> None:
     assert run(load_pipeline(world.file), world.settings(), until=Until.CAUGHT_UP, spark=spark).caught_up
 
 
-def test_deletes_pass_filters_and_updates_that_fail_them_are_deletes(place: World, spark: SparkSession) -> None:
+def test_deletes_pass_filters_and_updates_that_fail_them_are_deletes(
+    place: World, spark: SparkSession
+) -> None:
     write(place, STREAM)
-    produce(place, [("c", {"id": 1, "amount": 50}), ("c", {"id": 2, "amount": 60}), ("c", {"id": 3, "amount": 70})])
+    produce(
+        place,
+        [("c", {"id": 1, "amount": 50}), ("c", {"id": 2, "amount": 60}), ("c", {"id": 3, "amount": 70})],
+    )
     produce(place, [("c", {"id": 4, "amount": 0}), ("c", {"id": 5, "amount": 90})])
     go(place, spark)
     assert rows(place, "by_both") == [(1, 50), (2, 60), (3, 70), (5, 90)]
@@ -106,35 +114,76 @@ def test_deletes_pass_filters_and_updates_that_fail_them_are_deletes(place: Worl
     )
     go(place, spark)
     wanted = [(3, 70), (4, 40), (5, 5000)]
-    assert rows(place, "by_transform", "id, amount, share") == [(3, 70, 1000 / 70), (4, 40, 25), (5, 5000, 0.2)]
+    assert rows(place, "by_transform", "id, amount, share") == [
+        (3, 70, 1000 / 70),
+        (4, 40, 25),
+        (5, 5000, 0.2),
+    ]
     assert rows(place, "by_both") == [(3, 70), (4, 40)]
     assert lake(place, spark) == wanted
     checks = audit(load_pipeline(place.file), place.settings(), spark=spark)
     assert all(check.passed is not False for check in checks), checks
 
 
-def test_the_last_row_of_a_key_decides_in_history_and_in_the_stream(place: World, spark: SparkSession) -> None:
-    """History holds several rows of a key, the last of which may fail; the stream updates and deletes what history brought."""
-    with clickhouse_connect.get_client(**place.services.clickhouse.client_arguments(database=place.database)) as client:
-        client.command("CREATE TABLE h (id Int64, version Int64, amount Nullable(Int64)) ENGINE = MergeTree ORDER BY (id, version)")
-        given = [(1, 1, 60), (1, 2, 5), (2, 1, 5), (2, 2, 60), (3, 1, 70), (4, 1, 80), (5, 1, None), (6, 1, 90), (7, 1, 20)]
+def test_the_last_row_of_a_key_decides_in_history_and_in_the_stream(
+    place: World, spark: SparkSession
+) -> None:
+    """History holds several rows of a key, the last of which may fail.
+
+    The stream updates and deletes what history brought.
+    """
+    with clickhouse_connect.get_client(
+        **place.services.clickhouse.client_arguments(database=place.database)
+    ) as client:
+        client.command(
+            "CREATE TABLE h (id Int64, version Int64, amount Nullable(Int64)) ENGINE = MergeTree ORDER BY"
+            " (id, version)"
+        )
+        given = [
+            (1, 1, 60),
+            (1, 2, 5),
+            (2, 1, 5),
+            (2, 2, 60),
+            (3, 1, 70),
+            (4, 1, 80),
+            (5, 1, None),
+            (6, 1, 90),
+            (7, 1, 20),
+        ]
         client.insert("h", given, column_names=["id", "version", "amount"])
     write(place, HYBRID)
     file = load_pipeline(place.file)
     assembly = CompiledPipeline(file, place.settings(), spark)
     try:
-        assert (assembly.load_paths["pg"].path, assembly.load_paths["pg"].last) == ("direct", True), assembly.load_paths["pg"].reason
-        assert assembly.load_paths["narrow"].reason == "rows that `positive` filters out become deletes of their keys"
+        assert (assembly.load_paths["pg"].path, assembly.load_paths["pg"].last) == ("direct", True), (
+            assembly.load_paths["pg"].reason
+        )
+        assert (
+            assembly.load_paths["narrow"].reason
+            == "rows that `positive` filters out become deletes of their keys"
+        )
         assert assembly.load_paths["whole"].path == "direct", assembly.load_paths["whole"].reason
     finally:
         assembly.close()
-    told = {node.name: node.target.writes for node in explain(file, place.settings(), spark=spark).nodes if node.target}
+    told = {
+        node.name: node.target.writes
+        for node in explain(file, place.settings(), spark=spark).nodes
+        if node.target
+    }
     assert "is a delete of its key: src (filter amount < 1000); large (WHERE amount > 10)" in told["pg"]
     assert "is a delete of its key: src (filter amount < 1000)" in told["whole"]
     run(file, place.settings(), until=Until.HISTORY, spark=spark)
     wanted = [(2, 60), (3, 70), (4, 80), (6, 90), (7, 20)]
     assert rows(place, "target") == lake(place, spark) == rows(place, "narrow") == wanted
-    produce(place, [("d", {"id": 3}), ("u", {"id": 4, "amount": 6}), ("u", {"id": 5, "amount": 50}), ("u", {"id": 6, "amount": 2000})])
+    produce(
+        place,
+        [
+            ("d", {"id": 3}),
+            ("u", {"id": 4, "amount": 6}),
+            ("u", {"id": 5, "amount": 50}),
+            ("u", {"id": 6, "amount": 2000}),
+        ],
+    )
     go(place, spark)
     wanted = [(2, 60), (5, 50), (7, 20)]
     assert rows(place, "target") == lake(place, spark) == rows(place, "narrow") == wanted

@@ -41,7 +41,10 @@ def ids(world: World) -> list[int]:
 
 
 def test_rows_that_reach_the_table_during_the_backfill(world: World, spark: SparkSession) -> None:
-    """They came from the topic, behind the fence: the pinned history leaves them out, the stream brings them once."""
+    """They came from the topic, behind the fence.
+
+    The pinned history leaves them out, the stream brings them once.
+    """
     added = False
 
     def listener(event: Event) -> None:
@@ -51,11 +54,15 @@ def test_rows_that_reach_the_table_during_the_backfill(world: World, spark: Spar
             row = (10**6, date(2024, 2, 10), "late", 1)
             world.produce([("c", row, 1)])
             world.expected[row[0]] = row
-            with clickhouse_connect.get_client(**world.services.clickhouse.client_arguments(database=world.database)) as client:
+            with clickhouse_connect.get_client(
+                **world.services.clickhouse.client_arguments(database=world.database)
+            ) as client:
                 names = ["id", "day", "name", "amount", "_kafka_partition", "_kafka_offset"]
                 client.insert("history", [(*row, 1, 10**6)], column_names=names)
 
-    result = run(load_pipeline(world.file), world.settings(), until=Until.CAUGHT_UP, listener=listener, spark=spark)
+    result = run(
+        load_pipeline(world.file), world.settings(), until=Until.CAUGHT_UP, listener=listener, spark=spark
+    )
     assert added
     assert result.caught_up
     world.check(spark)
@@ -117,10 +124,20 @@ class Lagging:
     def __init__(self, world: World, *, key: bool, handoff: str) -> None:
         self.world = world
         self.now = datetime.now(UTC).replace(microsecond=0)
-        values = {"name": f"l{world.name}", "database": world.database, "topic": world.name, "handoff": handoff}
+        values = {
+            "name": f"l{world.name}",
+            "database": world.database,
+            "topic": world.name,
+            "handoff": handoff,
+        }
         world.file.write_text(LAGGING.format(key="primary_key: id" if key else "", **values))
-        with clickhouse_connect.get_client(**world.services.clickhouse.client_arguments(database=world.database)) as client:
-            client.command("CREATE TABLE lagging (id Int64, at DateTime64(6, 'UTC'), name String) ENGINE = MergeTree ORDER BY id")
+        with clickhouse_connect.get_client(
+            **world.services.clickhouse.client_arguments(database=world.database)
+        ) as client:
+            client.command(
+                "CREATE TABLE lagging (id Int64, at DateTime64(6, 'UTC'), name String) ENGINE = MergeTree"
+                " ORDER BY id"
+            )
         admin = AdminClient({"bootstrap.servers": world.services.kafka.brokers})
         ends = {0: FROM_TOPIC, 1: 0}
         for partition in ends:  # the world's own messages are not of this pipeline
@@ -128,7 +145,9 @@ class Lagging:
                 done.result()
 
     def table(self, rows: list[tuple[int, datetime, str]]) -> None:
-        with clickhouse_connect.get_client(**self.world.services.clickhouse.client_arguments(database=self.world.database)) as client:
+        with clickhouse_connect.get_client(
+            **self.world.services.clickhouse.client_arguments(database=self.world.database)
+        ) as client:
             client.insert("lagging", rows, column_names=["id", "at", "name"])
 
     def topic(self, rows: list[tuple[int, datetime, str]], arrived: datetime | None = None) -> None:
@@ -136,16 +155,24 @@ class Lagging:
         producer = Producer({"bootstrap.servers": self.world.services.kafka.brokers})
         for key, at, name in rows:
             body = json.dumps({"id": key, "at": at.isoformat(), "name": name})
-            producer.produce(self.world.name, body, partition=0, timestamp=int((arrived or at).timestamp() * 1000))
+            producer.produce(
+                self.world.name, body, partition=0, timestamp=int((arrived or at).timestamp() * 1000)
+            )
         assert producer.flush(30) == 0
 
 
 def test_a_cursor_column_with_whole_seconds_in_the_table(world: World, spark: SparkSession) -> None:
     """Rows of the second that the cursor lies in are on one side, although their messages have microseconds."""
-    lagging = Lagging(world, key=False, handoff="handoff_lag: 1h\n    cursor: {column: at, allowed_lateness: 5s}")
-    with clickhouse_connect.get_client(**world.services.clickhouse.client_arguments(database=world.database)) as client:
+    lagging = Lagging(
+        world, key=False, handoff="handoff_lag: 1h\n    cursor: {column: at, allowed_lateness: 5s}"
+    )
+    with clickhouse_connect.get_client(
+        **world.services.clickhouse.client_arguments(database=world.database)
+    ) as client:
         client.command("DROP TABLE lagging")
-        client.command("CREATE TABLE lagging (id Int64, at DateTime('UTC'), name String) ENGINE = MergeTree ORDER BY id")
+        client.command(
+            "CREATE TABLE lagging (id Int64, at DateTime('UTC'), name String) ENGINE = MergeTree ORDER BY id"
+        )
     start = lagging.now - timedelta(seconds=15)
     rows = [(number, start + timedelta(milliseconds=10 * number), "n") for number in range(6_000)]
     lagging.topic(rows)
@@ -155,7 +182,10 @@ def test_a_cursor_column_with_whole_seconds_in_the_table(world: World, spark: Sp
 
 
 def test_a_table_that_lags_its_topic_is_caught_up_by_time(world: World, spark: SparkSession) -> None:
-    """The topic holds everything, the table all but the last ten minutes: the fence lies an hour back, so nothing is missing."""
+    """The topic holds everything, the table all but the last ten minutes.
+
+    The fence lies an hour back, so nothing is missing.
+    """
     lagging = Lagging(world, key=True, handoff="handoff_lag: 1h")
     rows = [(number, lagging.now - timedelta(minutes=120 - number), f"n{number}") for number in range(120)]
     lagging.topic(rows)
@@ -165,8 +195,13 @@ def test_a_table_that_lags_its_topic_is_caught_up_by_time(world: World, spark: S
 
 
 def test_late_rows_and_ties_at_the_cursor_of_an_appending_sink(world: World, spark: SparkSession) -> None:
-    """Rows at or below the cursor are history's, rows above it the stream's; none is there twice, none is missing."""
-    lagging = Lagging(world, key=False, handoff="handoff_lag: 1h\n    cursor: {column: at, allowed_lateness: 20m}")
+    """Rows at or below the cursor are history's, rows above it the stream's.
+
+    None is there twice, none is missing.
+    """
+    lagging = Lagging(
+        world, key=False, handoff="handoff_lag: 1h\n    cursor: {column: at, allowed_lateness: 20m}"
+    )
     rows = [(number, lagging.now - timedelta(minutes=120 - number), f"n{number}") for number in range(120)]
     rows += [(1000 + number, lagging.now - timedelta(minutes=20), "tie") for number in range(5)]
     random.Random(3).shuffle(rows)
@@ -192,6 +227,8 @@ def test_a_sink_without_a_key_holds_every_row_once_by_offsets(world: World, spar
     text = world.file.read_text().replace("    primary_key: id\n", "").replace("  lake:", "  #lake:")
     world.file.write_text(text)
     before = HISTORY
-    with pytest.raises(GuaranteeError, match="key"):  # the world's own messages hold deletes, which an append cannot do
+    with pytest.raises(
+        GuaranteeError, match="key"
+    ):  # the world's own messages hold deletes, which an append cannot do
         run(load_pipeline(world.file), world.settings(), until=Until.CAUGHT_UP, spark=spark)
     assert len(world.in_postgres()) >= before

@@ -1,4 +1,7 @@
-"""Ways out on real servers: an epoch that cannot be read any more, a sink that comes back, a rewind, a reset."""
+"""Ways out on real servers.
+
+An epoch that cannot be read any more, a sink that comes back, a rewind, a reset.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,14 @@ from headrace.jobs.run.pipeline_run import PipelineRun
 from headrace.jobs.run.repair import accept_target, replay
 from headrace.jobs.run.runner import run
 from headrace.pipeline.config.settings import StateBackend
-from headrace.pipeline.errors import DataError, HeadraceError, PipelineStateError, RetentionError, SinkStateError, TargetError
+from headrace.pipeline.errors import (
+    DataError,
+    HeadraceError,
+    PipelineStateError,
+    RetentionError,
+    SinkStateError,
+    TargetError,
+)
 from headrace.pipeline.file.loader import PipelineFile, load_pipeline
 
 PIPELINE = """
@@ -83,7 +93,9 @@ def shared_spark(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> SparkS
     return spark
 
 
-def test_skip_open_ends_an_epoch_whose_messages_are_lost(world: World, topic: str, shared_spark: SparkSession) -> None:
+def test_skip_open_ends_an_epoch_whose_messages_are_lost(
+    world: World, topic: str, shared_spark: SparkSession
+) -> None:
     file, settings, spark = pipeline(world, topic), world.settings(), shared_spark
     execute(world, f"CREATE TABLE {topic}_two (id bigint primary key, v bigint CHECK (v < 100))")
     produce(world, topic, ("c", 1, 1))
@@ -112,7 +124,9 @@ def test_skip_open_ends_an_epoch_whose_messages_are_lost(world: World, topic: st
     assert all(check.passed is not False for check in audit(file, settings, spark=spark))
 
 
-def test_a_sink_that_was_out_of_the_file_and_a_rewind(world: World, topic: str, shared_spark: SparkSession) -> None:
+def test_a_sink_that_was_out_of_the_file_and_a_rewind(
+    world: World, topic: str, shared_spark: SparkSession
+) -> None:
     settings, spark = world.settings(), shared_spark
     produce(world, topic, ("c", 1, 1), ("c", 2, 1))
     run(pipeline(world, topic), settings, until=Until.CAUGHT_UP, spark=spark)
@@ -138,8 +152,13 @@ def test_a_sink_that_was_out_of_the_file_and_a_rewind(world: World, topic: str, 
         interventions.rewind(file, settings, to="99")
 
 
-def test_a_sink_that_was_out_of_the_file_in_a_reset(world: World, topic: str, shared_spark: SparkSession) -> None:
-    """A row that retention took away before the reset does not come back by a replay, and no row comes twice."""
+def test_a_sink_that_was_out_of_the_file_in_a_reset(
+    world: World, topic: str, shared_spark: SparkSession
+) -> None:
+    """A row that retention took away before the reset does not come back by a replay.
+
+    No row comes twice.
+    """
     settings, spark = world.settings(), shared_spark
     more = "  two: {{type: delta, from: src, path: " + str(world.folder) + "/{topic}}}\n"
     produce(world, topic, ("c", 1, 1), ("c", 2, 1))
@@ -159,7 +178,9 @@ def test_a_sink_that_was_out_of_the_file_in_a_reset(world: World, topic: str, sh
     replay(file, settings, sink="two", from_epoch=2, spark=spark)
     run(file, settings, until=Until.CAUGHT_UP, spark=spark)
     assert rows(world, f"{topic}_one") == [(2, 1), (3, 1)]
-    lake = spark.read.format("delta").load(f"{world.folder}/{topic}").select("id", "v").orderBy("id").collect()
+    lake = (
+        spark.read.format("delta").load(f"{world.folder}/{topic}").select("id", "v").orderBy("id").collect()
+    )
     assert [tuple(row) for row in lake] == [(2, 1), (3, 1)]
     assert all(check.passed is not False for check in audit(file, settings, spark=spark))
 
@@ -180,7 +201,9 @@ def renew(world: World, topic: str) -> None:
     raise AssertionError
 
 
-def test_rows_that_cannot_be_read_again_are_refused_before_anything_changes(world: World, topic: str, shared_spark: SparkSession) -> None:
+def test_rows_that_cannot_be_read_again_are_refused_before_anything_changes(
+    world: World, topic: str, shared_spark: SparkSession
+) -> None:
     settings, spark = world.settings(), shared_spark
     file = pipeline(world, topic, "")
     for key in (1, 2):
@@ -227,7 +250,9 @@ def lost(world: World, topic: str) -> StateBackend:
     return StateBackend.model_validate({"sqlite": {"path": Path(world.folder) / f"{topic}.db"}})
 
 
-def test_a_target_that_cannot_be_emptied_or_opened_names_the_next_command(world: World, topic: str, shared_spark: SparkSession) -> None:
+def test_a_target_that_cannot_be_emptied_or_opened_names_the_next_command(
+    world: World, topic: str, shared_spark: SparkSession
+) -> None:
     settings, spark = world.settings(), shared_spark
     file = pipeline(world, topic)
     produce(world, topic, ("c", 1, 1))

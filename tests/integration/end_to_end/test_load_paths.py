@@ -1,4 +1,7 @@
-"""Which way history takes, and that the rows are the same by either: of several rows of one key the last one wins."""
+"""Which way history takes, and that the rows are the same by either.
+
+Of several rows of one key the last one wins.
+"""
 
 from __future__ import annotations
 
@@ -32,21 +35,27 @@ ROWS = [(1, "a", [1, 2], {"x": 1}), (2, "b", [], {})]
 @pytest.fixture
 def shapes(world: World) -> World:
     """The world's database with a table that has nested columns."""
-    with clickhouse_connect.get_client(**world.services.clickhouse.client_arguments(database=world.database)) as client:
+    with clickhouse_connect.get_client(
+        **world.services.clickhouse.client_arguments(database=world.database)
+    ) as client:
         client.command(
-            "CREATE TABLE shapes (id Int64, name String, tags Array(Int32), marks Map(String, Int32)) ENGINE = MergeTree ORDER BY id"
+            "CREATE TABLE shapes (id Int64, name String, tags Array(Int32), marks Map(String, Int32))"
+            " ENGINE = MergeTree ORDER BY id"
         )
         client.insert("shapes", ROWS, column_names=["id", "name", "tags", "marks"])
     return world
 
 
 @pytest.mark.parametrize(
-    ("transforms", "last", "path", "columns"), [("", "src", "rows", "id, name, tags, marks"), (PLAIN, "plain", "direct", "id, name")]
+    ("transforms", "last", "path", "columns"),
+    [("", "src", "rows", "id, name, tags, marks"), (PLAIN, "plain", "direct", "id, name")],
 )
 def test_nested_columns_go_by_rows_and_plain_ones_directly(
     shapes: World, spark: SparkSession, transforms: str, last: str, path: str, columns: str
 ) -> None:
-    shapes.file.write_text(FILE.format(name=f"r{shapes.name}", database=shapes.database, transforms=transforms, last=last))
+    shapes.file.write_text(
+        FILE.format(name=f"r{shapes.name}", database=shapes.database, transforms=transforms, last=last)
+    )
     file = load_pipeline(shapes.file)
     assembly = CompiledPipeline(file, shapes.settings(), spark)
     try:
@@ -75,17 +84,33 @@ epoch: {{history_rows: 100000}}
 
 
 def test_the_last_row_of_a_key_wins_by_every_route(world: World, spark: SparkSession) -> None:
-    """Several rows for each of 200 keys, counted by `v`. One table is sorted by the key, and one key of it fills several splits."""
-    with clickhouse_connect.get_client(**world.services.clickhouse.client_arguments(database=world.database)) as client:
-        for table, order, key in (("by_time", "seq", "number % 200"), ("often", "(id, seq)", "if(number % 2 = 0, 7, number % 200)")):
-            client.command(f"CREATE TABLE {table} (seq Int64, id Int64, v Int64) ENGINE = MergeTree ORDER BY {order}")
+    """Several rows for each of 200 keys, counted by `v`.
+
+    One table is sorted by the key, and one key of it fills several splits.
+    """
+    with clickhouse_connect.get_client(
+        **world.services.clickhouse.client_arguments(database=world.database)
+    ) as client:
+        for table, order, key in (
+            ("by_time", "seq", "number % 200"),
+            ("often", "(id, seq)", "if(number % 2 = 0, 7, number % 200)"),
+        ):
+            client.command(
+                f"CREATE TABLE {table} (seq Int64, id Int64, v Int64) ENGINE = MergeTree ORDER BY {order}"
+            )
             client.command(f"INSERT INTO {table} SELECT number, {key}, number FROM numbers(5000)")
     world.file.write_text(KEYED.format(name=world.name, database=world.database))
     file = load_pipeline(world.file)
     assembly = CompiledPipeline(file, world.settings(), spark)
     try:
-        assert {name: way.path for name, way in assembly.load_paths.items()} == {"by_time": "rows", "often": "direct"}
-        assert assembly.load_paths["by_time"].reason == f"`{world.database}.by_time` is sorted by seq first and the key is id: {OTHER}"
+        assert {name: way.path for name, way in assembly.load_paths.items()} == {
+            "by_time": "rows",
+            "often": "direct",
+        }
+        assert (
+            assembly.load_paths["by_time"].reason
+            == f"`{world.database}.by_time` is sorted by seq first and the key is id: {OTHER}"
+        )
     finally:
         assembly.close()
     assert run(file, world.settings(), until=Until.HISTORY, spark=spark).history_complete
@@ -95,7 +120,14 @@ def test_the_last_row_of_a_key_wins_by_every_route(world: World, spark: SparkSes
     }
     with psycopg.connect(world.conninfo) as connection:
         for name, rows in expected.items():
-            assert dict(connection.execute(f"SELECT {'k' if name == 'often' else 'id'}, v FROM {name}".encode()).fetchall()) == rows, name
+            assert (
+                dict(
+                    connection.execute(
+                        f"SELECT {'k' if name == 'often' else 'id'}, v FROM {name}".encode()
+                    ).fetchall()
+                )
+                == rows
+            ), name
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,7 @@
-"""A run on real servers with open eyes: what /metrics, the collector, tail and status --watch say is what the ledger says."""
+"""A run on real servers with open eyes.
+
+What /metrics, the collector, tail and status --watch say is what the ledger says.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,10 @@ def scrape(address: str) -> dict[tuple[str, str], float]:
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             labels = sample.labels
-            found[sample.name, labels.get("phase") or labels.get("partition") or labels.get("step") or labels.get("id", "")] = sample.value
+            found[
+                sample.name,
+                labels.get("phase") or labels.get("partition") or labels.get("step") or labels.get("id", ""),
+            ] = sample.value
     return found
 
 
@@ -86,7 +92,11 @@ def holder(settings: Settings, name: str) -> dict[str, Any]:
 
 
 def test_what_is_shown_is_what_happens(
-    world: World, spark: SparkSession, collector: Collector, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    world: World,
+    spark: SparkSession,
+    collector: Collector,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     world.file.write_text(FILE.format(name=world.name, database=world.database, topic=world.name))
     file = load_pipeline(world.file)
@@ -95,7 +105,9 @@ def test_what_is_shown_is_what_happens(
             "admin_api_port": 0,
             "live_data_inspect_enabled": True,
             "live_data_inspect": InspectSettings(refresh_in_secs=1.0),
-            "open_telemetry_metrics": MetricsSettings(ingestion_endpoint=collector.url, batch_interval_secs=0.5, prefix="streamling"),
+            "open_telemetry_metrics": MetricsSettings(
+                ingestion_endpoint=collector.url, batch_interval_secs=0.5, prefix="streamling"
+            ),
         }
     )
     for module in (tail_command, watch_command):
@@ -104,32 +116,50 @@ def test_what_is_shown_is_what_happens(
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(run, file, settings, until=Until.FOREVER, stop=stop, spark=spark)
         try:
-            address = until(lambda: running.done() or holder(settings, file.name).get("admin"), "the endpoint", 120)
+            address = until(
+                lambda: running.done() or holder(settings, file.name).get("admin"), "the endpoint", 120
+            )
             assert not running.done(), running.result()
 
             def figure(name: str, of: str = "") -> float | None:
                 return scrape(address).get((f"streamling_{name}", of))
 
             until(lambda: figure("source_lag_rows") == 0, "the end of the topic", 120)
-            world.produce([("c", (5_000 + number, date(2024, 3, 30), "new", number), 0) for number in range(20)])
-            until(lambda: figure("output_rows_total", "src") == HISTORY + MESSAGES + 20, "the rows of the source")
+            world.produce(
+                [("c", (5_000 + number, date(2024, 3, 30), "new", number), 0) for number in range(20)]
+            )
+            until(
+                lambda: figure("output_rows_total", "src") == HISTORY + MESSAGES + 20,
+                "the rows of the source",
+            )
             seen = scrape(address)
             rows = written(settings, file.name)
             assert {sink: seen["streamling_output_rows_total", sink] for sink in ("pg", "hole")} == rows
             assert (
-                seen["streamling_input_rows_total", "shaped"] == seen["streamling_output_rows_total", "shaped"] == HISTORY + MESSAGES + 20
+                seen["streamling_input_rows_total", "shaped"]
+                == seen["streamling_output_rows_total", "shaped"]
+                == HISTORY + MESSAGES + 20
             )
             assert seen["streamling_phase", "live"] == 1
             assert seen["streamling_phase", "history"] == 0
             assert [seen["streamling_kafka_consumer_messages_lag", part] for part in ("0", "1")] == [0, 0]
-            assert seen["streamling_checkpoint_epochs_succeeded_total", ""] == seen["streamling_epoch", ""] >= 3
-            assert seen["streamling_checkpoint_epochs_failed_total", ""] == seen["streamling_epoch_failing", ""] == 0
+            assert (
+                seen["streamling_checkpoint_epochs_succeeded_total", ""] == seen["streamling_epoch", ""] >= 3
+            )
+            assert (
+                seen["streamling_checkpoint_epochs_failed_total", ""]
+                == seen["streamling_epoch_failing", ""]
+                == 0
+            )
             latest = datetime(2024, 3, 30, tzinfo=UTC).timestamp() * 1000
             assert seen["streamling_event_time_watermark_milliseconds", "src"] == latest
             assert seen["streamling_event_time_lag_milliseconds_sum", "src"] > time.time() * 1000 - latest
             for step in ("read", "plan", "write", "ledger"):
                 assert seen["streamling_epoch_step_milliseconds_count", step] == seen["streamling_epoch", ""]
-            assert seen["streamling_checkpoint_sink_flush_milliseconds_count", "pg"] == seen["streamling_epoch", ""]
+            assert (
+                seen["streamling_checkpoint_sink_flush_milliseconds_count", "pg"]
+                == seen["streamling_epoch", ""]
+            )
 
             look(world, address, capsys)
         finally:
@@ -143,8 +173,12 @@ def test_what_is_shown_is_what_happens(
     }
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(address, timeout=5)
-    world.expected |= {5_000 + number: (5_000 + number, date(2024, 3, 30), "new", number) for number in range(20)}
-    assert world.in_postgres() == sorted((key, day, name.upper(), amount * 2) for key, day, name, amount in world.expected.values())
+    world.expected |= {
+        5_000 + number: (5_000 + number, date(2024, 3, 30), "new", number) for number in range(20)
+    }
+    assert world.in_postgres() == sorted(
+        (key, day, name.upper(), amount * 2) for key, day, name, amount in world.expected.values()
+    )
 
 
 def look(world: World, address: str, capsys: pytest.CaptureFixture[str]) -> None:

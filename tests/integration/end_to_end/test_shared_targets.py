@@ -1,4 +1,7 @@
-"""Rows that nobody brings, and rows of others: windows, shared targets, filters that ask for columns, resets."""
+"""Rows that nobody brings, and rows of others.
+
+Windows, shared targets, filters that ask for columns, resets.
+"""
 
 from __future__ import annotations
 
@@ -74,16 +77,25 @@ epoch: {{interval: 0s}}
 
 
 @pytest.mark.parametrize("cut", ["offset_table: {}", "handoff_lag: 1h"])
-def test_rows_that_neither_a_window_nor_the_stream_has_are_refused(world: World, spark: SparkSession, topic: str, cut: str) -> None:
-    """Once, rows after `history_end` and below the fence were lost, and so were rows without a day; every check was green."""
+def test_rows_that_neither_a_window_nor_the_stream_has_are_refused(
+    world: World, spark: SparkSession, topic: str, cut: str
+) -> None:
+    """Once, rows after `history_end` and below the fence were lost, and so were rows without a day.
+
+    Every check was green.
+    """
     days = ["2024-01-10", "2024-02-10", "2024-03-10", "2024-04-11", None, "2024-04-20"]
     name = topic.replace("-", "_")
     produce(world, topic, *[("c", {"id": n, "day": day}) for n, day in enumerate(days)])
-    with clickhouse_connect.get_client(**world.services.clickhouse.client_arguments(database=world.database)) as client:
+    with clickhouse_connect.get_client(
+        **world.services.clickhouse.client_arguments(database=world.database)
+    ) as client:
         kept = "id Int64, day Nullable(Date), _kafka_partition Nullable(Int32), _kafka_offset Nullable(Int64)"
         client.command(f"CREATE TABLE {name}_h ({kept}) ENGINE = MergeTree ORDER BY id")
         for n, day in enumerate(days[:5]):
-            client.command(f"INSERT INTO {name}_h VALUES ({n}, {'NULL' if day is None else repr(day)}, 0, {n})")
+            client.command(
+                f"INSERT INTO {name}_h VALUES ({n}, {'NULL' if day is None else repr(day)}, 0, {n})"
+            )
     settings = world.settings()
 
     def again(end: str, more: str = "") -> None:
@@ -94,11 +106,15 @@ def test_rows_that_neither_a_window_nor_the_stream_has_are_refused(world: World,
         again("2024-03-01")
     assert "`filter: day IS NOT NULL`" in (refused.value.hint or "")
     there = ", filter: day IS NOT NULL"
-    with pytest.raises(GuaranteeError, match="2 rows after the last window, which ends at 2024-03-01") as refused:
+    with pytest.raises(
+        GuaranteeError, match="2 rows after the last window, which ends at 2024-03-01"
+    ) as refused:
         again("2024-03-01", there)
     assert "Set `history_end` in `partitions` to 2024-04-12 or later" in (refused.value.hint or "")
     again("2024-05-01", there)
-    lost = [4] if "offset" in cut else []  # left out by the user; the stream of a lag reads the topic from its beginning
+    lost = (
+        [4] if "offset" in cut else []
+    )  # left out by the user; the stream of a lag reads the topic from its beginning
     assert [row[0] for row in rows(world, f"{name}_t")] == [n for n in range(6) if n not in lost]
 
 
@@ -115,7 +131,12 @@ partitions: {{column: day, every: month, start: 2024-01, end: 2024-03}}
 """
     with pytest.raises(GuaranteeError, match="1 row with NULL in `day`"):
         run(pipeline(world, "days", text, more=""), world.settings(), until=Until.HISTORY, spark=spark)
-    run(pipeline(world, "days", text, more=", filter: day IS NOT NULL"), world.settings(), until=Until.HISTORY, spark=spark)
+    run(
+        pipeline(world, "days", text, more=", filter: day IS NOT NULL"),
+        world.settings(),
+        until=Until.HISTORY,
+        spark=spark,
+    )
     assert rows(world, "days") == [(1,)]
 
 
@@ -129,8 +150,13 @@ epoch: {{interval: 0s}}
 
 
 @pytest.mark.parametrize("kind", ["postgres", "delta"])
-def test_pipelines_that_share_a_target_leave_each_others_rows(world: World, shared_spark: SparkSession, topic: str, kind: str) -> None:
-    """Once, a filter deleted the keys of the other pipeline, and a reset of one emptied the Delta table of both."""
+def test_pipelines_that_share_a_target_leave_each_others_rows(
+    world: World, shared_spark: SparkSession, topic: str, kind: str
+) -> None:
+    """Once, a filter deleted the keys of the other pipeline.
+
+    A reset of one emptied the Delta table of both.
+    """
     sink = {
         "postgres": "{type: postgres, from: t, table: shared_one, share: true}",
         "delta": "{type: delta, from: t, path: %s, share: true}",
@@ -144,9 +170,14 @@ def test_pipelines_that_share_a_target_leave_each_others_rows(world: World, shar
     def found() -> list[int]:
         if kind == "postgres":
             return [row[0] for row in rows(world, "shared_one")]
-        return sorted(row["id"] for row in spark.read.format("delta").load(f"{world.folder}/shared").collect())
+        return sorted(
+            row["id"] for row in spark.read.format("delta").load(f"{world.folder}/shared").collect()
+        )
 
-    with pytest.raises((GuaranteeError, PipelineFileError), match=r"`t` \(WHERE v % 2 = 0\) leaves out is a delete of its key"):
+    with pytest.raises(
+        (GuaranteeError, PipelineFileError),
+        match=r"`t` \(WHERE v % 2 = 0\) leaves out is a delete of its key",
+    ):
         run(file("a", "v % 2 = 0"), settings, until=Until.CAUGHT_UP, spark=spark)
     a, b = file("a", "id % 2 = 0"), file("b", "id % 2 = 1")
     produce(world, topic, *[("c", {"id": n, "v": n}) for n in range(6)])
@@ -178,7 +209,9 @@ epoch: {{interval: 0s}}
 """
 
 
-def test_a_column_that_is_not_in_every_key_leaves_no_row_out_for_good(world: World, spark: SparkSession, topic: str) -> None:
+def test_a_column_that_is_not_in_every_key_leaves_no_row_out_for_good(
+    world: World, spark: SparkSession, topic: str
+) -> None:
     """Once, `ver IS NOT NULL` kept deletes from the sink that has `ver` as version, and the key of one sink counted at another."""
     name, settings = topic.replace("-", "_"), world.settings()
     file = pipeline(world, name, ASKS, topic=topic)
@@ -201,8 +234,13 @@ epoch: {{interval: 0s}}
 """
 
 
-def test_a_reset_doubles_no_rows_and_leads_somewhere(world: World, shared_spark: SparkSession, topic: str) -> None:
-    """Once, an Iceberg table without a key could be kept and got all rows twice; beside a Postgres table nothing was possible."""
+def test_a_reset_doubles_no_rows_and_leads_somewhere(
+    world: World, shared_spark: SparkSession, topic: str
+) -> None:
+    """Once, an Iceberg table without a key could be kept and got all rows twice.
+
+    Beside a Postgres table nothing was possible.
+    """
     name, settings, spark = topic.replace("-", "_"), world.settings(), shared_spark
     file = pipeline(world, name, APPENDED, topic=topic)
     produce(world, topic, ("c", {"id": 1}), ("c", {"id": 2}))
@@ -231,7 +269,9 @@ epoch: {{interval: 0s}}
 """
 
 
-def test_a_skipped_epoch_leads_to_a_reset_where_there_is_no_key(world: World, shared_spark: SparkSession, topic: str) -> None:
+def test_a_skipped_epoch_leads_to_a_reset_where_there_is_no_key(
+    world: World, shared_spark: SparkSession, topic: str
+) -> None:
     """Once, the hint of `replay` was to empty the target and to write the epochs after the skipped one alone."""
     name, settings, spark = topic.replace("-", "_"), world.settings(), shared_spark
     file = pipeline(world, name, SKIPPED, topic=topic)
@@ -263,13 +303,22 @@ partitions: {{column: day, every: month, start: 2024-01, end: 2024-03}}
 
 
 def test_windows_out_of_order_are_reported(world: World, spark: SparkSession) -> None:
-    """The last row that is written wins: a key in two windows keeps the older row where the older window is read last."""
-    with clickhouse_connect.get_client(**world.services.clickhouse.client_arguments(database=world.database)) as client:
-        client.command("CREATE TABLE moved (id Int64, day Date, v Int64) ENGINE = MergeTree ORDER BY (id, day)")
+    """The last row that is written wins.
+
+    A key in two windows keeps the older row where the older window is read last.
+    """
+    with clickhouse_connect.get_client(
+        **world.services.clickhouse.client_arguments(database=world.database)
+    ) as client:
+        client.command(
+            "CREATE TABLE moved (id Int64, day Date, v Int64) ENGINE = MergeTree ORDER BY (id, day)"
+        )
         client.command("INSERT INTO moved VALUES (1, '2024-01-05', 1), (1, '2024-02-05', 2)")
     file, settings, seen = pipeline(world, "moved", MONTHS), world.settings(), []
     for window in ("2024-02-01", "2024-01-01"):
-        assert not [one for one in seen if isinstance(one, RunMessage) and "is read after window" in one.message]
+        assert not [
+            one for one in seen if isinstance(one, RunMessage) and "is read after window" in one.message
+        ]
         run(file, settings, until=Until.HISTORY, partitions=[window], spark=spark, listener=seen.append)
     (notice,) = [one for one in seen if isinstance(one, RunMessage) and "is read after window" in one.message]
     assert notice.message.startswith("window 2024-01-01 is read after window 2024-02-01")

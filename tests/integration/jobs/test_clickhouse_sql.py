@@ -1,4 +1,7 @@
-"""The direct path's translation: what ClickHouse answers is what Spark answers, value for value and type for type."""
+"""The direct path's translation.
+
+What ClickHouse answers is what Spark answers, value for value and type for type.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,10 @@ COLUMNS = {
     "r": ("LowCardinality(String)", ["'a'", "'B'", "''"]),
     "d": ("Nullable(Date)", ["'1970-01-01'", "'2013-05-06'", "'2149-06-06'", "NULL"]),
     "e": ("Date32", ["'1900-01-01'", "'2013-05-06'", "'2299-12-31'"]),
-    "at": ("Nullable(DateTime64(6, 'UTC'))", ["'1900-01-01 00:00:00.000001'", "'2013-05-06 07:08:09.5'", "'2013-05-06 00:00:00'", "NULL"]),
+    "at": (
+        "Nullable(DateTime64(6, 'UTC'))",
+        ["'1900-01-01 00:00:00.000001'", "'2013-05-06 07:08:09.5'", "'2013-05-06 00:00:00'", "NULL"],
+    ),
     "zoned": ("DateTime('Asia/Tokyo')", ["'1970-01-02 00:00:00'", "'2013-05-06 16:08:09'"]),
     "list": ("Array(Int8)", ["[]", "[1, 2]"]),
 }
@@ -46,23 +52,38 @@ def engines(services: Any, spark: Any) -> Iterator[Any]:
     """`ask(sql)` answers with the rows of a transform over the source `s`, as Arrow, from Spark and from ClickHouse."""
     import clickhouse_connect
 
-    client = clickhouse_connect.get_client(**services.clickhouse.client_arguments(autogenerate_session_id=False))
+    client = clickhouse_connect.get_client(
+        **services.clickhouse.client_arguments(autogenerate_session_id=False)
+    )
     client.command("CREATE DATABASE test_direct")
     client.command(
-        f"CREATE TABLE test_direct.t (n Int32, {', '.join(f'{name} {kind}' for name, (kind, _) in COLUMNS.items())}) ENGINE = MergeTree ORDER BY n"
+        "CREATE TABLE test_direct.t (n Int32,"
+        f" {', '.join(f'{name} {kind}' for name, (kind, _) in COLUMNS.items())}) ENGINE = MergeTree ORDER"
+        " BY n"
     )
     rows = [
         f"({n}, {', '.join(values[(n * (place + 1) + n // len(values)) % len(values)] for place, (_, values) in enumerate(COLUMNS.values()))})"
         for n in range(ROWS)
     ]
     client.command(f"INSERT INTO test_direct.t VALUES {', '.join(rows)}")
-    connection = ClickHouseConnection(url=services.clickhouse.url, user=services.clickhouse.username, password=services.clickhouse.password)
-    source = ClickHouseTable(ClickHouseSourceConfig(table_name="test_direct.t", split_rows=25), Settings(clickhouse_source=connection))
+    connection = ClickHouseConnection(
+        url=services.clickhouse.url, user=services.clickhouse.username, password=services.clickhouse.password
+    )
+    source = ClickHouseTable(
+        ClickHouseSourceConfig(table_name="test_direct.t", split_rows=25),
+        Settings(clickhouse_source=connection),
+    )
     snapshot = source.create_snapshot(spark, "direct")
     splits = source.splits(spark, snapshot, None, None)
     schema = source.schema(spark)
     session = spark.newSession()
-    whole = pa.Table.from_batches([batch for split in splits for batch in source.create_split_reader(snapshot, splits, None).fetch(split)])
+    whole = pa.Table.from_batches(
+        [
+            batch
+            for split in splits
+            for batch in source.create_split_reader(snapshot, splits, None).fetch(split)
+        ]
+    )
     session.createDataFrame(whole).createOrReplaceTempView("s")
 
     def ask(sql: str, then: str = "") -> tuple[pa.Table, pa.Table]:
@@ -98,13 +119,18 @@ def agree(engines: Any, sql: str, then: str = "") -> None:
 
     spark, clickhouse = engines(sql, then)
     assert clickhouse.schema.names == spark.schema.names
-    ours, theirs = ([field.dataType for field in cast("StructType", from_arrow_schema(table.schema))] for table in (clickhouse, spark))
+    ours, theirs = (
+        [field.dataType for field in cast("StructType", from_arrow_schema(table.schema))]
+        for table in (clickhouse, spark)
+    )
     assert ours == theirs, sql
     assert clickhouse.num_rows == spark.num_rows, sql
     different = {}
     for name in spark.schema.names:
         pairs = zip(clickhouse.column(name).to_pylist(), spark.column(name).to_pylist(), strict=True)
-        if found := [(place, mine, other) for place, (mine, other) in enumerate(pairs) if exact(mine) != exact(other)]:
+        if found := [
+            (place, mine, other) for place, (mine, other) in enumerate(pairs) if exact(mine) != exact(other)
+        ]:
             different[name] = found[:3]
     assert different == {}, sql
 
@@ -121,18 +147,29 @@ COMPARE = st.sampled_from(["=", "<>", "!=", "<", "<=", ">", ">="])
 INTEGER = st.sampled_from(["0", "3", "-1", "127", "2147483647", "-2147483648", "9223372036854775807", "300"])
 DECIMAL = st.sampled_from(["0.1", "1.5", "-2.25", "100", "0", "3", "1e3", "16777217"])
 WHOLE = st.sampled_from(["t", "i", "j", "cast(t as bigint)", "cast(i as bigint)", "n"])
-TEXT = st.sampled_from(["", "a", "é", "😀x", "a%b", "B", "{p0:String}", "x"]).map(lambda text: _quoted(text) if "'" not in text else "'x'")
+TEXT = st.sampled_from(["", "a", "é", "😀x", "a%b", "B", "{p0:String}", "x"]).map(
+    lambda text: _quoted(text) if "'" not in text else "'x'"
+)
 STRING = st.one_of(
     st.sampled_from(["s", "r", "cast(i as string)", "cast(d as string)"]),
     _joined("concat({}, {})", st.sampled_from(["s", "r"]), TEXT),
     _joined("{} || {} || r", TEXT, st.sampled_from(["s", "r"])),
 )
 DAY = st.sampled_from(["date'2013-05-06'", "'1970-01-01'", "cast('2149-06-06' as date)", "date '1999-12-31'"])
-MOMENT = st.sampled_from(["timestamp'2013-05-06 07:08:09.5'", "'2013-05-06 00:00:00'", "'2013-05-06'", "cast('1970-01-01' as timestamp)"])
+MOMENT = st.sampled_from(
+    [
+        "timestamp'2013-05-06 07:08:09.5'",
+        "'2013-05-06 00:00:00'",
+        "'2013-05-06'",
+        "cast('1970-01-01' as timestamp)",
+    ]
+)
 DOUBLE = st.recursive(
     st.sampled_from(["v", "w", "cast(f as double)", "cast(j as double)", "cast(0.1 as double)"]),
     lambda deeper: st.one_of(
-        _joined("({} + {})", st.sampled_from(["v", "w"]), deeper | DECIMAL | st.sampled_from(["i", "j", "f"])),
+        _joined(
+            "({} + {})", st.sampled_from(["v", "w"]), deeper | DECIMAL | st.sampled_from(["i", "j", "f"])
+        ),
         _joined("({} - {})", deeper, st.sampled_from(["v", "w"])),
         _joined("({} * {})", st.sampled_from(["v", "w"]), deeper | DECIMAL),
         _joined("({} / {})", deeper, st.sampled_from(["3", "0.1", "-4", "1e10"])),
@@ -153,13 +190,21 @@ ATOM = st.one_of(
     _joined("e {} {}", COMPARE, DAY),
     _joined("{} {} {}", st.sampled_from(["at", "zoned"]), COMPARE, MOMENT | st.just("zoned")),
     _joined("{} {} {}", st.just("b"), st.sampled_from(["=", "<>"]), st.sampled_from(["true", "false", "b"])),
-    _joined("{} {}", st.sampled_from([*COLUMNS, "n"]).filter(lambda name: name != "list"), st.sampled_from(["is null", "is not null"])),
+    _joined(
+        "{} {}",
+        st.sampled_from([*COLUMNS, "n"]).filter(lambda name: name != "list"),
+        st.sampled_from(["is null", "is not null"]),
+    ),
     _joined("{} {} ({}, {})", WHOLE, st.sampled_from(["in", "not in"]), INTEGER, INTEGER),
     _joined("v {} ({}, w)", st.sampled_from(["in", "not in"]), DECIMAL),
     _joined("s {} ({}, {}, r)", st.sampled_from(["in", "not in"]), TEXT, TEXT),
     _joined("{} {} {} and {}", DOUBLE, st.sampled_from(["between", "not between"]), DECIMAL, DECIMAL),
     _joined("d between {} and {}", DAY, DAY),
-    _joined("s {} {}", st.sampled_from(["like", "not like"]), st.sampled_from(["'a%'", "'%x'", "'%b%'", "'a'", "'%'", "''", "'é%'"])),
+    _joined(
+        "s {} {}",
+        st.sampled_from(["like", "not like"]),
+        st.sampled_from(["'a%'", "'%x'", "'%b%'", "'a'", "'%'", "''", "'é%'"]),
+    ),
     st.just("b"),
 )
 CONDITION = st.recursive(
@@ -179,7 +224,20 @@ RESULT = st.one_of(
     TEXT,
     INTEGER,
     st.sampled_from(
-        ["u", "m", "f", "d", "e", "at", "zoned", "list", "b", "true", "cast(null as bigint)", "timestamp'2013-05-06 07:08:09.123456'"]
+        [
+            "u",
+            "m",
+            "f",
+            "d",
+            "e",
+            "at",
+            "zoned",
+            "list",
+            "b",
+            "true",
+            "cast(null as bigint)",
+            "timestamp'2013-05-06 07:08:09.123456'",
+        ]
     ),
     _joined("case when {} then {} when {} then {} end", CONDITION, WHOLE | INTEGER, CONDITION, WHOLE),
     _joined("case {} when {} then {} else {} end", st.just("i"), INTEGER, STRING | TEXT, STRING),
@@ -194,7 +252,11 @@ RESULT = st.one_of(
 @settings(
     max_examples=12,
     deadline=None,
-    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # the assertion names the column; shrinking would take minutes
+    phases=[
+        Phase.explicit,
+        Phase.reuse,
+        Phase.generate,
+    ],  # the assertion names the column; shrinking would take minutes
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(results=st.lists(RESULT, min_size=8, max_size=20), condition=st.none() | CONDITION)
@@ -221,20 +283,27 @@ def test_whole_statements(engines: Any, sql: str) -> None:
 
 SCHEMA = pa.schema(
     [
-        ("i", pa.int32()), ("j", pa.int64()), ("v", pa.float64()), ("f", pa.float32()), ("s", pa.string()), ("d", pa.date32()),
-        ("b", pa.bool_()), ("m", pa.decimal128(12, 2)), ("at", pa.timestamp("us", "UTC")), ("bytes", pa.binary()), ("local", pa.timestamp("us")),
-        ("list", pa.list_(pa.int8())),
+        ("i", pa.int32()), ("j", pa.int64()), ("v", pa.float64()), ("f", pa.float32()), ("s", pa.string()),
+        ("d", pa.date32()), ("b", pa.bool_()), ("m", pa.decimal128(12, 2)), ("at", pa.timestamp("us", "UTC")),
+        ("bytes", pa.binary()), ("local", pa.timestamp("us")), ("list", pa.list_(pa.int8())),
     ]
 )  # fmt: skip
 
 
 def test_one_transform_over_another(engines: Any) -> None:
-    """Names that the first one makes are what the second one reads, also where they hide columns of the source."""
-    first = "select n, v as w, w as v, v + 1 as more, case when b then d end as d, cast(i as string) as i from s where v is not null"
+    """Names that the first one makes are what the second one reads.
+
+    This also holds where they hide columns of the source.
+    """
+    first = (
+        "select n, v as w, w as v, v + 1 as more, case when b then d end as d, cast(i as string) as i"
+        " from s where v is not null"
+    )
     agree(
         engines,
         first,
-        "select n as key, w > v as above, more * 2 as more, coalesce(i, 'none') as i, d from first where more > 0 and d is not null",
+        "select n as key, w > v as above, more * 2 as more, coalesce(i, 'none') as i, d from first where"
+        " more > 0 and d is not null",
     )
 
 
@@ -325,7 +394,9 @@ LEFT_OUT_STATEMENTS = [
 ]
 
 
-@pytest.mark.parametrize("sql", [*(f"select {one} as x from s" for one in LEFT_OUT_EXPRESSIONS), *LEFT_OUT_STATEMENTS])
+@pytest.mark.parametrize(
+    "sql", [*(f"select {one} as x from s" for one in LEFT_OUT_EXPRESSIONS), *LEFT_OUT_STATEMENTS]
+)
 def test_what_may_differ_is_left_to_spark(sql: str) -> None:
     """Anything that is not known to mean the same takes the path through Spark."""
     assert translate(sql, "s", SCHEMA) is None

@@ -1,4 +1,7 @@
-"""`headrace explain` beside real servers: what it foresees is what a run does, and it leaves nothing behind."""
+"""`headrace explain` beside real servers.
+
+What it foresees is what a run does, and it leaves nothing behind.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +22,20 @@ if TYPE_CHECKING:
 
 
 def tables(world: World) -> list[str]:
-    with clickhouse_connect.get_client(**world.services.clickhouse.client_arguments(database=world.database)) as client:
+    with clickhouse_connect.get_client(
+        **world.services.clickhouse.client_arguments(database=world.database)
+    ) as client:
         return [
-            row[0] for row in client.query("SELECT name FROM system.tables WHERE database = currentDatabase() ORDER BY name").result_rows
+            row[0]
+            for row in client.query(
+                "SELECT name FROM system.tables WHERE database = currentDatabase() ORDER BY name"
+            ).result_rows
         ]
 
 
-def test_the_listed_splits_are_those_that_a_run_reads_and_no_snapshot_is_created(world: World, spark: SparkSession) -> None:
+def test_the_listed_splits_are_those_that_a_run_reads_and_no_snapshot_is_created(
+    world: World, spark: SparkSession
+) -> None:
     file, settings = load_pipeline(world.file), world.settings()
     before = tables(world)
     found = explain(file, settings, splits=True, spark=spark)
@@ -39,7 +49,10 @@ def test_the_listed_splits_are_those_that_a_run_reads_and_no_snapshot_is_created
         pages = [event["data"] for event in ledger.events(file.name) if event["kind"] == "splits"]
     finally:
         ledger.close()
-    assert {(page["source"], page["window"], len(page["splits"]), sum(split["rows"] for split in page["splits"])) for page in pages} == {
+    assert {
+        (page["source"], page["window"], len(page["splits"]), sum(split["rows"] for split in page["splits"]))
+        for page in pages
+    } == {
         (summary.source, summary.partition, summary.count, summary.rows) for summary in found.splits.summaries
     }
     assert "no snapshot was created" in text(found)

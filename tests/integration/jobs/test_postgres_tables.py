@@ -1,4 +1,7 @@
-"""Dynamic tables in a real Postgres: how they are made and checked, who may write them, what a cache sees and when."""
+"""Dynamic tables in a real Postgres.
+
+How they are made and checked, who may write them, what a cache sees and when.
+"""
 
 from __future__ import annotations
 
@@ -33,19 +36,27 @@ class Server:
 
     def __init__(self, conninfo: str) -> None:
         found = conninfo_to_dict(conninfo)
-        values = {name: found[name] for name in ("host", "port", "user", "password")} | {"db": found["dbname"]}
+        values = {name: found[name] for name in ("host", "port", "user", "password")} | {
+            "db": found["dbname"]
+        }
         self.connection = TableConnection.model_validate(values)
         self.outside = psycopg.connect(conninfo, autocommit=True)
         self.made: list[ValueTable] = []
 
-    def table(self, entity: str = "known", connection: TableConnection | None = None, **keys: Any) -> ValueTable:
+    def table(
+        self, entity: str = "known", connection: TableConnection | None = None, **keys: Any
+    ) -> ValueTable:
         node = DynamicTableConfig(backend_type="Postgres", backend_entity_name=entity, **keys)
         server = connection or self.connection
-        self.made.append(ValueTable("t", LookupTableColumns.of(node, server), Address(server, "headrace test", "t")))
+        self.made.append(
+            ValueTable("t", LookupTableColumns.of(node, server), Address(server, "headrace test", "t"))
+        )
         return self.made[-1]
 
     def values(self, table: str = "public.known", column: str = "value") -> list[str]:
-        return [value for (value,) in self.outside.execute(f"SELECT {column} FROM {table} ORDER BY 1".encode())]
+        return [
+            value for (value,) in self.outside.execute(f"SELECT {column} FROM {table} ORDER BY 1".encode())
+        ]
 
 
 @pytest.fixture
@@ -134,12 +145,22 @@ def test_pipelines_that_write_the_same_at_once_do_no_harm(server: Server) -> Non
     [
         ("id int", {}, "table public.known has no column 'value'; it has id"),
         ("value int", {}, "column 'value' of table public.known is integer, and values are texts"),
-        ("value text", {"time_column": "at", "cache": True}, "has no time column 'at', and the cache reads what is new by it"),
-        ("value text, at json", {"time_column": "at", "cache": True}, "time column 'at' of table public.known is json, which has no order"),
+        (
+            "value text",
+            {"time_column": "at", "cache": True},
+            "has no time column 'at', and the cache reads what is new by it",
+        ),
+        (
+            "value text, at json",
+            {"time_column": "at", "cache": True},
+            "time column 'at' of table public.known is json, which has no order",
+        ),
         ("value text", {"time_column": "at"}, "has no time column 'at', and it says when a value came"),
     ],
 )
-def test_columns_that_do_not_fit_are_told_at_once(server: Server, table: str, keys: dict[str, Any], said: str) -> None:
+def test_columns_that_do_not_fit_are_told_at_once(
+    server: Server, table: str, keys: dict[str, Any], said: str
+) -> None:
     server.outside.execute(f"CREATE TABLE known ({table})".encode())
     for look in (server.table(**keys).prepare, server.table(**keys).check):
         with pytest.raises(SchemaError) as caught:
@@ -151,7 +172,9 @@ def test_columns_that_do_not_fit_are_told_at_once(server: Server, table: str, ke
 
 def test_a_check_makes_nothing(server: Server) -> None:
     server.table("lists.known").check()
-    assert server.outside.execute("SELECT count(*) FROM pg_namespace WHERE nspname = 'lists'").fetchone() == (0,)
+    assert server.outside.execute("SELECT count(*) FROM pg_namespace WHERE nspname = 'lists'").fetchone() == (
+        0,
+    )
 
 
 class Clock:
@@ -165,7 +188,9 @@ class Clock:
 
 def cached(server: Server, clock: Clock, **keys: Any) -> CachedPostgresTableBackend:
     table = server.table(time_column="at", cache=True, **keys)
-    made = CachedPostgresTableBackend(table, cast("SparkSession", None), committed=0, debounce=1.0, clock=clock)
+    made = CachedPostgresTableBackend(
+        table, cast("SparkSession", None), committed=0, debounce=1.0, clock=clock
+    )
     made.prepare()
     return made
 
@@ -200,7 +225,10 @@ def test_a_cache_finds_what_was_stamped_before_it_was_committed(server: Server, 
 def test_a_stamp_of_tomorrow_hides_nothing_of_today(server: Server) -> None:
     clock = Clock()
     table = cached(server, clock)
-    server.outside.execute("INSERT INTO known VALUES ('old', clock_timestamp() - interval '1 day'), ('ahead', now() + interval '1 day')")
+    server.outside.execute(
+        "INSERT INTO known VALUES ('old', clock_timestamp() - interval '1 day'), ('ahead', now() + interval"
+        " '1 day')"
+    )
     assert held(table, "old", "ahead", "new") == [True, True, False]
     server.outside.execute("INSERT INTO known VALUES ('new', clock_timestamp())")
     clock.now += 1
@@ -210,9 +238,11 @@ def test_a_stamp_of_tomorrow_hides_nothing_of_today(server: Server) -> None:
 @pytest.mark.parametrize("kind", ["bigint", "date", "timestamp", "text"])
 def test_a_cache_reads_on_by_any_column_with_an_order(server: Server, kind: str) -> None:
     server.outside.execute(f"CREATE TABLE known (value text PRIMARY KEY, at {kind})".encode())
-    first, then = {"bigint": ("5", "7"), "date": ("'2025-01-01'", "'2025-02-01'"), "text": ("'a'", "'b'")}.get(
-        kind, ("'2025-01-01 10:00'", "'2025-01-01 10:00:00.000001'")
-    )
+    first, then = {
+        "bigint": ("5", "7"),
+        "date": ("'2025-01-01'", "'2025-02-01'"),
+        "text": ("'a'", "'b'"),
+    }.get(kind, ("'2025-01-01 10:00'", "'2025-01-01 10:00:00.000001'"))
     clock = Clock()
     table = cached(server, clock)
     server.outside.execute(f"INSERT INTO known VALUES ('one', {first})".encode())
@@ -247,5 +277,7 @@ def test_a_connection_that_was_ended_is_made_anew(server: Server) -> None:
     table = outside(server)
     table.fill(PLAN, pa.array(["a"]))
     assert held(table, "a") == [True]
-    server.outside.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'headrace test'")
+    server.outside.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'headrace test'"
+    )
     assert held(table, "a") == [True]

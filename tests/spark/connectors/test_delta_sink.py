@@ -32,7 +32,15 @@ from headrace.connectors.frame import EpochFrame
 from headrace.connectors.lakehouse_rows import DRIVER_ROWS, build_merge_source
 from headrace.connectors.sink_base import SinkContext
 from headrace.pipeline.config.settings import Settings
-from headrace.pipeline.errors import DataError, FencedError, GuaranteeError, SchemaError, SinkStateError, TargetError, TransientError
+from headrace.pipeline.errors import (
+    DataError,
+    FencedError,
+    GuaranteeError,
+    SchemaError,
+    SinkStateError,
+    TargetError,
+    TransientError,
+)
 from headrace.pipeline.protocol.epochs import CommitRecord, WriteCounts
 from headrace.pipeline.sql.system_columns import OP, POS, POS_TYPE
 
@@ -44,7 +52,9 @@ class Table(LakeTable):
     templates: ClassVar[Path | None] = None
     """A folder with one registered table per key and schema, which tests copy instead of registering a table each."""
 
-    def __init__(self, spark: SparkSession, path: Path, key: tuple[str, ...] = (), schema: pa.Schema = SCHEMA) -> None:
+    def __init__(
+        self, spark: SparkSession, path: Path, key: tuple[str, ...] = (), schema: pa.Schema = SCHEMA
+    ) -> None:
         super().__init__(spark, key, schema)
         self.path = str(path)
 
@@ -52,7 +62,9 @@ class Table(LakeTable):
         """Return a sink of a registered table, copied from a template if the table does not exist yet."""
         if self.templates is None or (generation, epoch) != (1, 0) or Path(self.path).exists():
             return super().joined(generation, epoch)
-        template = self.templates / hashlib.sha256(repr((self.key, self.schema.to_string())).encode()).hexdigest()
+        template = (
+            self.templates / hashlib.sha256(repr((self.key, self.schema.to_string())).encode()).hexdigest()
+        )
         if not template.exists():
             LakeTable.joined(Table(self.spark, template, self.key, self.schema))
         shutil.copytree(template, self.path)
@@ -99,12 +111,19 @@ def test_append(table: Any) -> None:
     assert t.rows() == [(1, "a"), (1, "a"), (2, "b")]
     record = t.sink().record()
     assert record == sink.record()
-    assert (record.epoch, record.generation, record.end, record.counts) == (2, 1, position(2), WriteCounts(1, 1, 0, 0))
+    assert (record.epoch, record.generation, record.end, record.counts) == (
+        2,
+        1,
+        position(2),
+        WriteCounts(1, 1, 0, 0),
+    )
     assert (record.totals, record.baseline) == (WriteCounts(3, 3, 0, 0), 0)
     assert record.plan_from(position(1)) == replace(plan(2), planned_at=record.planned_at)
 
 
-def test_a_relative_path_means_the_working_directory(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_path_means_the_working_directory(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     relative, there = Table(spark, Path(".lake/of/flights")), Table(spark, tmp_path / ".lake/of/flights")
     relative.joined().write(plan(1), relative.frame((1, "a", "i")))
@@ -119,7 +138,9 @@ def test_merge_applies_the_last_row_of_each_key(table: Any, large: bool) -> None
     first = t.frame((1, "a", "i"), (2, "b", "i"), (2, "b2", "u"), (3, "c", "i"), (9, "z", "d"), large=large)
     assert sink.write(plan(1), first) == WriteCounts(4, 3, 0, 0)
     assert t.rows() == [(1, "a"), (2, "b2"), (3, "c")]
-    second = t.frame((1, "x", "d"), (1, "back", "i"), (2, "b3", "u"), (2, None, "d"), (4, "d", "u"), large=large)
+    second = t.frame(
+        (1, "x", "d"), (1, "back", "i"), (2, "b3", "u"), (2, None, "d"), (4, "d", "u"), large=large
+    )
     assert sink.write(plan(2), second) == WriteCounts(3, 1, 1, 1)
     assert t.rows() == [(1, "back"), (3, "c"), (4, "d")]
     assert sink.record().totals == WriteCounts(7, 4, 1, 1)
@@ -127,7 +148,10 @@ def test_merge_applies_the_last_row_of_each_key(table: Any, large: bool) -> None
 
 
 def test_rows_at_the_edges_of_a_files_timestamps_are_found(table: Any, spark: SparkSession) -> None:
-    """A merge skips files by the smallest and largest key, and Delta keeps those of a file to the millisecond only."""
+    """A merge skips files by the smallest and largest key.
+
+    Delta keeps those of a file to the millisecond only.
+    """
     schema = pa.schema([("at", pa.timestamp("us", "UTC")), ("name", pa.string())])
     t = table("at", schema=schema)
     sink = t.joined()
@@ -137,7 +161,9 @@ def test_rows_at_the_edges_of_a_files_timestamps_are_found(table: Any, spark: Sp
             epoch = (number - 1) * len(moments) + at + 1
             data = [(moment, name, "u", (0, 0, at, 0))]
             rows = spark.createDataFrame(data, f"at timestamp, name string, {OP} string, {POS} {POS_TYPE}")
-            assert sink.write(plan(epoch), EpochFrame(rows, schema, ("at",), 1, spark)).inserted == (number == 1)
+            assert sink.write(plan(epoch), EpochFrame(rows, schema, ("at",), 1, spark)).inserted == (
+                number == 1
+            )
     assert [row[1] for row in t.rows()] == ["second"] * len(moments)
 
 
@@ -247,7 +273,10 @@ class Gate:
 
 @pytest.mark.parametrize("key", [(), ("id",)])
 def test_write_under_way_is_fenced_by_a_newcomer(table: Any, tmp_path: Path, key: tuple[str, ...]) -> None:
-    """The old process is inside its Delta transaction when the new one prepares: the commit itself must be refused."""
+    """The old process is inside its Delta transaction when the new one prepares.
+
+    The commit itself must be refused.
+    """
     t = table(*key)
     old = t.joined(generation=1)
     gate = Gate(tmp_path)
@@ -264,13 +293,17 @@ def test_write_under_way_is_fenced_by_a_newcomer(table: Any, tmp_path: Path, key
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_step_that_somebody_else_took_is_noticed(table: Any, monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
+def test_step_that_somebody_else_took_is_noticed(
+    table: Any, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
     """Delta skips our write without a word then, also where the step is taken only after we looked (`late`)."""
     t = table()
     sink = t.joined()
     state = sink._read_own_state()
     options = {"txnAppId": KEY.text, "txnVersion": (1 << 32) + 9}
-    t.spark.createDataFrame([], "id bigint, name string").write.format("delta").mode("append").options(**options).save(t.path)
+    t.spark.createDataFrame([], "id bigint, name string").write.format("delta").mode("append").options(
+        **options
+    ).save(t.path)
     if late:
         monkeypatch.setattr(sink, "_read_own_state", lambda: state)
     with pytest.raises(SinkStateError, match="remembers step 4294967305 of this sink"):
@@ -307,7 +340,9 @@ sink.write(plan(2), Gate(home).through(table.frame((1, "half", "u"), (3, "half",
 
 @pytest.mark.parametrize("key", [(), ("id",)])
 def test_kill_in_the_middle_of_a_write(spark: SparkSession, tmp_path: Path, key: tuple[str, ...]) -> None:
-    with subprocess.Popen([sys.executable, "-c", _VICTIM, str(tmp_path), *key], cwd=ROOT, start_new_session=True) as victim:
+    with subprocess.Popen(
+        [sys.executable, "-c", _VICTIM, str(tmp_path), *key], cwd=ROOT, start_new_session=True
+    ) as victim:
         try:
             Gate(tmp_path).await_reached(victim)
         finally:
@@ -451,7 +486,10 @@ TYPES = {
 def test_types_come_back_as_they_went_in(table: Any, key: tuple[str, ...], large: bool) -> None:
     schema = pa.schema([("id", pa.int64()), *((name, kind) for name, (kind, _) in TYPES.items())])
     t = table(*key, schema=schema)
-    values = [{"id": 1} | {name: value for name, (_, value) in TYPES.items()}, {"id": 2} | dict.fromkeys(TYPES)]
+    values = [
+        {"id": 1} | {name: value for name, (_, value) in TYPES.items()},
+        {"id": 2} | dict.fromkeys(TYPES),
+    ]
     data = pa.Table.from_pylist(values, schema=schema)
     rows = t.spark.createDataFrame(data, from_arrow_schema(schema, prefer_timestamp_ntz=True))
     pos = f"named_struct('source', 0, 'part', 0, 'off', id, 'sub', 0L) {POS}"
@@ -470,7 +508,9 @@ def test_existing_table_is_used_as_it_is(table: Any) -> None:
     t.schema = pa.schema([("ID", pa.decimal128(20, 0)), ("name", pa.string())])
     sink = t.joined()
     frame = t.frame((1, "a", "i"))
-    sink.write(plan(1), replace(frame, rows=frame.rows.selectExpr("cast(id as decimal(20,0)) ID", "name", OP, POS)))
+    sink.write(
+        plan(1), replace(frame, rows=frame.rows.selectExpr("cast(id as decimal(20,0)) ID", "name", OP, POS))
+    )
     assert t.rows() == [("a", Decimal(1), None)]
 
 
@@ -479,7 +519,10 @@ def test_existing_table_is_used_as_it_is(table: Any) -> None:
     [
         ("id bigint", "column `name` (string) is missing"),
         ("id int, name string", "column `id` is int, the rows have bigint"),
-        ("id bigint, name string, must int NOT NULL", "column `must` is NOT NULL and no row has a value for it"),
+        (
+            "id bigint, name string, must int NOT NULL",
+            "column `must` is NOT NULL and no row has a value for it",
+        ),
     ],
 )
 def test_table_that_cannot_take_the_rows_is_refused(table: Any, columns: str, said: str) -> None:
@@ -509,12 +552,18 @@ def test_large_epochs_leave_the_driver_path(table: Any) -> None:
     t = table("id")
     sink = t.joined()
     n = DRIVER_ROWS + 1
-    rows = t.spark.range(n).selectExpr("id", "'x' name", f"'i' {OP}", f"named_struct('source', 0, 'part', 0, 'off', id, 'sub', 0L) {POS}")
+    rows = t.spark.range(n).selectExpr(
+        "id", "'x' name", f"'i' {OP}", f"named_struct('source', 0, 'part', 0, 'off', id, 'sub', 0L) {POS}"
+    )
     assert sink.write(plan(1), EpochFrame(rows, SCHEMA, ("id",), n, t.spark)) == WriteCounts(n, n, 0, 0)
 
 
-@pytest.mark.parametrize(("count", "likely", "local"), [(2, 1, True), (3, 1, False), (2, 5, False), (2, None, False)])
-def test_what_is_likely_small_is_looked_at(table: Any, monkeypatch: pytest.MonkeyPatch, count: int, likely: int, *, local: bool) -> None:
+@pytest.mark.parametrize(
+    ("count", "likely", "local"), [(2, 1, True), (3, 1, False), (2, 5, False), (2, None, False)]
+)
+def test_what_is_likely_small_is_looked_at(
+    table: Any, monkeypatch: pytest.MonkeyPatch, count: int, likely: int, *, local: bool
+) -> None:
     monkeypatch.setattr("headrace.connectors.lakehouse_rows.DRIVER_ROWS", 2)
     t = table("id")
     frame = replace(t.frame(*[(at, "x", "i") for at in range(count)], large=True), likely=likely)
@@ -533,7 +582,12 @@ def test_what_is_likely_small_is_looked_at(table: Any, monkeypatch: pytest.Monke
 def test_describe_opens_nothing(path: str, location: str) -> None:
     node = DeltaSinkConfig.model_validate({"from": "x", "path": path})
     found = DeltaTableSink(SinkContext(KEY, node, Settings(), pa.schema([]))).describe()
-    assert found == {"kind": "delta", "asset_key": ["delta", "flights"], "table_name": "flights", "location": location}
+    assert found == {
+        "kind": "delta",
+        "asset_key": ["delta", "flights"],
+        "table_name": "flights",
+        "location": location,
+    }
 
 
 @pytest.mark.parametrize(
@@ -550,7 +604,10 @@ def test_failed_commit_is_explained(text: str, kind: type[Exception]) -> None:
 
 
 def test_days_of_any_calendar_are_found_again(table: Any) -> None:
-    """PySpark makes literals by way of java.sql, whose calendar has no 10 October 1582: rows were doubled, and an early year failed."""
+    """PySpark makes literals by way of java.sql, whose calendar has no 10 October 1582.
+
+    Rows were doubled, and an early year failed.
+    """
     schema = pa.schema([("day", pa.date32()), ("v", pa.int64())])
     t = table("day", schema=schema)
     sink = t.joined()
@@ -558,7 +615,10 @@ def test_days_of_any_calendar_are_found_again(table: Any) -> None:
 
     def frame(days: list[date], v: int, op: str) -> EpochFrame:
         found = t.frame(*[((day - date(1970, 1, 1)).days, str(v), op) for day in days])
-        return replace(found, rows=found.rows.selectExpr("date_from_unix_date(int(id)) AS day", "bigint(name) AS v", OP, POS))
+        return replace(
+            found,
+            rows=found.rows.selectExpr("date_from_unix_date(int(id)) AS day", "bigint(name) AS v", OP, POS),
+        )
 
     for epoch, some in enumerate([*[[day] for day in days], days], 1):
         sink.write(plan(epoch), frame(some, epoch, "i"))

@@ -23,7 +23,13 @@ from headrace.connectors.files.source import Files
 from headrace.connectors.row_errors import explain_failure
 from headrace.connectors.source_base import Snapshot
 from headrace.pipeline.config.settings import Settings
-from headrace.pipeline.errors import DataError, PipelineFileError, PipelineStateError, SchemaError, TargetError
+from headrace.pipeline.errors import (
+    DataError,
+    PipelineFileError,
+    PipelineStateError,
+    SchemaError,
+    TargetError,
+)
 from headrace.pipeline.file.loader import from_compiled, parse_pipeline
 from headrace.pipeline.model.hybrid import HybridSourceConfig
 from headrace.pipeline.model.sources import OffsetTable
@@ -63,7 +69,15 @@ def told(ask: Any) -> Exception:
 
 
 def test_a_path_is_a_file_a_folder_or_a_pattern(tmp_path: Path) -> None:
-    for name in ("b/part-10.csv", "b/part-9.csv", "a.csv", "b/c/x.csv", "_SUCCESS", ".hidden/x.csv", "b/_temporary/y.csv"):
+    for name in (
+        "b/part-10.csv",
+        "b/part-9.csv",
+        "a.csv",
+        "b/c/x.csv",
+        "_SUCCESS",
+        ".hidden/x.csv",
+        "b/_temporary/y.csv",
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("id\n1\n")
 
@@ -77,7 +91,12 @@ def test_a_path_is_a_file_a_folder_or_a_pattern(tmp_path: Path) -> None:
     assert names(str(tmp_path)) == ["a.csv", "b/c/x.csv", "b/part-9.csv", "b/part-10.csv"]
     (tmp_path / "link").symlink_to(tmp_path / "b")
     (tmp_path / "b" / "round").symlink_to(tmp_path)
-    assert sorted(os.path.basename(name) for name in names(str(tmp_path))) == ["a.csv", "part-10.csv", "part-9.csv", "x.csv"]
+    assert sorted(os.path.basename(name) for name in names(str(tmp_path))) == [
+        "a.csv",
+        "part-10.csv",
+        "part-9.csv",
+        "x.csv",
+    ]
 
 
 @pytest.mark.parametrize("path", ["nope.csv", "dat/*.csv", "empty"])
@@ -94,7 +113,10 @@ def test_no_files_is_an_error_at_once(tmp_path: Path, path: str) -> None:
 def test_the_list_survives_the_ledger(tmp_path: Path) -> None:
     put(tmp_path / "dt=2025-01-01" / "a b.parquet", numbered(0, 3))
     put(tmp_path / "dt=__HIVE_DEFAULT_PARTITION__" / "x.parquet", numbered(0, 3))
-    found = [listing.File(file.path, file.size, file.changed, (3,)) for file in listing.list_files(str(tmp_path), "src")]
+    found = [
+        listing.File(file.path, file.size, file.changed, (3,))
+        for file in listing.list_files(str(tmp_path), "src")
+    ]
     assert listing.unpack(listing.pack(found)) == found
     assert [file.partitions for file in found] == [{"dt": "2025-01-01"}, {"dt": None}]
 
@@ -132,7 +154,9 @@ def test_a_file_that_changed_is_named_and_never_read(spark: SparkSession, tmp_pa
     for ask in (
         lazy.collect,
         lambda: found.read(spark, snapshot, splits),
-        lambda: files(tmp_path, kind, **({} if kind == "parquet" else {"schema": {"id": "int64"}})).splits(spark, snapshot, None, None),
+        lambda: files(tmp_path, kind, **({} if kind == "parquet" else {"schema": {"id": "int64"}})).splits(
+            spark, snapshot, None, None
+        ),
     ):
         error = told(ask)
         assert isinstance(error, PipelineStateError)
@@ -162,7 +186,9 @@ def test_a_file_that_changes_while_it_is_read(tmp_path: Path) -> None:
     assert "it was written to" in error.message
 
 
-def test_splits_are_groups_of_row_groups(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_splits_are_groups_of_row_groups(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(splitting, "SPLIT_ROWS", 100)
     put(tmp_path / "a.parquet", numbered(0, 250), group=50)
     put(tmp_path / "b.parquet", numbered(250, 320), group=30)
@@ -190,7 +216,9 @@ def test_folders_become_columns_and_windows_go_by_them(spark: SparkSession, tmp_
         put(tmp_path / f"dt=2025-01-0{day}" / "region=e%2Fu" / "x.parquet", numbered(day * 10, day * 10 + 3))
     put(tmp_path / "dt=__HIVE_DEFAULT_PARTITION__" / "region=us" / "x.parquet", numbered(0, 1))
     found = files(tmp_path, schema={"dt": "date32"})
-    assert found.schema(spark) == pa.schema([("id", pa.int64()), ("dt", pa.date32()), ("region", pa.string())])
+    assert found.schema(spark) == pa.schema(
+        [("id", pa.int64()), ("dt", pa.date32()), ("region", pa.string())]
+    )
     rows = sorted((row.id, row.dt, row.region) for row in all_of(found, spark))
     assert rows[0] == (0, None, "us")
     assert rows[1] == (10, date(2025, 1, 1), "e/u")
@@ -199,7 +227,9 @@ def test_folders_become_columns_and_windows_go_by_them(spark: SparkSession, tmp_
     splits = found.splits(spark, snapshot, HistoryPartition("w", "dt", "2025-01-02", "2025-01-03"), None)
     assert [(split["id"], split["rows"], len(split["files"])) for split in splits] == [("w/00000", 3, 1)]
     assert sorted(row.id for row in found.read(spark, snapshot, splits).collect()) == [20, 21, 22]
-    assert sorted(row.region for row in all_of(files(tmp_path, columns="region", filter="region = 'us'"), spark)) == ["us"]
+    assert sorted(
+        row.region for row in all_of(files(tmp_path, columns="region", filter="region = 'us'"), spark)
+    ) == ["us"]
     moving = files(tmp_path, schema={"dt": "date32"}, filter="dt < 'today'")
     assert "'today' is implicitly cast to " in str(told(lambda: all_of(moving, spark)))
     bad = files(tmp_path, schema={"region": "int32"})
@@ -207,11 +237,17 @@ def test_folders_become_columns_and_windows_go_by_them(spark: SparkSession, tmp_
     assert isinstance(error, DataError)
     assert "column `region` is int32, which cannot hold `e/u`" in error.message
     assert "dt=2025-01-01" in error.message
-    (tmp_path / "dt=2025-01-01" / "region=e%2Fu" / "x.parquet").unlink()  # of another window: not even looked at
+    (
+        tmp_path / "dt=2025-01-01" / "region=e%2Fu" / "x.parquet"
+    ).unlink()  # of another window: not even looked at
     fresh = files(tmp_path, schema={"dt": "date32"})
-    assert fresh.splits(spark, snapshot, HistoryPartition("w", "dt", "2025-01-02", "2025-01-03"), None) == splits
+    assert (
+        fresh.splits(spark, snapshot, HistoryPartition("w", "dt", "2025-01-02", "2025-01-03"), None) == splits
+    )
     assert sorted(row.id for row in fresh.read(spark, snapshot, splits).collect()) == [20, 21, 22]
-    error = told(lambda: fresh.splits(spark, snapshot, HistoryPartition("w", "dt", "2025-01-01", "2025-01-02"), None))
+    error = told(
+        lambda: fresh.splits(spark, snapshot, HistoryPartition("w", "dt", "2025-01-01", "2025-01-02"), None)
+    )
     assert isinstance(error, PipelineStateError)
 
 
@@ -221,13 +257,20 @@ def test_gaps_and_duplicates_of_offsets(spark: SparkSession, tmp_path: Path) -> 
     put(tmp_path / "a.parquet", [{"p": 0, "o": offset, "t": "a"} for offset in offsets] + others)
     found = files(tmp_path / "a.parquet")
     table = OffsetTable(partition_column="p", offset_column="o", topic_column="t")
-    for since, gaps in ((0, ((10, 15), (20, 3_000_000))), (12, ((12, 15), (20, 3_000_000))), (18, ((20, 3_000_000),))):
+    for since, gaps in (
+        (0, ((10, 15), (20, 3_000_000))),
+        (12, ((12, 15), (20, 3_000_000))),
+        (18, ((20, 3_000_000),)),
+    ):
         measured = found.measure_offsets(spark, found.describe_snapshot(spark), table, "a", {"0": since})
         assert measured == TableOffsets({"0": PartitionOffsets(0, 3_000_001, gaps, duplicates=1)})
 
 
 def test_the_cut_is_exact(spark: SparkSession, tmp_path: Path) -> None:
-    rows = [{"id": n, "p": n % 3, "o": n // 3} for n in range(300)] + [{"id": 1000, "p": None, "o": None}, {"id": 1001, "p": 1, "o": None}]
+    rows = [{"id": n, "p": n % 3, "o": n // 3} for n in range(300)] + [
+        {"id": 1000, "p": None, "o": None},
+        {"id": 1001, "p": 1, "o": None},
+    ]
     put(tmp_path / "a.parquet", rows)
     found = files(tmp_path / "a.parquet", columns="id, p, o")
     table = OffsetTable(partition_column="p", offset_column="o")
@@ -257,7 +300,11 @@ def test_what_is_no_parquet_has_no_columns_and_is_named(tmp_path: Path) -> None:
 
 
 def test_parquet_files_that_do_not_agree_are_refused(spark: SparkSession, tmp_path: Path) -> None:
-    put(tmp_path / "a.parquet", [{"id": 1, "v": "x", "w": 1.5}], pa.schema([("id", pa.int64()), ("v", pa.string()), ("w", pa.float64())]))
+    put(
+        tmp_path / "a.parquet",
+        [{"id": 1, "v": "x", "w": 1.5}],
+        pa.schema([("id", pa.int64()), ("v", pa.string()), ("w", pa.float64())]),
+    )
     put(tmp_path / "b.parquet", [{"id": 2, "v": "y"}], pa.schema([("id", pa.int32()), ("v", pa.string())]))
     with pytest.raises(SchemaError, match=r"b\.parquet` lacks the column `w`"):
         files(tmp_path).create_snapshot(spark, "token")
@@ -269,7 +316,10 @@ def test_parquet_files_that_do_not_agree_are_refused(spark: SparkSession, tmp_pa
     (tmp_path / "c.parquet").write_text("no parquet")
     with pytest.raises(DataError, match=r"c\.parquet` cannot be read as parquet"):
         narrow.create_snapshot(spark, "token")
-    for declared, said in (({"id": "int32"}, "holds `id` as int64"), ({"nope": "string"}, "has no column `nope`")):
+    for declared, said in (
+        ({"id": "int32"}, "holds `id` as int64"),
+        ({"nope": "string"}, "has no column `nope`"),
+    ):
         with pytest.raises(SchemaError, match=said):
             files(tmp_path / "a.parquet", schema=declared).schema(spark)
     assert files(tmp_path / "a.parquet", schema={"id": "int64"}).schema(spark).names == ["id", "v", "w"]
@@ -288,7 +338,14 @@ def test_parquet_types_become_those_of_spark(spark: SparkSession, tmp_path: Path
     pq.write_table(table, tmp_path / "new.parquet")
     pq.write_table(table.select(["ns"]), tmp_path / "old.parquet", use_deprecated_int96_timestamps=True)
     [row] = all_of(files(tmp_path / "new.parquet"), spark)
-    assert (row.u8, row.u64, row.kind, row.large, row.list, bytes(row.fixed)) == (255, Decimal(2**64 - 1), "a", "x", [1, 200], b"ab")
+    assert (row.u8, row.u64, row.kind, row.large, row.list, bytes(row.fixed)) == (
+        255,
+        Decimal(2**64 - 1),
+        "a",
+        "x",
+        [1, 200],
+        b"ab",
+    )
     assert row.ns == datetime(2023, 11, 14, 22, 13, 20, 123456)
     [old] = all_of(files(tmp_path / "old.parquet"), spark)
     assert old.ns == row.ns
@@ -305,7 +362,12 @@ VALUES: list[tuple[str, str, pa.DataType, Any]] = [
     ("decimal(10,2)", "-12345678.90", pa.decimal128(10, 2), Decimal("-12345678.90")),
     ("boolean", "true", pa.bool_(), True),
     ("date32", "2024-02-29", pa.date32(), date(2024, 2, 29)),
-    ("timestamp", "2024-03-31T03:30:00.123456+02:00", pa.timestamp("us", "UTC"), datetime(2024, 3, 31, 1, 30, 0, 123456, UTC)),
+    (
+        "timestamp",
+        "2024-03-31T03:30:00.123456+02:00",
+        pa.timestamp("us", "UTC"),
+        datetime(2024, 3, 31, 1, 30, 0, 123456, UTC),
+    ),
     ("timestamp", "2024-03-31 01:30:00", pa.timestamp("us", "UTC"), datetime(2024, 3, 31, 1, 30, tzinfo=UTC)),
     ("string", '"a ""quoted"", text\nof two lines"', pa.string(), 'a "quoted", text\nof two lines'),
     ("string", '""', pa.string(), ""),
@@ -315,7 +377,11 @@ VALUES: list[tuple[str, str, pa.DataType, Any]] = [
 
 def test_csv_values_arrive_exactly(spark: SparkSession, tmp_path: Path) -> None:
     names = [f"c{at}" for at in range(len(VALUES))]
-    lines = [",".join(["id", *names, "more"]), ",".join(["1", *(text for _, text, _, _ in VALUES), "x"]), "2" + "," * (len(VALUES) + 1)]
+    lines = [
+        ",".join(["id", *names, "more"]),
+        ",".join(["1", *(text for _, text, _, _ in VALUES), "x"]),
+        "2" + "," * (len(VALUES) + 1),
+    ]
     with gzip.open(tmp_path / "a.csv.gz", "wt") as file:
         file.write("\n".join(lines))
     schema = {"id": "int64"} | {name: kind for name, (kind, *_) in zip(names, VALUES, strict=True)}
@@ -334,25 +400,39 @@ def test_csv_values_arrive_exactly(spark: SparkSession, tmp_path: Path) -> None:
 def test_csv_without_a_header_by_another_delimiter(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("1;NA;x\n2;;y\n")
     (tmp_path / "b.csv").write_text("")
-    found = files(tmp_path, "csv", schema={"id": "int32", "v": "string", "w": "string"}, header=False, delimiter=";", null_value="NA")
+    found = files(
+        tmp_path,
+        "csv",
+        schema={"id": "int32", "v": "string", "w": "string"},
+        header=False,
+        delimiter=";",
+        null_value="NA",
+    )
     rows = sorted((row.id, row.v, row.w, tuple(row._gs_pos)) for row in all_of(found, spark))
     assert rows == [(1, None, "x", (4, 0, 0, 0)), (2, "", "y", (4, 0, 1, 0))]
 
 
 BROKEN = [
-    ("int64", "abc"), ("int64", "1.5"), ("int8", "128"), ("uint8", "-1"), ("uint64", "1.5"), ("decimal(4,1)", "1.25"), ("decimal(4,1)", "12345"),
-    ("boolean", "maybe"), ("date32", "2024-02-30"), ("date32", "2024"), ("timestamp", "12:30"), ("float64", "1,5"), ("binary", "xyz"),
+    ("int64", "abc"), ("int64", "1.5"), ("int8", "128"), ("uint8", "-1"), ("uint64", "1.5"),
+    ("decimal(4,1)", "1.25"), ("decimal(4,1)", "12345"), ("boolean", "maybe"), ("date32", "2024-02-30"),
+    ("date32", "2024"), ("timestamp", "12:30"), ("float64", "1,5"), ("binary", "xyz"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", ["csv", "json"])
 def test_a_value_that_does_not_fit_is_named(spark: SparkSession, tmp_path: Path, kind: str) -> None:
-    for at, (declared, value) in enumerate(BROKEN if kind == "csv" else BROKEN[:3]):  # the rules of json are tried with Kafka
+    for at, (declared, value) in enumerate(
+        BROKEN if kind == "csv" else BROKEN[:3]
+    ):  # the rules of json are tried with Kafka
         path = tmp_path / f"{at}.{kind}"
-        path.write_text(f'id,v\n1,\n2,"{value}"\n' if kind == "csv" else f'{{"id": 1}}\n{{"id": 2, "v": "{value}"}}\n')
+        path.write_text(
+            f'id,v\n1,\n2,"{value}"\n' if kind == "csv" else f'{{"id": 1}}\n{{"id": 2, "v": "{value}"}}\n'
+        )
         found = files(path, kind, schema={"id": "int64", "v": declared})
         snapshot = found.create_snapshot(spark, "token")
-        pieces = [{"id": "0", "rows": 2, "files": [[0, str(path), 0, 1]], "scope": {"window": None, "cut": None}}]
+        pieces = [
+            {"id": "0", "rows": 2, "files": [[0, str(path), 0, 1]], "scope": {"window": None, "cut": None}}
+        ]
         error = told(found.read(spark, snapshot, pieces).collect)
         assert isinstance(error, DataError), (declared, value, error)
         assert error.node == "src"
@@ -370,7 +450,11 @@ def test_a_text_file_that_is_broken_is_named(spark: SparkSession, tmp_path: Path
         ("cut.csv.gz", gzip.compress(b"id,v\n1,x\n" * 1000)[:40], "cannot be read as csv"),
     ):
         (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
-        error = told(lambda name=name: all_of(files(tmp_path / name, "csv", schema={"id": "int64", "v": "string"}), spark))
+        error = told(
+            lambda name=name: all_of(
+                files(tmp_path / name, "csv", schema={"id": "int64", "v": "string"}), spark
+            )
+        )
         assert isinstance(error, DataError), (name, error)
         assert name in str(error)
         assert said in str(error)
@@ -385,9 +469,18 @@ def test_json_lines(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "dt=x" / "a.json").write_text(
         '{"id": 1, "doc": {"a": [1.50, "b"]}, "odd": 1}\n\n  \n{"id": 2, "price": 1.25}\r\n{"doc": null}'
     )
-    found = files(tmp_path, "jsonl", schema={"id": "int64", "doc": "string", "price": "decimal(10,2)"}, filter="id > 0 OR dt = 'x'")
+    found = files(
+        tmp_path,
+        "jsonl",
+        schema={"id": "int64", "doc": "string", "price": "decimal(10,2)"},
+        filter="id > 0 OR dt = 'x'",
+    )
     rows = sorted((row._gs_pos.off, row.id, row.doc, row.price, row.dt) for row in all_of(found, spark))
-    assert rows == [(0, 1, '{"a":[1.5,"b"]}', None, "x"), (3, 2, None, Decimal("1.25"), "x"), (4, None, None, None, "x")]
+    assert rows == [
+        (0, 1, '{"a":[1.5,"b"]}', None, "x"),
+        (3, 2, None, Decimal("1.25"), "x"),
+        (4, None, None, None, "x"),
+    ]
 
 
 def test_names_that_cannot_be_had(spark: SparkSession, tmp_path: Path) -> None:
@@ -426,20 +519,41 @@ def test_files_are_a_phase_of_a_hybrid_source() -> None:
     first, second = (phase.node() for phase in node.bounded_sources)
     assert isinstance(first, FileSourceConfig)
     assert isinstance(second, FileSourceConfig)
-    assert (first.format, first.filter, first.schema_, first.mode) == ("json", "id > 0", {"id": "int64"}, "bounded")
+    assert (first.format, first.filter, first.schema_, first.mode) == (
+        "json",
+        "id > 0",
+        {"id": "int64"},
+        "bounded",
+    )
     assert (second.delimiter, second.header) == (";", True)
-    assert [entry["kind"] for entry in registry.describe("events", node, Settings())] == ["file", "file", "kafka"]
-    assert parse_pipeline(HYBRID, "f.yaml").hash == from_compiled(parse_pipeline(HYBRID, "f.yaml").compiled()).hash
+    assert [entry["kind"] for entry in registry.describe("events", node, Settings())] == [
+        "file",
+        "file",
+        "kafka",
+    ]
+    assert (
+        parse_pipeline(HYBRID, "f.yaml").hash
+        == from_compiled(parse_pipeline(HYBRID, "f.yaml").compiled()).hash
+    )
     with pytest.raises(PipelineFileError, match=r"`offset_table.table_name` cannot be combined with files"):
         parse_pipeline(HYBRID.replace("{partition_column", "{table_name: x, partition_column"), "f.yaml")
 
 
 def test_describe_opens_nothing() -> None:
     told_ = files("/data/events/*.csv", "csv", schema={"id": "int64"}).describe()
-    assert told_ == {"kind": "file", "asset_key": ["file", "data", "events", "_.csv"], "location": "/data/events/*.csv"}
+    assert told_ == {
+        "kind": "file",
+        "asset_key": ["file", "data", "events", "_.csv"],
+        "location": "/data/events/*.csv",
+    }
 
 
 def test_a_handle_is_small_in_every_position() -> None:
-    many = [listing.File(f"/data/events/dt=2025-01-01/part-{at:05d}.parquet", 1_000_000 + at, 10**18 + at, (1000,)) for at in range(1000)]
+    many = [
+        listing.File(
+            f"/data/events/dt=2025-01-01/part-{at:05d}.parquet", 1_000_000 + at, 10**18 + at, (1000,)
+        )
+        for at in range(1000)
+    ]
     assert len(str(listing.pack(many))) < 30_000
     assert Snapshot(listing.pack(many), is_stable=True).handle["root"] == "/data/events/dt=2025-01-01"

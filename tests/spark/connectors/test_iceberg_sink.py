@@ -1,4 +1,7 @@
-"""An Iceberg table as a sink: rows and record in one commit, whatever dies, comes back or writes beside it."""
+"""An Iceberg table as a sink.
+
+Rows and record in one commit, whatever dies, comes back or writes beside it.
+"""
 
 from __future__ import annotations
 
@@ -45,13 +48,20 @@ class Table(LakeTable):
 
     kind = IcebergTableSink
 
-    def __init__(self, spark: SparkSession, warehouse: Path, key: tuple[str, ...] = ("id",), schema: pa.Schema = SCHEMA) -> None:
+    def __init__(
+        self, spark: SparkSession, warehouse: Path, key: tuple[str, ...] = ("id",), schema: pa.Schema = SCHEMA
+    ) -> None:
         super().__init__(spark, key, schema)
         self.warehouse = str(warehouse)
         self.catalog = Catalog(self.warehouse, "n.flights", "test")
 
     def node(self) -> IcebergSinkConfig:
-        given = {"from": "x", "table_name": "n.flights", "warehouse": self.warehouse, "primary_key": list(self.key)}
+        given = {
+            "from": "x",
+            "table_name": "n.flights",
+            "warehouse": self.warehouse,
+            "primary_key": list(self.key),
+        }
         return IcebergSinkConfig.model_validate(given)
 
     def rows(self) -> list[tuple[Any, ...]]:
@@ -81,7 +91,9 @@ def test_merge_applies_the_last_row_of_each_key(table: Any, large: bool) -> None
     first = t.frame((1, "a", "i"), (2, "b", "i"), (2, "b2", "u"), (3, "c", "i"), (9, "z", "d"), large=large)
     assert replace(sink.write(plan(1), first), rows=3) == WriteCounts(3, 3, 0, 0)
     assert t.rows() == [(1, "a"), (2, "b2"), (3, "c")]
-    second = t.frame((1, "x", "d"), (1, "back", "i"), (2, "b3", "u"), (2, None, "d"), (4, "d", "u"), large=large)
+    second = t.frame(
+        (1, "x", "d"), (1, "back", "i"), (2, "b3", "u"), (2, None, "d"), (4, "d", "u"), large=large
+    )
     assert sink.write(plan(2), second) == WriteCounts(3, 1, 1, 1)
     assert t.rows() == [(1, "back"), (3, "c"), (4, "d")]
     assert sink.read_row_count() == (sink.record(), 3)
@@ -132,7 +144,9 @@ def test_only_the_next_epoch_is_taken(table: Any) -> None:
 def test_a_failed_epoch_leaves_nothing(table: Any, key: tuple[str, ...]) -> None:
     t = table(*key)
     sink = t.joined()
-    bad = t.frame((1, "a", "i"), (None, "b", "i"), large=True) if key else t.frame((1, "a", "i"), (1, "a", "d"))
+    bad = (
+        t.frame((1, "a", "i"), (None, "b", "i"), large=True) if key else t.frame((1, "a", "i"), (1, "a", "d"))
+    )
     with pytest.raises(DataError, match="key"):
         sink.write(plan(1), bad)
     assert t.rows() == []
@@ -169,13 +183,18 @@ class Gate:
 @pytest.fixture
 def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gate:
     made = Gate(tmp_path)
-    monkeypatch.setattr(IcebergMetadata, "commit_if_unchanged", made.before(IcebergMetadata.commit_if_unchanged))
+    monkeypatch.setattr(
+        IcebergMetadata, "commit_if_unchanged", made.before(IcebergMetadata.commit_if_unchanged)
+    )
     return made
 
 
 @pytest.mark.parametrize("key", [(), ("id",)])
 def test_a_zombie_wakes_up_before_its_commit(table: Any, gate: Gate, key: tuple[str, ...]) -> None:
-    """It has looked at everything and holds its rows ready when the newcomer fences: the commit itself must be refused."""
+    """It has looked at everything and holds its rows ready when the newcomer fences.
+
+    The commit itself must be refused.
+    """
     t = table(*key)
     old = t.joined(generation=1)
     with ThreadPoolExecutor(1) as pool:
@@ -272,7 +291,9 @@ sink.write(plan(2), table.frame((1, "half", "u"), (3, "half", "i")))
 
 
 def test_kill_between_data_and_commit(spark: SparkSession, tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", _VICTIM, str(tmp_path)], cwd=ROOT, start_new_session=True) as victim:
+    with subprocess.Popen(
+        [sys.executable, "-c", _VICTIM, str(tmp_path)], cwd=ROOT, start_new_session=True
+    ) as victim:
         try:
             Gate(tmp_path).await_reached(victim)
         finally:
@@ -391,7 +412,10 @@ def test_sinks_of_one_table_do_not_mix(table: Any) -> None:
     [
         ("id bigint", "column `name` (string) is missing"),
         ("id int, name string", "column `id` is int, the rows have bigint"),
-        ("id bigint, name string, must int NOT NULL", "column `must` is NOT NULL and no row has a value for it"),
+        (
+            "id bigint, name string, must int NOT NULL",
+            "column `must` is NOT NULL and no row has a value for it",
+        ),
     ],
 )
 def test_a_table_that_cannot_take_the_rows_is_refused(table: Any, columns: str, said: str) -> None:
@@ -404,10 +428,14 @@ def test_a_table_that_cannot_take_the_rows_is_refused(table: Any, columns: str, 
 
 @pytest.mark.parametrize("key", [(), ("id",)])
 def test_an_existing_table_is_used_as_it_is(table: Any, key: tuple[str, ...]) -> None:
-    """Partitioned, with a column more, one wider and one spelled otherwise; copy-on-write, as its owner wants it."""
+    """Partitioned, with a column more, one wider and one spelled otherwise.
+
+    Copy-on-write, as its owner wants it.
+    """
     t = table(*key)
     t.sql(
-        "CREATE TABLE {t} (more int, NAME string, id decimal(38,0)) USING iceberg PARTITIONED BY (bucket(2, NAME))"
+        "CREATE TABLE {t} (more int, NAME string, id decimal(38,0)) USING iceberg PARTITIONED BY (bucket(2,"
+        " NAME))"
         " TBLPROPERTIES ('write.merge.mode' = 'copy-on-write', 'format-version' = '2')"
     )
     t.schema = pa.schema([("id", pa.decimal128(20, 0)), ("name", pa.string())])
@@ -415,7 +443,10 @@ def test_an_existing_table_is_used_as_it_is(table: Any, key: tuple[str, ...]) ->
 
     def write(number: int, *rows: tuple[Any, ...]) -> WriteCounts:
         frame = t.frame(*rows)
-        return sink.write(plan(number), replace(frame, rows=frame.rows.selectExpr("cast(id as decimal(20,0)) id", "name", OP, POS)))
+        return sink.write(
+            plan(number),
+            replace(frame, rows=frame.rows.selectExpr("cast(id as decimal(20,0)) id", "name", OP, POS)),
+        )
 
     write(1, (1, "a", "i"), (2, "b", "i"), (3, "c", "i"))
     if key:
@@ -429,7 +460,9 @@ def test_an_existing_table_is_used_as_it_is(table: Any, key: tuple[str, ...]) ->
         assert sink.read_row_count()[1] == 3
 
 
-def test_places_and_formats_that_cannot_do_it(table: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_places_and_formats_that_cannot_do_it(
+    table: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     t = table()
     t.sql("CREATE TABLE {t} (id bigint, name string) USING iceberg TBLPROPERTIES ('format-version' = '1')")
     with pytest.raises(TargetError, match="format version 1"):
@@ -461,6 +494,13 @@ def test_a_commit_that_was_lost_is_told(table: Any, monkeypatch: pytest.MonkeyPa
 
 
 def test_describe_opens_nothing() -> None:
-    node = IcebergSinkConfig.model_validate({"from": "x", "table_name": "shop.orders", "warehouse": "/nowhere"})
+    node = IcebergSinkConfig.model_validate(
+        {"from": "x", "table_name": "shop.orders", "warehouse": "/nowhere"}
+    )
     found = IcebergTableSink(SinkContext(KEY, node, Settings(), pa.schema([]))).describe()
-    assert found == {"kind": "iceberg", "asset_key": ["iceberg", "shop", "orders"], "table_name": "shop.orders", "location": "/nowhere"}
+    assert found == {
+        "kind": "iceberg",
+        "asset_key": ["iceberg", "shop", "orders"],
+        "table_name": "shop.orders",
+        "location": "/nowhere",
+    }

@@ -1,4 +1,7 @@
-"""Iceberg as a bounded source, on the real engine: a snapshot's rows, each once, whatever happens to the table."""
+"""Iceberg as a bounded source, on the real engine.
+
+A snapshot's rows, each once, whatever happens to the table.
+"""
 
 from __future__ import annotations
 
@@ -46,12 +49,17 @@ class Warehouse:
         return name
 
     def add(self, name: str, first: int, count: int, value: str = "old") -> None:
-        rows = f"SELECT id, date_add(date'2013-01-01', cast(id % 90 AS int)), '{value}' FROM range({first}, {first + count}, 1, 2)"
+        rows = (
+            f"SELECT id, date_add(date'2013-01-01', cast(id % 90 AS int)), '{value}' FROM range({first},"
+            f" {first + count}, 1, 2)"
+        )
         self.spark.sql(f"INSERT INTO w.{name} {rows}")
 
     def source(self, name: str, **node: Any) -> IcebergTable:
         return IcebergTable(
-            IcebergSourceConfig(table_name=name, **node), Settings(iceberg=IcebergSettings(warehouse=str(self.folder))), ordinal=4
+            IcebergSourceConfig(table_name=name, **node),
+            Settings(iceberg=IcebergSettings(warehouse=str(self.folder))),
+            ordinal=4,
         )
 
 
@@ -67,7 +75,9 @@ def small_splits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def ids(table: IcebergTable, spark: Any, snapshot: Snapshot, splits: Any) -> list[list[int]]:
     """The ids of each split."""
-    return [sorted(row.id for row in table.read(spark, snapshot, [split], ["id"]).collect()) for split in splits]
+    return [
+        sorted(row.id for row in table.read(spark, snapshot, [split], ["id"]).collect()) for split in splits
+    ]
 
 
 def flat(parts: list[list[int]]) -> list[int]:
@@ -76,7 +86,10 @@ def flat(parts: list[list[int]]) -> list[int]:
 
 @pytest.mark.usefixtures("small_splits")
 def test_splits_hold_the_snapshot_once(warehouse: Warehouse) -> None:
-    """Deletes by position and rewritten files included; later changes of the table excluded, whichever they are."""
+    """Deletes by position and rewritten files included.
+
+    Later changes of the table excluded, whichever they are.
+    """
     spark = warehouse.spark
     name = warehouse.table(tail=f"PARTITIONED BY (months(d)) {MERGE_ON_READ}")
     for first in (0, 300, 600):
@@ -126,7 +139,8 @@ def test_windows_and_filter(warehouse: Warehouse) -> None:
     spark = warehouse.spark
     name = warehouse.table("id bigint, d timestamp, v string")
     spark.sql(
-        f"INSERT INTO w.{name} SELECT id, timestamp'2013-01-01 00:00:00' + make_interval(0, 0, 0, 0, cast(id AS int)), 'x' FROM range(2000)"
+        f"INSERT INTO w.{name} SELECT id, timestamp'2013-01-01 00:00:00' + make_interval(0, 0, 0, 0,"
+        " cast(id AS int)), 'x' FROM range(2000)"
     )
     spark.sql(f"INSERT INTO w.{name} VALUES (9999, NULL, 'x')")
     table = warehouse.source(name, filter="id % 2 = 0 -- even")
@@ -147,14 +161,24 @@ def test_the_cut_is_exact(warehouse: Warehouse) -> None:
     spark = warehouse.spark
     name = warehouse.table("id bigint, p int, o bigint, topic string")
     spark.sql(f"INSERT INTO w.{name} SELECT id, id % 3, id div 3, 'a' FROM range(300)")
-    spark.sql(f"INSERT INTO w.{name} VALUES (1000, NULL, NULL, 'a'), (1001, 1, NULL, 'a'), (1002, NULL, 5, 'b'), (1003, 9, 77, 'b')")
+    spark.sql(
+        f"INSERT INTO w.{name} VALUES (1000, NULL, NULL, 'a'), (1001, 1, NULL, 'a'), (1002, NULL, 5, 'b'),"
+        " (1003, 9, 77, 'b')"
+    )
     table = warehouse.source(name)
-    assert table.read_end_offsets(OffsetTable(partition_column="p", offset_column="o", topic_column="topic"), "a") == {
+    assert table.read_end_offsets(
+        OffsetTable(partition_column="p", offset_column="o", topic_column="topic"), "a"
+    ) == {
         "0": 100,
         "1": 100,
         "2": 100,
     }
-    assert table.read_end_offsets(OffsetTable(partition_column="p", offset_column="o"), "a") == {"0": 100, "1": 100, "2": 100, "9": 78}
+    assert table.read_end_offsets(OffsetTable(partition_column="p", offset_column="o"), "a") == {
+        "0": 100,
+        "1": 100,
+        "2": 100,
+        "9": 78,
+    }
     snapshot = table.create_snapshot(spark, "token")
     splits = table.splits(spark, snapshot, None, HandoffFilter("p", "o", {"0": 10, "1": 0, "12": 3}))
     rows = table.read(spark, snapshot, splits, ["id"]).collect()
@@ -163,12 +187,17 @@ def test_the_cut_is_exact(warehouse: Warehouse) -> None:
     places = {row.id: tuple(row._gs_pos) for row in rows}
     assert places[27] == (4, 0, 9, 0)
     assert len(set(places.values())) == len(rows), "rows without an offset share a place"
-    assert all(places[number][1] < 0 for number in (1000, 1001, 1002)), "rows without an offset do not stand before the others"
+    assert all(places[number][1] < 0 for number in (1000, 1001, 1002)), (
+        "rows without an offset do not stand before the others"
+    )
 
 
 @pytest.mark.usefixtures("small_splits")
 def test_positions_follow_the_order_of_additions(warehouse: Warehouse) -> None:
-    """Of one key the row that was added later is the last; positions are unique and the same at every reading."""
+    """Of one key the row that was added later is the last.
+
+    Positions are unique and the same at every reading.
+    """
     spark = warehouse.spark
     name = warehouse.table()
     for round_ in range(3):
@@ -183,7 +212,11 @@ def test_positions_follow_the_order_of_additions(warehouse: Warehouse) -> None:
     for row in sorted(rows, key=lambda row: row._gs_pos):
         last[row.id] = row.v
     assert set(last.values()) == {"round 2"}
-    again = {(row.id, row.v): row._gs_pos for split in splits[::-1] for row in table.read(spark, snapshot, [split]).collect()}
+    again = {
+        (row.id, row.v): row._gs_pos
+        for split in splits[::-1]
+        for row in table.read(spark, snapshot, [split]).collect()
+    }
     assert again == {(row.id, row.v): row._gs_pos for row in rows}
 
 
@@ -206,19 +239,26 @@ def test_many_readings_do_not_pile_up(warehouse: Warehouse) -> None:
 def test_types(warehouse: Warehouse) -> None:
     spark = warehouse.spark
     name = warehouse.table(
-        "a int, b float, c decimal(38, 10), d timestamp, e timestamp_ntz, f binary, g array<struct<x: bigint>>, h map<string, date>, i boolean"
+        "a int, b float, c decimal(38, 10), d timestamp, e timestamp_ntz, f binary, g array<struct<x:"
+        " bigint>>, h map<string, date>, i boolean"
     )
     spark.sql(
-        f"INSERT INTO w.{name} SELECT 1, float('nan'), 1.5, timestamp'2020-01-01 12:00:00+02:00', timestamp_ntz'2020-01-01 12:00:00', X'00FF', "
+        f"INSERT INTO w.{name} SELECT 1, float('nan'), 1.5, timestamp'2020-01-01 12:00:00+02:00',"
+        " timestamp_ntz'2020-01-01 12:00:00', X'00FF', "
         "array(named_struct('x', 1L)), map('k', date'2020-02-02'), true"
     )
     table = warehouse.source(name)
     assert table.schema(spark).types == [
-        pa.int32(), pa.float32(), pa.decimal128(38, 10), pa.timestamp("us", "UTC"), pa.timestamp("us"), pa.binary(),
-        pa.list_(pa.struct([("x", pa.int64())])), pa.map_(pa.string(), pa.date32()), pa.bool_(),
+        pa.int32(), pa.float32(), pa.decimal128(38, 10), pa.timestamp("us", "UTC"), pa.timestamp("us"),
+        pa.binary(), pa.list_(pa.struct([("x", pa.int64())])), pa.map_(pa.string(), pa.date32()), pa.bool_(),
     ]  # fmt: skip
     snapshot = table.create_snapshot(spark, "token")
-    [row] = table.read(spark, snapshot, table.splits(spark, snapshot, None, None)).toArrow().drop_columns(["_gs_op", "_gs_pos"]).to_pylist()
+    [row] = (
+        table.read(spark, snapshot, table.splits(spark, snapshot, None, None))
+        .toArrow()
+        .drop_columns(["_gs_op", "_gs_pos"])
+        .to_pylist()
+    )
     assert str(row.pop("b")) == "nan"
     assert row == {
         "a": 1, "c": Decimal("1.5"), "d": datetime(2020, 1, 1, 10, tzinfo=UTC), "e": datetime(2020, 1, 1, 12),

@@ -1,4 +1,7 @@
-"""A whole lane without a server: csv files in monthly folders, window by window, into an Iceberg and a Delta table."""
+"""A whole lane without a server.
+
+Csv files in monthly folders, window by window, into an Iceberg and a Delta table.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,9 @@ def test_windows_a_change_and_the_way_back(spark: SparkSession, tmp_path: Path) 
     def rows() -> list[tuple[object, ...]]:
         ice = sorted(
             (row.id, row.v, str(row.month))
-            for row in WarehouseTable(str(tmp_path / "warehouse"), "n.events", "t").frame(spark, None).collect()
+            for row in WarehouseTable(str(tmp_path / "warehouse"), "n.events", "t")
+            .frame(spark, None)
+            .collect()
         )
         lake = spark.read.format("delta").load(f"{tmp_path}/delta").collect()
         assert sorted((row.id, row.v, str(row.month)) for row in lake) == ice
@@ -88,7 +93,12 @@ def test_windows_a_change_and_the_way_back(spark: SparkSession, tmp_path: Path) 
     deadline = time.monotonic() + 120
     while not (result := carry()).history_complete:
         assert time.monotonic() < deadline
-    assert rows() == [(1, "A", "2025-01-01"), (2, "A", "2025-02-01"), (3, "A", "2025-03-01"), (100, "MONTH 3", "2025-03-01")]
+    assert rows() == [
+        (1, "A", "2025-01-01"),
+        (2, "A", "2025-02-01"),
+        (3, "A", "2025-03-01"),
+        (100, "MONTH 3", "2025-03-01"),
+    ]
     assert result.counts.keys() <= {"ice", "lake"}
     assert carry().epochs == 0
     checks = audit(file, settings, spark=spark)
@@ -122,7 +132,9 @@ def test_an_epoch_of_which_nothing_is_left_is_committed_once(spark: SparkSession
         return [row for row in asked.rows if row["v"] != "drop"]
 
     with served(answer) as service:
-        file = parse_pipeline(EMPTIED.format(folder=tmp_path, url=service.url), str(tmp_path / "emptied.yaml"))
+        file = parse_pipeline(
+            EMPTIED.format(folder=tmp_path, url=service.url), str(tmp_path / "emptied.yaml")
+        )
         settings = Settings(
             home=tmp_path,
             state_backend=StateBackend(sqlite=SqliteBackend(path=tmp_path / "ledger.db")),
@@ -149,7 +161,10 @@ def test_an_epoch_of_which_nothing_is_left_is_committed_once(spark: SparkSession
 def test_a_line_that_is_no_json_is_told_with_its_file_and_its_node(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lines are counted before the first epoch is planned. The next run pins the corrected file: no epoch was planned yet."""
+    """The lines are counted before the first epoch is planned.
+
+    The next run pins the corrected file: no epoch was planned yet.
+    """
     lines = tmp_path / "a.jsonl"
     lines.write_text('{"id": 1}\n{"id": \n')
     text = f"""
@@ -160,7 +175,9 @@ sinks:
   out: {{type: blackhole, from: src, delivery: at_least_once}}
 """
     file = parse_pipeline(text, "p.yaml")
-    settings = Settings(home=tmp_path, state_backend=StateBackend(sqlite=SqliteBackend(path=tmp_path / "ledger.db")))
+    settings = Settings(
+        home=tmp_path, state_backend=StateBackend(sqlite=SqliteBackend(path=tmp_path / "ledger.db"))
+    )
     stopped: list[SparkSession] = []
 
     def explained(error: BaseException) -> HeadraceError | None:
@@ -173,6 +190,8 @@ sinks:
     with pytest.raises(DataError) as caught:
         run(file, settings, until=Until.HISTORY)
     stopped.clear()
-    assert str(caught.value).startswith(f"p.yaml:4:3: node 'src': file {lines}, line 2: the line does not fit `schema`")
+    assert str(caught.value).startswith(
+        f"p.yaml:4:3: node 'src': file {lines}, line 2: the line does not fit `schema`"
+    )
     lines.write_text('{"id": 1}\n{"id": 2}\n')
     assert run(file, settings, until=Until.HISTORY, spark=spark).counts["out"].rows == 2

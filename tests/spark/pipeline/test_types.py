@@ -77,10 +77,16 @@ def test_what_types_become(kind: pa.DataType, postgres: str, spark: str) -> None
     assert (postgres_type(kind), spark_type(kind)) == (postgres, spark)
 
 
-NAMES = "string utf8 int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 binary boolean date32 date64 timestamp"
+NAMES = (
+    "string utf8 int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 binary"
+    " boolean date32 date64 timestamp"
+)
 
 
-@pytest.mark.parametrize("name", [*NAMES.split(), "time32", "time64", "duration", "interval", "decimal", "decimal128", "decimal256"])
+@pytest.mark.parametrize(
+    "name",
+    [*NAMES.split(), "time32", "time64", "duration", "interval", "decimal", "decimal128", "decimal256"],
+)
 def test_names_that_topology_files_may_say_are_known_in_any_case(name: str) -> None:
     assert parse_type(name) == parse_type(name.upper()) == parse_type(f" {name.title()} ")
     with pytest.raises(SchemaError, match=f"^unsupported data type 'x{name}' in schema; "):

@@ -1,4 +1,7 @@
-"""The contract kit of `headrace.testing`, over plugins that keep their promises and ones that do not; new packages pass it."""
+"""The contract kit of `headrace.testing`, over plugins that keep their promises and ones that do not.
+
+New packages pass it.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,9 @@ def test_a_sink_on_the_exactly_once_base_keeps_the_contract(tmp_path: Path) -> N
 def test_a_sink_that_sends_is_checked_for_what_it_promises(tmp_path: Path) -> None:
     def fresh() -> testing.SinkTarget:
         path = tmp_path / "lines"
-        return testing.SinkTarget({"path": str(path)}, lambda: [json.loads(line) for line in path.read_text().splitlines()])
+        return testing.SinkTarget(
+            {"path": str(path)}, lambda: [json.loads(line) for line in path.read_text().splitlines()]
+        )
 
     testing.check_sink(acme_plugin("lines"), fresh)
 
@@ -82,7 +87,10 @@ def test_a_sink_that_breaks_a_promise_is_caught(tmp_path: Path) -> None:
         (tmp_path / letter).mkdir()
     folder: Any = acme_plugin("folder").make
     assert "another process does not find the registered record" in spoilt(
-        tmp_path / "a", load_note=lambda self: getattr(self, "kept", None), compare_and_swap=_in_memory, target_id=None
+        tmp_path / "a",
+        load_note=lambda self: getattr(self, "kept", None),
+        compare_and_swap=_in_memory,
+        target_id=None,
     )
     assert "a sink found the record of another one" in spoilt(tmp_path / "b", note_key="same", target_id=None)
 
@@ -93,10 +101,14 @@ def test_a_sink_that_breaks_a_promise_is_caught(tmp_path: Path) -> None:
         """Return the state without a comparison of generations."""
         return replace(self.read_state(), generation=self._generation)
 
-    assert "and not FencedError" in spoilt(tmp_path / "c", compare_and_swap=blind, _read_checked_state=unfenced)
+    assert "and not FencedError" in spoilt(
+        tmp_path / "c", compare_and_swap=blind, _read_checked_state=unfenced
+    )
 
     def twice(self: Any, expected: Any, note: Any, rows: Any) -> bool:
-        return folder.compare_and_swap(self, expected, note, rows) and (rows is None or folder.compare_and_swap(self, note, note, rows))
+        return folder.compare_and_swap(self, expected, note, rows) and (
+            rows is None or folder.compare_and_swap(self, note, note, rows)
+        )
 
     assert "three rows without a key" in spoilt(tmp_path / "d", compare_and_swap=twice)
 
@@ -105,13 +117,19 @@ def _in_memory(self: Any, expected: Any, note: Any, rows: Any) -> bool:
     """Rows are written; the note is kept by the object alone."""
     self.kept = note
     held = self._read()["notes"].get(self.note_key)
-    return importlib.import_module("acme_plugins").Folder.compare_and_swap(self, held, {"another": "note"}, rows)
+    return importlib.import_module("acme_plugins").Folder.compare_and_swap(
+        self, held, {"another": "note"}, rows
+    )
 
 
 def test_sources_keep_the_contract(tmp_path: Path) -> None:
-    assert [row["id"] for row in testing.check_source(acme_plugin("numbers"), {"upto": 11})] == list(range(1, 12))
+    assert [row["id"] for row in testing.check_source(acme_plugin("numbers"), {"upto": 11})] == list(
+        range(1, 12)
+    )
     (tmp_path / "ticks").write_text("8")
-    assert testing.check_source(acme_plugin("ticks"), {"path": str(tmp_path / "ticks")}) == [{"n": n} for n in range(8)]
+    assert testing.check_source(acme_plugin("ticks"), {"path": str(tmp_path / "ticks")}) == [
+        {"n": n} for n in range(8)
+    ]
 
 
 def test_a_source_that_changes_is_caught(tmp_path: Path) -> None:
@@ -132,7 +150,10 @@ def test_a_source_that_changes_is_caught(tmp_path: Path) -> None:
     (tmp_path / "ticks").write_text("3")
     ticks = acme_plugin("ticks")
     with pytest.raises(PluginError, match="gave more than 3 rows for the offsets 0 to 3 of partition 0"):
-        testing.check_source(replace(ticks, make=remade(ticks, "Endless", {"batches": endless})), {"path": str(tmp_path / "ticks")})
+        testing.check_source(
+            replace(ticks, make=remade(ticks, "Endless", {"batches": endless})),
+            {"path": str(tmp_path / "ticks")},
+        )
 
 
 def test_a_transform_that_looks_at_its_batch_is_caught() -> None:
@@ -144,13 +165,18 @@ def test_a_transform_that_looks_at_its_batch_is_caught() -> None:
     rows = [{"id": number} for number in range(8)]
     with pytest.raises(AssertionError, match="depend on which of them come together"):
         testing.check_transform(
-            replace(plugin, make=remade(plugin, "Sizes", {"process": sizes})), {}, pa.schema([("id", pa.int64())]), rows
+            replace(plugin, make=remade(plugin, "Sizes", {"process": sizes})),
+            {},
+            pa.schema([("id", pa.int64())]),
+            rows,
         )
     assert len(testing.check_transform(plugin, {"times": 3}, pa.schema([("id", pa.int64())]), rows)) == 18
 
 
 @pytest.mark.parametrize("kind", NewPluginType)
-def test_a_new_package_passes_its_own_tests(kind: NewPluginType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_package_passes_its_own_tests(
+    kind: NewPluginType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     name = f"fresh.{kind.replace('-', '_')}_one"
     for path, text in render(name, kind).items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
@@ -169,12 +195,17 @@ def test_a_new_package_passes_its_own_tests(kind: NewPluginType, tmp_path: Path,
 @pytest.mark.sampled
 @pytest.mark.parametrize("kind", NewPluginType if FULL else [NewPluginType.PREPROCESSOR])
 def test_a_new_package_passes_them_by_itself(kind: NewPluginType, tmp_path: Path) -> None:
-    """As its author runs them: a process of its own, nothing installed, a Spark session that the kit starts."""
+    """As its author runs them.
+
+    A process of its own, nothing installed, a Spark session that the kit starts.
+    """
     made = CliRunner().invoke(app, ["new", "acme.fresh", str(tmp_path / "it"), "--kind", kind])
     assert made.exit_code == 0, made.output
     environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "JAVA_HOME": str(find_java().home)}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    found = subprocess.run(command, cwd=tmp_path / "it", env=environment, capture_output=True, text=True, check=False)
+    found = subprocess.run(
+        command, cwd=tmp_path / "it", env=environment, capture_output=True, text=True, check=False
+    )
     assert found.returncode == 0, found.stdout + found.stderr
     assert " passed" in found.stdout
 
@@ -191,7 +222,12 @@ def test_a_new_package_overwrites_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("kafka", "a built-in type"), ("class", "a Python keyword"), ("json", "a Python module"), ("headrace", "a Python module")],
+    [
+        ("kafka", "a built-in type"),
+        ("class", "a Python keyword"),
+        ("json", "a Python module"),
+        ("headrace", "a Python module"),
+    ],
 )
 def test_a_name_that_means_something_else_already_is_refused(name: str, said: str) -> None:
     with pytest.raises(UserError, match=f"cannot be the name of a plugin: it is {said}") as told:

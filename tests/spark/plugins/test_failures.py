@@ -1,4 +1,7 @@
-"""Plugins that fail or break their contract: who did it, where, and that it is no fault of Headrace. Nothing is written."""
+"""Plugins that fail or break their contract: who did it, where, and that it is no fault of Headrace.
+
+Nothing is written.
+"""
 
 from __future__ import annotations
 
@@ -187,7 +190,9 @@ CASES = [
 
 @pytest.fixture
 def bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    entries = {f"bad.{name}": f"bad_{name}" for name in IDS} | {f"bad_{letter}": f"bad_{letter}" for letter in "fghij"}
+    entries = {f"bad.{name}": f"bad_{name}" for name in IDS} | {
+        f"bad_{letter}": f"bad_{letter}" for letter in "fghij"
+    }
     monkeypatch.syspath_prepend(str(install(tmp_path / "site", "bad_plugins", BAD, entries)))
 
 
@@ -199,7 +204,11 @@ def text_with(plugin_id: str) -> tuple[str, str, int]:
         return PIPELINE.replace("acme.numbers, upto: 7", plugin_id), "src", 4
     if plugin_id in ("bad.send", "bad.counts", "bad.away"):
         return PIPELINE.replace("type: blackhole", f"type: {plugin_id}"), "out", 10
-    return PIPELINE.replace("type: sql\n    sql: SELECT * FROM src", f"type: {plugin_id}\n    from: src"), "mid", 6
+    return (
+        PIPELINE.replace("type: sql\n    sql: SELECT * FROM src", f"type: {plugin_id}\n    from: src"),
+        "mid",
+        6,
+    )
 
 
 def failure(text: str, spark: SparkSession, folder: Path) -> HeadraceError:
@@ -211,7 +220,9 @@ def failure(text: str, spark: SparkSession, folder: Path) -> HeadraceError:
 
 @pytest.mark.usefixtures("bad")
 @pytest.mark.sampled
-@pytest.mark.parametrize(("plugin_id", "says"), CASES if FULL else [case for case in CASES if case[0] in DAILY])
+@pytest.mark.parametrize(
+    ("plugin_id", "says"), CASES if FULL else [case for case in CASES if case[0] in DAILY]
+)
 def test_a_plugin_that_fails_is_named(plugin_id: str, says: str, spark: SparkSession, tmp_path: Path) -> None:
     text, node, line = text_with(plugin_id)
     error = failure(text, spark, tmp_path)
@@ -237,7 +248,9 @@ def test_what_a_plugin_says_itself_is_kept(spark: SparkSession, tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("bad")
-def test_a_failure_that_passes_is_tried_again(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_that_passes_is_tried_again(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("headrace.jobs.run.pipeline_run.RETRY_FOR", 0.1)
     error = failure(text_with("bad.away")[0], spark, tmp_path)
     assert isinstance(error, TransientError)

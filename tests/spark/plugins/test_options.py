@@ -74,7 +74,9 @@ def test_variables_win_over_the_file_and_are_not_stored(monkeypatch: pytest.Monk
     assert file.compiled()["sources"]["src"]["options"] == {"batch_size": 3}
 
 
-def test_secrets_are_not_stored_and_come_back_from_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_are_not_stored_and_come_back_from_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = parse_pipeline(FILE, "f.yaml")
     stored = file.compiled()
     assert "secret-word" not in json.dumps(stored)
@@ -96,11 +98,19 @@ def test_secrets_are_not_stored_and_come_back_from_the_file(tmp_path: Path, monk
     ("here", "instead", "says"),
     [
         ("upto: 7", "uptoo: 7", ["6:5: node 'src': unknown key `uptoo`; did you mean `upto`?"]),
-        ("    upto: 7\n", "    upto: many\n", ["6:5: node 'src': `upto` must be a whole number, and is `many`"]),
+        (
+            "    upto: 7\n",
+            "    upto: many\n",
+            ["6:5: node 'src': `upto` must be a whole number, and is `many`"],
+        ),
         ("step: 2", "step: [2]", ["9:7: node 'src': `options.step` must be a whole number, and is a list"]),
         ("    path: here\n", "", ["12:3: node 'out': `path` is missing"]),
         ("path: here", "path: ''", ["18:5: node 'out': `path` is missing"]),
-        ("token: secret-word", "token: [secret-word]", ["19:5: node 'out': `token`: Input should be a valid string"]),
+        (
+            "token: secret-word",
+            "token: [secret-word]",
+            ["19:5: node 'out': `token`: Input should be a valid string"],
+        ),
         (
             "token: secret-word",
             "token: {env: NOT_THERE}",
@@ -110,19 +120,31 @@ def test_secrets_are_not_stored_and_come_back_from_the_file(tmp_path: Path, monk
         (
             "    from: src\n    primary",
             "    form: src\n    primary",
-            ["12:3: node 'out': `from` is missing", "14:5: node 'out': unknown key `form`; did you mean `from`?"],
+            [
+                "12:3: node 'out': `from` is missing",
+                "14:5: node 'out': unknown key `form`; did you mean `from`?",
+            ],
         ),
         (
             "type: acme.numbers",
             "type: acme.twice",
-            ["5:5: node 'src': the plugin `acme.twice` (acme-plugins 1.0, acme_plugins:twice) is a transform, not a source"],
+            [
+                (
+                    "5:5: node 'src': the plugin `acme.twice` (acme-plugins 1.0, acme_plugins:twice) is a"
+                    " transform, not a source"
+                )
+            ],
         ),
         (
             "type: acme.numbers",
             "type: acme.number",
             ["5:5: node 'src': source type `acme.number` is a plugin's, and no such plugin is installed"],
         ),
-        ("type: acme.numbers", "type: kafak", ["5:5: node 'src': source type `kafak` is not known; did you mean `kafka`?"]),
+        (
+            "type: acme.numbers",
+            "type: kafak",
+            ["5:5: node 'src': source type `kafak` is not known; did you mean `kafka`?"],
+        ),
         (
             "options:\n      step: 2\n      upto: 9",
             "options: 5",
@@ -148,7 +170,8 @@ def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_labels_of_the_plugin_win_with_a_word() -> None:
     text = FILE.replace("    from: src\n", "    from: mid\n") + (
-        "transforms:\n  mid:\n    type: acme.twice\n    from: src\n    telemetry: {labels: {team: mine, tier: gold}}\n"
+        "transforms:\n  mid:\n    type: acme.twice\n    from: src\n    telemetry: {labels: {team: mine,"
+        " tier: gold}}\n"
     )
     file = parse_pipeline(text, "f.yaml")
     assert node(file, "mid").telemetry.labels == {"team": "acme", "tier": "gold"}
@@ -160,16 +183,24 @@ def test_labels_of_the_plugin_win_with_a_word() -> None:
 def test_a_sink_that_forgets_says_so() -> None:
     text = FILE.replace("acme.folder", "acme.lines").replace("    token: secret-word\n", "")
     assert wrong(text)[0] == "f.yaml:16:5: node 'out': a acme.lines sink is at-least-once"
-    said = [str(one) for one in parse_pipeline(text.replace("    delivery: exactly_once\n", ""), "f.yaml").warnings]
+    said = [
+        str(one)
+        for one in parse_pipeline(text.replace("    delivery: exactly_once\n", ""), "f.yaml").warnings
+    ]
     assert any("keeps no record of epochs" in one for one in said)
-    assert not [one for one in parse_pipeline(text.replace("exactly_once", "at_least_once"), "f.yaml").warnings if "keeps no" in str(one)]
+    assert not [
+        one
+        for one in parse_pipeline(text.replace("exactly_once", "at_least_once"), "f.yaml").warnings
+        if "keeps no" in str(one)
+    ]
 
 
 def test_only_plugins_that_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE__PLUGIN__ALLOW", "acme.folder, other")
     (said, hint) = wrong(FILE)
     assert said == (
-        "f.yaml:5:5: node 'src': the plugin `acme.numbers` (acme-plugins 1.0, acme_plugins:numbers) is installed,"
+        "f.yaml:5:5: node 'src': the plugin `acme.numbers` (acme-plugins 1.0, acme_plugins:numbers) is"
+        " installed,"
         " and the setting `plugin.allow` does not name it"
     )
     assert "all the rights of the run" in hint
@@ -182,19 +213,33 @@ def test_options_may_be_settings(tmp_path: Path) -> None:
     assert "does not name it" in wrong(FILE)[0]
 
 
-def test_a_broken_plugin_is_named_and_disturbs_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_plugin_is_named_and_disturbs_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     site = install(tmp_path / "site", "broken_one", "import no_such_driver\n", {"broken.sink": "plugin"})
     install(site, "broken_two", "plugin = 5\n", {"broken.number": "plugin"})
-    install(site, "broken_three", "from headrace import Plugin\nplugin = Plugin('other.id', 'transform', print)\n", {"broken.id": "plugin"})
-    install(site, "broken_four", "from headrace import Plugin\nplugin = Plugin('broken.kind', 'sinks', print)\n", {"broken.kind": "plugin"})
+    install(
+        site,
+        "broken_three",
+        "from headrace import Plugin\nplugin = Plugin('other.id', 'transform', print)\n",
+        {"broken.id": "plugin"},
+    )
+    install(
+        site,
+        "broken_four",
+        "from headrace import Plugin\nplugin = Plugin('broken.kind', 'sinks', print)\n",
+        {"broken.kind": "plugin"},
+    )
     install(site, "broken_five", "1 / 0\n", {"broken.code": "plugin"})
     monkeypatch.syspath_prepend(str(site))
     parse_pipeline(FILE, "f.yaml")
     said = {
-        "broken.sink": "(broken-one 1.0, broken_one:plugin) cannot be loaded: ModuleNotFoundError: No module named 'no_such_driver'",
+        "broken.sink": "(broken-one 1.0, broken_one:plugin) cannot be loaded: ModuleNotFoundError: No"
+        " module named 'no_such_driver'",
         "broken.number": "(broken-two 1.0, broken_two:plugin) is int, and no headrace.Plugin",
         "broken.id": "(broken-three 1.0, broken_three:plugin) calls itself `other.id`",
-        "broken.kind": "cannot be loaded: ValueError: `broken.kind`: kind must be one of source, transform, sink",
+        "broken.kind": "cannot be loaded: ValueError: `broken.kind`: kind must be one of source, transform,"
+        " sink",
         "broken.code": "cannot be loaded: ZeroDivisionError: division by zero",
         "broken.none": "sink type `broken.none` is a plugin's, and no such plugin is installed",
     }
@@ -204,7 +249,10 @@ def test_a_broken_plugin_is_named_and_disturbs_nobody_else(tmp_path: Path, monke
 
 def test_two_packages_with_one_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(install(tmp_path / "site", "second", "", {"acme.numbers": "x"})))
-    assert "the plugin `acme.numbers` is there 2 times: acme-plugins 1.0, acme_plugins:numbers; second 1.0, second:x" in wrong(FILE)[0]
+    assert (
+        "the plugin `acme.numbers` is there 2 times: acme-plugins 1.0, acme_plugins:numbers; second 1.0,"
+        " second:x"
+    ) in wrong(FILE)[0]
 
 
 def test_preprocessors_and_places(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,12 +261,17 @@ def test_preprocessors_and_places(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(PipelineFileError) as caught:
         load_pipeline("f.yaml")
     told = [line for line in str(caught.value).splitlines() if line.startswith("f.yaml")]
-    assert told == ["f.yaml:12:3: node 'out': `path` is missing", "f.yaml:18:5: node 'out': unknown key `pth`; did you mean `path`?"]
+    assert told == [
+        "f.yaml:12:3: node 'out': `path` is missing",
+        "f.yaml:18:5: node 'out': unknown key `pth`; did you mean `path`?",
+    ]
     monkeypatch.setenv("HEADRACE__PLUGIN__ACME_DAYS__UPTO", "-1")
     Path("f.yaml").write_text(FILE.replace("upto: 7", "uptoo: @UPTO@"))
     with pytest.raises(PipelineFileError) as caught:
         load_pipeline("f.yaml")
-    assert str(caught.value).startswith("f.yaml as the preprocessor `acme.days` wrote it:7:5: node 'src': unknown key `uptoo`")
+    assert str(caught.value).startswith(
+        "f.yaml as the preprocessor `acme.days` wrote it:7:5: node 'src': unknown key `uptoo`"
+    )
 
 
 @pytest.mark.parametrize(
@@ -227,15 +280,26 @@ def test_preprocessors_and_places(monkeypatch: pytest.MonkeyPatch) -> None:
         ("no.such", "the setting `plugin.preprocessor_ids` names `no.such`: no such plugin is installed"),
         ("acme.twice", "is a transform, not a preprocessor"),
         ("bad.raises", "the plugin `bad.raises` failed in rewriting: KeyError: 'x'"),
-        ("bad.returns", "the preprocessor `bad.returns` (bad-text 1.0, bad_text:returns) returned NoneType, and not a text"),
+        (
+            "bad.returns",
+            (
+                "the preprocessor `bad.returns` (bad-text 1.0, bad_text:returns) returned NoneType, and not a"
+                " text"
+            ),
+        ),
     ],
 )
-def test_a_preprocessor_that_cannot_work(ids: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_preprocessor_that_cannot_work(
+    ids: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = (
-        "from headrace import Plugin\nraises = Plugin('bad.raises', 'preprocessor', lambda context: lambda text: {}['x'])\n"
+        "from headrace import Plugin\nraises = Plugin('bad.raises', 'preprocessor', lambda context: lambda"
+        " text: {}['x'])\n"
         "returns = Plugin('bad.returns', 'preprocessor', lambda context: lambda text: None)\n"
     )
-    monkeypatch.syspath_prepend(str(install(tmp_path / "site", "bad_text", text, {"bad.raises": "raises", "bad.returns": "returns"})))
+    monkeypatch.syspath_prepend(
+        str(install(tmp_path / "site", "bad_text", text, {"bad.raises": "raises", "bad.returns": "returns"}))
+    )
     monkeypatch.setenv("HEADRACE__PLUGIN__PREPROCESSOR_IDS", ids)
     Path("f.yaml").write_text(FILE)
     with pytest.raises(PluginError) as caught:
@@ -249,8 +313,12 @@ def test_the_schema_for_editors_knows_what_is_installed() -> None:
     assert about["properties"]["type"]["const"] == "acme.folder"
     assert {"path", "token", "from", "options", "primary_key", "delivery"} <= set(about["properties"])
     assert sorted(about["required"]) == ["from", "type"]
-    assert {"$ref": "#/$defs/PluginSinksAcmeFolder"} in found["properties"]["sinks"]["additionalProperties"]["oneOf"]
-    assert {"$ref": "#/$defs/PluginTransformsAcmeTwice"} in found["properties"]["transforms"]["additionalProperties"]["oneOf"]
+    assert {"$ref": "#/$defs/PluginSinksAcmeFolder"} in found["properties"]["sinks"]["additionalProperties"][
+        "oneOf"
+    ]
+    assert {"$ref": "#/$defs/PluginTransformsAcmeTwice"} in found["properties"]["transforms"][
+        "additionalProperties"
+    ]["oneOf"]
 
 
 def test_nothing_of_a_plugin_is_imported_before_it_is_named(acme: Path) -> None:
@@ -268,7 +336,10 @@ def test_nothing_of_a_plugin_is_imported_before_it_is_named(acme: Path) -> None:
         "assert 'acme_plugins' in sys.modules\n"
     )  # fmt: skip
     found = subprocess.run(
-        [sys.executable, "-c", f"import sys\nsys.path.insert(0, {str(acme)!r})\n{code}"], capture_output=True, text=True, check=False
+        [sys.executable, "-c", f"import sys\nsys.path.insert(0, {str(acme)!r})\n{code}"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert found.returncode == 0, found.stderr
 
@@ -283,7 +354,8 @@ def test_every_public_name_is_there() -> None:
     ("say", "kind", "more"),
     [
         ("cannot be a plugin's id", "sink", {"id": "a.b.c"}),
-        ("the option `from` could never be given", "transform", {"options": type("O", (headrace.Options,), {"__annotations__": {"from_": "int"}})}),
+        (("the option `from` could never be"
+         " given"), "transform", {"options": type("O", (headrace.Options,), {"__annotations__": {"from_": "int"}})}),
         ("a function says what it `returns`", "function", {}),
         ("the class of a sink has `capabilities`", "sink", {}),
         ("must be a pydantic model", "transform", {"options": dict}),
@@ -304,7 +376,10 @@ def test_what_is_installed() -> None:
 
 def test_state_is_of_one_plugin_in_one_node_of_one_pipeline(tmp_path: Path) -> None:
     def states(name: str) -> list[PluginState]:
-        """Of the source and the sink, and of a side output that sees the same source; made as a run makes them."""
+        """Of the source and the sink, and of a side output that sees the same source.
+
+        Made as a run makes them.
+        """
         file = parse_pipeline(FILE.replace("name: p", f"name: {name}"), "f.yaml")
         contexts = [plugin_context(one, node(file, one), Settings(home=tmp_path)) for one in ("src", "out")]
         return [one.state for one in (*contexts, replace(contexts[0], found=contexts[1].found))]
@@ -324,11 +399,19 @@ def test_state_is_of_one_plugin_in_one_node_of_one_pipeline(tmp_path: Path) -> N
     [
         ("no.such", {}, "the setting `plugin.side_output_ids` names `no.such`: no such plugin is installed"),
         ("acme.twice", {}, "is a transform, not a side_output"),
-        ("acme.count", {"acme.count": {"foldr": "x"}}, "does not take its options: `path` is missing; there is no option `foldr`"),
+        (
+            "acme.count",
+            {"acme.count": {"foldr": "x"}},
+            "does not take its options: `path` is missing; there is no option `foldr`",
+        ),
     ],
 )
-def test_a_side_output_that_cannot_work_is_told_before_a_run_begins(ids: str, options: dict[str, Any], says: str, tmp_path: Path) -> None:
-    given = Settings.model_validate({"home": tmp_path / "home", "plugin": {"side_output_ids": ids, "side_output_options": options}})
+def test_a_side_output_that_cannot_work_is_told_before_a_run_begins(
+    ids: str, options: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    given = Settings.model_validate(
+        {"home": tmp_path / "home", "plugin": {"side_output_ids": ids, "side_output_options": options}}
+    )
     with pytest.raises(PluginError, match=says):
         run(parse_pipeline(FILE), given, until=Until.HISTORY)
     assert not (tmp_path / "home").exists()

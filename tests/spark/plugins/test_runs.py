@@ -52,7 +52,9 @@ epoch: {history_rows: 8}
 """
 
 
-def test_a_pipeline_of_plugins_alone(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pipeline_of_plugins_alone(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HEADRACE__PLUGIN__PREPROCESSOR_IDS", "acme.heading, acme.days")
     monkeypatch.setenv("HEADRACE__PLUGIN__PREPROCESSOR_OPTIONS", '{"acme.days": {"upto": 11}}')
     monkeypatch.setenv("HEADRACE__PLUGIN__SIDE_OUTPUT_IDS", '["acme.count"]')
@@ -65,7 +67,9 @@ def test_a_pipeline_of_plugins_alone(spark: SparkSession, tmp_path: Path, monkey
     assert "sesame" not in json.dumps(file.compiled())
     result = run(file, settings(tmp_path), until=Until.CAUGHT_UP, spark=spark)
     left = [number for number in range(1, 12) if number % 5]
-    expected = [{"id": number, "copy": copy, "word": f"W{number}" + "!" * copy} for number in left for copy in (0, 1)]
+    expected = [
+        {"id": number, "copy": copy, "word": f"W{number}" + "!" * copy} for number in left for copy in (0, 1)
+    ]
     held = json.loads(Path("out/target.json").read_text())
     assert sorted(held["rows"], key=lambda row: (row["id"], row["copy"])) == expected
     claims = held["notes"].pop("headrace-claim/rows")["claims"]
@@ -131,7 +135,9 @@ def test_an_open_epoch_is_finished_with_secrets_of_the_changed_file(
         with pytest.raises(PluginError, match="died behind the atomic act"):
             run(load_pipeline("ticking.yaml"), settings(tmp_path), until=Until.CAUGHT_UP, spark=spark)
     Path("ticking.yaml").write_text(
-        STREAM.replace("from: ticks", "from: same").replace("sinks:", "transforms:\n  same: {type: sql, sql: select n from ticks}\nsinks:")
+        STREAM.replace("from: ticks", "from: same").replace(
+            "sinks:", "transforms:\n  same: {type: sql, sql: select n from ticks}\nsinks:"
+        )
     )
     Path("ticks").write_text("5")
     run(load_pipeline("ticking.yaml"), settings(tmp_path), until=Until.CAUGHT_UP, spark=spark)
@@ -140,7 +146,9 @@ def test_an_open_epoch_is_finished_with_secrets_of_the_changed_file(
     assert "sesame" not in (tmp_path / "ledger.db").read_bytes().decode("latin-1")
 
 
-def test_validate_and_explain_know_plugins(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_validate_and_explain_know_plugins(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HEADRACE__PLUGIN__ACME_FOLDER__TOKEN", "open sesame")
     Path("out").mkdir()
     Path("words.yaml").write_text(PIPELINE.replace("@UPTO@", "11"))
@@ -166,8 +174,11 @@ def test_validate_and_explain_know_plugins(spark: SparkSession, tmp_path: Path, 
 
 
 def test_a_test_of_a_pipeline_runs_its_plugins(spark: SparkSession, tmp_path: Path) -> None:
-    text = PIPELINE.replace('"@UPTO@"', "11").replace("    path: out\n", "    path: out\n    token: open sesame\n") + (
-        "tests:\n  loudness:\n    given: {numbers: {rows: [{id: 3, word: so}], schema: {id: int64, word: string}}}\n"
+    text = PIPELINE.replace('"@UPTO@"', "11").replace(
+        "    path: out\n", "    path: out\n    token: open sesame\n"
+    ) + (
+        "tests:\n  loudness:\n    given: {numbers: {rows: [{id: 3, word: so}], schema: {id: int64, word:"
+        " string}}}\n"
         "    expect: {kept: {rows: [{id: 3, copy: 0, word: SO}, {id: 3, copy: 1, word: SO!}]}}\n"
     )
     Path("words.yaml").write_text(text)
@@ -184,4 +195,7 @@ def test_dagster_has_assets_of_plugins(tmp_path: Path, monkeypatch: pytest.Monke
     Path("words.yaml").write_text(PIPELINE.replace("@UPTO@", "11"))
     pipeline = read_pipeline(Path("words.yaml"))
     assert (pipeline.has_history, pipeline.has_stream, pipeline.verifiable_sinks) == (True, False, {"kept"})
-    assert {name: sink.storage_kind for name, sink in pipeline.sinks.items()} == {"kept": "acme.folder", "told": "acme.lines"}
+    assert {name: sink.storage_kind for name, sink in pipeline.sinks.items()} == {
+        "kept": "acme.folder",
+        "told": "acme.lines",
+    }

@@ -54,9 +54,15 @@ BAD = GOOD.replace("blackhole", "blackhol").replace("table_name", "tabel_name")
 
 
 def headrace(*args: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    clean = {key: value for key, value in os.environ.items() if not key.startswith(("HEADRACE", "STREAMLING", "COLUMNS", "NO_COLOR"))}
+    clean = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("HEADRACE", "STREAMLING", "COLUMNS", "NO_COLOR"))
+    }
     command = [sys.executable, "-m", "headrace", *args]
-    return subprocess.run(command, cwd=cwd, env=clean | env, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(
+        command, cwd=cwd, env=clean | env, capture_output=True, text=True, timeout=120, check=False
+    )
 
 
 @pytest.fixture
@@ -85,7 +91,12 @@ def test_help_of_a_verb_fits_eighty_columns(verb: str, tmp_path: Path) -> None:
 def test_help_imports_nothing_heavy() -> None:
     heavy = "{'pydantic', 'pyspark', 'dagster', 'pyarrow', 'rich', 'ruamel', 'sqlglot', 'pandas'}"
     code = f"import sys, headrace.cli; print(sorted({heavy} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == "[]"
+    )
 
 
 def test_version(tmp_path: Path) -> None:
@@ -113,7 +124,9 @@ def test_wrong_usage_is_exit_code_2(args: tuple[str, ...], tmp_path: Path) -> No
     assert "Traceback" not in found.stderr
 
 
-@pytest.mark.parametrize("args", [("--job-mode", "--until", "forever"), ("--partition", "2013-01-01", "--until", "caught-up")])
+@pytest.mark.parametrize(
+    "args", [("--job-mode", "--until", "forever"), ("--partition", "2013-01-01", "--until", "caught-up")]
+)
 def test_options_that_contradict_each_other_are_wrong_usage(args: tuple[str, ...], good: Path) -> None:
     assert headrace("run", str(good), *args, cwd=good.parent).returncode == 2
 
@@ -142,7 +155,14 @@ def test_every_mistake_of_a_file_has_its_place(tmp_path: Path) -> None:
 def test_validate_as_json(good: Path) -> None:
     found = headrace("validate", str(good), "--json", "--quick", cwd=good.parent)
     assert found.returncode == 0
-    assert json.loads(found.stdout) == {"success": True, "is_valid": True, "errors": [], "warnings": [], "problems": [], "unchecked": []}
+    assert json.loads(found.stdout) == {
+        "success": True,
+        "is_valid": True,
+        "errors": [],
+        "warnings": [],
+        "problems": [],
+        "unchecked": [],
+    }
     good.write_text(BAD)
     found = headrace("validate", str(good), "--json", cwd=good.parent)
     assert (found.returncode, found.stderr) == (1, "")
@@ -164,7 +184,9 @@ def test_a_dry_run_says_what_it_could_not_reach_and_leaves_nothing_behind(good: 
 
 
 def test_an_older_spelling_is_fixed_in_place(good: Path) -> None:
-    good.write_text(GOOD.replace("version: 1\n", "").replace("from: src", "from: src  # all\n    batch_size: 5"))
+    good.write_text(
+        GOOD.replace("version: 1\n", "").replace("from: src", "from: src  # all\n    batch_size: 5")
+    )
     found = headrace("validate", str(good), "--quick", "--fix", cwd=good.parent)
     assert (found.returncode, found.stderr.count("fixed: "), found.stderr.count("warning: ")) == (0, 2, 0)
     assert "version: 1\n" in good.read_text()
@@ -177,11 +199,18 @@ def test_an_older_spelling_is_fixed_in_place(good: Path) -> None:
 @pytest.mark.parametrize("cron", ["0 0 30 2 *", "61 * * * *"])
 def test_a_schedule_that_never_fires_is_a_mistake(good: Path, cron: str) -> None:
     good.write_text(f"{GOOD}schedule: {{cron: '{cron}'}}\n")
-    found = headrace("validate", str(good), cwd=good.parent, HEADRACE__CLICKHOUSE_SOURCE__URL="http://127.0.0.1:1")
+    found = headrace(
+        "validate", str(good), cwd=good.parent, HEADRACE__CLICKHOUSE_SOURCE__URL="http://127.0.0.1:1"
+    )
     assert found.returncode == 1
     assert f"{good}:12:12: cron `{cron}` is not a cron line that can ever fire" in found.stderr
     good.write_text(f"{GOOD}schedule: {{cron: '15 3 * * *'}}\n")
-    assert headrace("validate", str(good), cwd=good.parent, HEADRACE__CLICKHOUSE_SOURCE__URL="http://127.0.0.1:1").returncode == 0
+    assert (
+        headrace(
+            "validate", str(good), cwd=good.parent, HEADRACE__CLICKHOUSE_SOURCE__URL="http://127.0.0.1:1"
+        ).returncode
+        == 0
+    )
 
 
 def test_several_files_are_checked_in_one_go(good: Path) -> None:
@@ -191,8 +220,13 @@ def test_several_files_are_checked_in_one_go(good: Path) -> None:
     assert found.returncode == 1
     assert f"{good}: valid (file only)" in found.stdout
     assert found.stderr.count("error[HR101]: ") == 3
-    answers = json.loads(headrace("validate", str(good), str(bad), "--quick", "--json", cwd=good.parent).stdout)
-    assert [(answer["file"], answer["is_valid"]) for answer in answers] == [(str(good), True), (str(bad), False)]
+    answers = json.loads(
+        headrace("validate", str(good), str(bad), "--quick", "--json", cwd=good.parent).stdout
+    )
+    assert [(answer["file"], answer["is_valid"]) for answer in answers] == [
+        (str(good), True),
+        (str(bad), False),
+    ]
 
 
 def test_the_schema_of_a_file_is_printed_as_json(good: Path) -> None:
@@ -256,8 +290,14 @@ def _main(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception) -> 
 def test_an_error_of_ours_is_told_with_what_to_do(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert _main(monkeypatch, tmp_path, PipelineStateError("the lane is [odd]", hint="Look at it.", node="out")) == 1
-    assert capsys.readouterr().err == "error[HR200]: node 'out': the lane is [odd]\n  Look at it.\nSee docs/reference/errors.md#hr200\n"
+    assert (
+        _main(monkeypatch, tmp_path, PipelineStateError("the lane is [odd]", hint="Look at it.", node="out"))
+        == 1
+    )
+    assert (
+        capsys.readouterr().err
+        == "error[HR200]: node 'out': the lane is [odd]\n  Look at it.\nSee docs/reference/errors.md#hr200\n"
+    )
 
 
 def test_an_unexpected_error_is_one_line_and_a_file(

@@ -23,10 +23,16 @@ sinks:
 
 def explain(*args: str, cwd: Path, text: str = FILE, **env: str) -> subprocess.CompletedProcess[str]:
     (cwd / "tiny.yaml").write_text(text)
-    clean = {key: value for key, value in os.environ.items() if not key.startswith(("HEADRACE", "STREAMLING", "COLUMNS", "NO_COLOR"))}
+    clean = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("HEADRACE", "STREAMLING", "COLUMNS", "NO_COLOR"))
+    }
     nowhere = {"JAVA_HOME": str(cwd / "none"), "HEADRACE__CLICKHOUSE_SOURCE__URL": "http://127.0.0.1:1"}
     command = [sys.executable, "-m", "headrace", "explain", "tiny.yaml", *args]
-    return subprocess.run(command, cwd=cwd, env=clean | nowhere | env, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(
+        command, cwd=cwd, env=clean | nowhere | env, capture_output=True, text=True, timeout=120, check=False
+    )
 
 
 @pytest.mark.parametrize(
@@ -64,7 +70,8 @@ def test_names_come_out_as_they_are_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize("args", [("--offline",), ()])
 def test_without_servers_and_java_the_rest_is_still_told(args: tuple[str, ...], tmp_path: Path) -> None:
     text = FILE.replace(
-        '{type: kafka, topic: some.topic, primary_key: id, schema: {id: int64, ":smile:[b]": string}}', "{type: clickhouse, table_name: t}"
+        '{type: kafka, topic: some.topic, primary_key: id, schema: {id: int64, ":smile:[b]": string}}',
+        "{type: clickhouse, table_name: t}",
     )
     found = explain(*args, cwd=tmp_path, text=text)
     assert (found.returncode, found.stderr) == (0, "")

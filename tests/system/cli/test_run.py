@@ -60,12 +60,24 @@ class Runs:
     @staticmethod
     def _postgres(services: Services) -> dict[str, Any]:
         server = services.postgres
-        return {"host": server.host, "port": server.port, "user": server.user, "password": server.password, "db": server.dbname}
+        return {
+            "host": server.host,
+            "port": server.port,
+            "user": server.user,
+            "password": server.password,
+            "db": server.dbname,
+        }
 
     def start(self, *args: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "headrace", "run", "stopped.yaml", *args]
         process = subprocess.Popen(
-            command, cwd=self.folder, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+            command,
+            cwd=self.folder,
+            env=self.env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
         self.sessions.append(process.pid)
         return process
@@ -113,7 +125,11 @@ def runs(services: Services, ch_db: str, topic: Callable[..., str], tmp_path: Pa
         client.command(f"INSERT INTO src SELECT number, 'old', NULL, NULL FROM numbers({ROWS})")
     producer = Producer({"bootstrap.servers": services.kafka.brokers})
     for number in range(MESSAGES):
-        row = {"id": number * 100, "name": "new"} if number < ROWS // 100 else {"id": ROWS + number, "name": "new"}
+        row = (
+            {"id": number * 100, "name": "new"}
+            if number < ROWS // 100
+            else {"id": ROWS + number, "name": "new"}
+        )
         producer.produce(name, json.dumps(row), key=str(row["id"]))
     assert producer.flush(30) == 0
     found = Runs(tmp_path, services)
@@ -169,7 +185,9 @@ def test_signals_end_a_run_in_every_phase_and_the_next_goes_on(runs: Runs, servi
     assert process.returncode == 0, err
     assert "stopped: nothing to do. History complete, stream caught up." in out
     with psycopg.connect(services.postgres.conninfo()) as connection:
-        found = connection.execute("SELECT count(*), count(DISTINCT id), count(*) FILTER (WHERE name = 'new') FROM stopped").fetchone()
+        found = connection.execute(
+            "SELECT count(*), count(DISTINCT id), count(*) FILTER (WHERE name = 'new') FROM stopped"
+        ).fetchone()
     assert found == (ROWS + MESSAGES - ROWS // 100, ROWS + MESSAGES - ROWS // 100, MESSAGES)
     assert runs.left() == []
 

@@ -43,7 +43,9 @@ def _started(body: str, tmp_path: Path) -> tuple[subprocess.Popen[str], int]:
     """The process and the pid of the child that it made, once that is there."""
     note = tmp_path / "child"
     script = textwrap.dedent(HEAD + body)
-    process = subprocess.Popen([sys.executable, "-c", script, str(note)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, str(note)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     deadline = time.monotonic() + 60
     while not (note.exists() and note.read_text()):
         assert process.poll() is None
@@ -58,7 +60,9 @@ def _gone(pid: int) -> bool:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("body", [WILLING, STUCK])
-def test_a_signal_ends_the_process_with_exit_code_0_and_no_child_left(body: str, number: int, tmp_path: Path) -> None:
+def test_a_signal_ends_the_process_with_exit_code_0_and_no_child_left(
+    body: str, number: int, tmp_path: Path
+) -> None:
     process, child = _started(body, tmp_path)
     _wait_for_handlers(process, tmp_path)
     os.kill(process.pid, number)
@@ -77,7 +81,10 @@ def test_an_error_in_the_work_is_raised_and_no_child_left(tmp_path: Path) -> Non
 
 
 def _wait_for_handlers(process: subprocess.Popen[str], tmp_path: Path) -> None:
-    """Wait until the script is inside its `GracefulShutdown`. The kernel cannot tell: Python itself catches SIGINT from its start."""
+    """Wait until the script is inside its `GracefulShutdown`.
+
+    The kernel cannot tell: Python itself catches SIGINT from its start.
+    """
     deadline = time.monotonic() + 60
     while not (tmp_path / "child.ready").exists():
         assert process.poll() is None

@@ -37,11 +37,16 @@ TESTS = """\
 
 
 def start(folder: Path, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run a command as on a developer's machine: pytest does not cut long lines where `CI` or `BUILD_NUMBER` is set."""
+    """Run a command as on a developer's machine.
+
+    Pytest does not cut long lines where `CI` or `BUILD_NUMBER` is set.
+    """
     other = ("HEADRACE", "STREAMLING", "COLUMNS", "PYTEST", "CI", "BUILD_NUMBER")
     clean = {key: value for key, value in os.environ.items() if not key.startswith(other)}
     command = [sys.executable, "-m", *args]
-    return subprocess.run(command, cwd=folder, env=clean | env, capture_output=True, text=True, timeout=240, check=False)
+    return subprocess.run(
+        command, cwd=folder, env=clean | env, capture_output=True, text=True, timeout=240, check=False
+    )
 
 
 def headrace(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
@@ -55,7 +60,8 @@ def test_a_run_reports_each_test_and_the_rows_that_differ(tmp_path: Path) -> Non
     lines = result.stdout.splitlines()
     words = [line.split()[:2] for line in lines if line.startswith("orders.test.yaml::")]
     assert words == [
-        [f"orders.test.yaml::{name}", word] for name, word in (("good_amount", "PASSED"), ("wrong_amount", "FAILED"), ("broken", "FAILED"))
+        [f"orders.test.yaml::{name}", word]
+        for name, word in (("good_amount", "PASSED"), ("wrong_amount", "FAILED"), ("broken", "FAILED"))
     ]
     assert "orders_pg: 2 rows came, 2 expected: 1 different" in lines
     assert "      amount: expected 2.60, came 2.50" in lines
@@ -98,7 +104,11 @@ def test_a_wrong_file_does_not_keep_others_from_running(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text("raise RuntimeError\n")
     result = headrace(tmp_path, "-k", "good", "--junitxml", "r.xml")
     assert result.returncode == 1
-    assert [place for place in ("2:9", "2:13", "2:25") if f"bad.test.yaml:{place}: " in result.stdout] == ["2:9", "2:13", "2:25"]
+    assert [place for place in ("2:9", "2:13", "2:25") if f"bad.test.yaml:{place}: " in result.stdout] == [
+        "2:9",
+        "2:13",
+        "2:25",
+    ]
     assert "did you mean `expect`?" in result.stdout
     assert "orders.test.yaml::good_amount PASSED" in result.stdout
     (suite,) = ET.parse(tmp_path / "r.xml").getroot()
@@ -125,12 +135,16 @@ def test_exit_codes_without_a_test(args: tuple[str, ...], code: int, message: st
 
 def pytest_in(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
     plugin = ("-p", "headrace.pytest_plugin", "-p", "no:cacheprovider", "-rA")
-    return start(folder, "pytest", *plugin, *args, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1", JAVA_HOME=str(find_java().home))
+    return start(
+        folder, "pytest", *plugin, *args, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1", JAVA_HOME=str(find_java().home)
+    )
 
 
 def test_pytest_collects_files_of_tests_and_tells_a_failure_as_the_command_does(tmp_path: Path) -> None:
     write(tmp_path, TESTS)
-    (tmp_path / "with.yaml").write_text(f"{ORDERS}tests:\n  inside: {{expect: {{orders_pg: {{rows: []}}}}}}\n")
+    (tmp_path / "with.yaml").write_text(
+        f"{ORDERS}tests:\n  inside: {{expect: {{orders_pg: {{rows: []}}}}}}\n"
+    )
     (tmp_path / "bad.test.yaml").write_text("pipeline: orders.yaml\ntests: 5\n")
     found = pytest_in(tmp_path, "--continue-on-collection-errors")
     assert found.returncode == 1, found.stderr
@@ -163,7 +177,10 @@ def test_a_session_of_the_tests_own_is_used_and_left_as_it_is(tmp_path: Path) ->
     zoned = ORDERS.replace("placed_at FROM", "CAST(note AS TIMESTAMP) AS at FROM")
     given, at = "orders: {rows: [{id: 1, note: '2025-01-01 10:00:00'}]}", "2025-01-01T10:00:00Z"
     write(
-        tmp_path, f"  zoned:\n    given: {{{given}}}\n    expect: {{priced: {{columns: [id, at], rows: [{{id: 1, at: {at}}}]}}}}\n", zoned
+        tmp_path,
+        f"  zoned:\n    given: {{{given}}}\n    expect: {{priced: {{columns: [id, at], rows: [{{id: 1, at:"
+        f" {at}}}]}}}}\n",
+        zoned,
     )
     for name in ("a_test.py", "z_test.py"):
         (tmp_path / name).write_text(OWN)

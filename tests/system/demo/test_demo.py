@@ -15,8 +15,16 @@ pytestmark = pytest.mark.timeout(2400)
 
 
 def demo(home: Path, folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    env = {key: value for key, value in os.environ.items() if not key.startswith(("HEADRACE_", "STREAMLING_", "FLIGHTS_", "DAGSTER_"))}
-    env |= {"HEADRACE_HOME": str(home), "HEADRACE__SPARK__MASTER": "local[2]", "HEADRACE__SPARK__DRIVER_MEMORY": "1g"}
+    env = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("HEADRACE_", "STREAMLING_", "FLIGHTS_", "DAGSTER_"))
+    }
+    env |= {
+        "HEADRACE_HOME": str(home),
+        "HEADRACE__SPARK__MASTER": "local[2]",
+        "HEADRACE__SPARK__DRIVER_MEMORY": "1g",
+    }
     command = [sys.executable, "-m", "headrace", "demo", *args]
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
 
@@ -42,7 +50,11 @@ def test_the_whole_story(fresh_home: Path, tmp_path: Path) -> None:
     assert f"Delta has, and Postgres has not: {row}\n" in again.stdout
     assert "FAIL row_count_matches of flights_pg" in again.stdout
     assert again.stdout.rindex("found and repaired") > again.stdout.rindex("FAIL")
-    assert not [process for process in psutil.process_iter(["cmdline"]) if "headrace.demo.dagster_run" in (process.info["cmdline"] or [])]
+    assert not [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if "headrace.demo.dagster_run" in (process.info["cmdline"] or [])
+    ]
 
     clean = demo(fresh_home, tmp_path, "--clean")
     assert clean.returncode == 0, clean.stdout + clean.stderr

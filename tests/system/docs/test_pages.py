@@ -1,4 +1,7 @@
-"""What the documentation says is tried: commands run, pipeline files are checked, verbs, targets and links exist."""
+"""What the documentation says is tried.
+
+Commands run, pipeline files are checked, verbs, targets and links exist.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,9 @@ from headrace.pipeline.file.loader import parse_pipeline
 from headrace.services import Services
 from headrace.services.cli import app as services_app
 
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted(
+    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
+)
 _BLOCK = re.compile(r"^```(?P<kind>\w+)(?P<rest>[^\n]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -52,7 +57,9 @@ RARELY = ("test.md", "explain.md")
 
 
 @pytest.mark.parametrize(
-    "page", [pytest.param(page, marks=pytest.mark.slow) if page.name in RARELY else page for page in RUNNABLE], ids=name
+    "page",
+    [pytest.param(page, marks=pytest.mark.slow) if page.name in RARELY else page for page in RUNNABLE],
+    ids=name,
 )
 def test_commands_of_a_page_run_in_order(page: Path, services: Services, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
@@ -64,7 +71,12 @@ def test_commands_of_a_page_run_in_order(page: Path, services: Services, tmp_pat
         "HEADRACE__SPARK__DRIVER_MEMORY": "1g",
     }
     found = subprocess.run(
-        ["bash", "-euo", "pipefail", "-x", "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+        ["bash", "-euo", "pipefail", "-x", "-c", script],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert found.returncode == 0, found.stdout[-3000:] + found.stderr[-3000:]
     if page.name == "clickhouse-kafka-postgres.md":
@@ -75,7 +87,12 @@ def test_commands_of_a_page_run_in_order(page: Path, services: Services, tmp_pat
 
 
 def test_pages_have_commands_and_every_skip_a_reason() -> None:
-    assert {page.name for page in RUNNABLE} >= {"README.md", "quickstart.md", "clickhouse-kafka-postgres.md", "operate.md"}
+    assert {page.name for page in RUNNABLE} >= {
+        "README.md",
+        "quickstart.md",
+        "clickhouse-kafka-postgres.md",
+        "operate.md",
+    }
     assert all(len(block.skip.split()) > 3 for page in PAGES for block in blocks(page) if block.skip)
 
 
@@ -96,7 +113,9 @@ def _commands() -> dict[str, set[str]]:
     found = {}
     for prefix, app in (("", cli.app), ("services ", services_app)):
         for verb, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
-            found[prefix + verb] = {option for parameter in command.params for option in getattr(parameter, "opts", ())}
+            found[prefix + verb] = {
+                option for parameter in command.params for option in getattr(parameter, "opts", ())
+            }
     return found
 
 

@@ -28,7 +28,9 @@ from headrace.services import Services
 
 HEADRACE = (sys.executable, "-m", "headrace")
 BOTH = pytest.mark.parametrize("servers", list(Servers))
-SERVED = pytest.mark.parametrize("template", [template for template, kind in TEMPLATES.items() if kind.start_command])
+SERVED = pytest.mark.parametrize(
+    "template", [template for template, kind in TEMPLATES.items() if kind.start_command]
+)
 EACH = pytest.mark.parametrize("template", list(TemplateName))
 
 
@@ -40,12 +42,23 @@ QUICK = {
 
 
 def clean() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith(("HEADRACE", "STREAMLING", "COLUMNS"))}
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("HEADRACE", "STREAMLING", "COLUMNS"))
+    }
 
 
 def headrace(*args: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*HEADRACE, *args], cwd=cwd, env=clean() | env, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=300, check=False
+        [*HEADRACE, *args],
+        cwd=cwd,
+        env=clean() | env,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=300,
+        check=False,
     )
 
 
@@ -57,7 +70,14 @@ def tree(folder: Path) -> dict[str, str]:
 @BOTH
 def test_every_file_parses_and_no_placeholder_is_left(template: TemplateName, servers: Servers) -> None:
     texts = render(template, "carts", "nr", servers)
-    assert {"pipelines/carts.yaml", "pipelines/carts.test.yaml", "config.yaml", "README.md", ".gitignore", "seed.py"} <= set(texts)
+    assert {
+        "pipelines/carts.yaml",
+        "pipelines/carts.test.yaml",
+        "config.yaml",
+        "README.md",
+        ".gitignore",
+        "seed.py",
+    } <= set(texts)
     for path, text in texts.items():
         assert "$" not in text, path
         assert text.endswith("\n"), path
@@ -73,7 +93,12 @@ def test_every_file_parses_and_no_placeholder_is_left(template: TemplateName, se
     assert len(tests["tests"]) >= 2
     for case in tests["tests"].values():
         assert {*case["given"], *case["expect"]} <= nodes
-        assert all("nr" in row for part in ("given", "expect") for node in case[part].values() for row in node["rows"])
+        assert all(
+            "nr" in row
+            for part in ("given", "expect")
+            for node in case[part].values()
+            for row in node["rows"]
+        )
 
 
 @EACH
@@ -88,7 +113,9 @@ def test_a_key_cannot_be_called_as_a_column(template: TemplateName) -> None:
             render(template, "carts", column, Servers.LOCAL)
 
 
-@pytest.mark.parametrize("name", ["", "Orders", "1st", "a-b", "a.b", "a b", "x" * 49, "ä", "a'; DROP TABLE t", "../up"])
+@pytest.mark.parametrize(
+    "name", ["", "Orders", "1st", "a-b", "a.b", "a b", "x" * 49, "ä", "a'; DROP TABLE t", "../up"]
+)
 def test_a_name_that_cannot_be_is_refused(name: str) -> None:
     for pair in ((name, "id"), ("orders", name)):
         with pytest.raises(UserError, match="cannot be the"):
@@ -96,7 +123,9 @@ def test_a_name_that_cannot_be_is_refused(name: str) -> None:
 
 
 @SERVED
-def test_compose_agrees_with_the_settings(template: TemplateName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compose_agrees_with_the_settings(
+    template: TemplateName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     texts = render(template, "carts", "id", Servers.CONTAINERS)
     compose = YAML(typ="safe").load(texts["compose.yaml"])["services"]
     monkeypatch.chdir(tmp_path)
@@ -105,14 +134,20 @@ def test_compose_agrees_with_the_settings(template: TemplateName, tmp_path: Path
     Path("config.yaml").write_text(texts["config.yaml"])
     settings = load_settings()
     said = set(YAML(typ="safe").load(texts["config.yaml"]))
-    assert said == {{"clickhouse": "clickhouse_source", "kafka": "kafka_source", "postgres": "postgres_sink"}[name] for name in compose}
+    assert said == {
+        {"clickhouse": "clickhouse_source", "kafka": "kafka_source", "postgres": "postgres_sink"}[name]
+        for name in compose
+    }
     for service in compose.values():
         assert re.fullmatch(r"[a-z/-]+:\d+(\.\d+)+", service["image"]), "an image without an exact tag"
         assert all(port.startswith("127.0.0.1:") for port in service["ports"])
         assert service["healthcheck"]["test"]
     ports = {name: service["ports"][0].split(":")[1] for name, service in compose.items()}
     assert settings.kafka_source.brokers == f"127.0.0.1:{ports['kafka']}"
-    assert compose["kafka"]["environment"]["KAFKA_ADVERTISED_LISTENERS"] == f"PLAINTEXT://{settings.kafka_source.brokers}"
+    assert (
+        compose["kafka"]["environment"]["KAFKA_ADVERTISED_LISTENERS"]
+        == f"PLAINTEXT://{settings.kafka_source.brokers}"
+    )
     if "clickhouse" in compose:
         env = compose["clickhouse"]["environment"]
         assert urlsplit(settings.clickhouse_source.url).netloc == f"127.0.0.1:{ports['clickhouse']}"
@@ -130,7 +165,9 @@ def test_compose_agrees_with_the_settings(template: TemplateName, tmp_path: Path
         )
     local = render(template, "carts", "id", Servers.LOCAL)["config.yaml"]
     assert YAML(typ="safe").load(local) is None, "local servers are found by themselves"
-    assert [line.removeprefix("# ") for line in local.splitlines()[-len(said) :]] == texts["config.yaml"].splitlines()[-len(said) :]
+    assert [line.removeprefix("# ") for line in local.splitlines()[-len(said) :]] == texts[
+        "config.yaml"
+    ].splitlines()[-len(said) :]
 
 
 def test_images_are_those_of_the_project() -> None:
@@ -138,7 +175,9 @@ def test_images_are_those_of_the_project() -> None:
     for template, kind in TEMPLATES.items():
         texts = render(template, "a", "b", Servers.LOCAL)
         assert ("compose.yaml" in texts) == bool(kind.start_command)
-        for name, service in YAML(typ="safe").load(texts.get("compose.yaml", "services: {}"))["services"].items():
+        for name, service in (
+            YAML(typ="safe").load(texts.get("compose.yaml", "services: {}"))["services"].items()
+        ):
             assert service["image"] == own[name]["image"]
 
 
@@ -152,7 +191,9 @@ def test_it_writes_what_can_be_validated_at_once(template: TemplateName, tmp_pat
     command, _ = re.findall(r"headrace (validate .+)", found.stdout)
     done = headrace(*command.split(), cwd=folder)
     assert done.returncode == 0, done.stderr
-    assert [path.name for path in pipeline_files([folder / "pipelines"])] == ["carts.yaml"], "Dagster takes the tests for a pipeline"
+    assert [path.name for path in pipeline_files([folder / "pipelines"])] == ["carts.yaml"], (
+        "Dagster takes the tests for a pipeline"
+    )
     assert f"headrace {command}" in (folder / "README.md").read_text()
 
 
@@ -169,7 +210,9 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("mine")
     found = headrace("init", "--yes", cwd=tmp_path)
     assert found.returncode == 1
-    assert found.stderr.startswith("error[HR100]: README.md, pipelines/orders.yaml are there already; nothing was written\n")
+    assert found.stderr.startswith(
+        "error[HR100]: README.md, pipelines/orders.yaml are there already; nothing was written\n"
+    )
     assert tree(tmp_path) == {"README.md": "mine"}
     assert (tmp_path / "pipelines/orders.yaml").is_symlink()
     (tmp_path / "README.md").unlink()
@@ -189,7 +232,10 @@ def test_a_folder_that_cannot_be_written_is_left_as_it_was(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (("--template", "mysql"), "'mysql' is not one of clickhouse-kafka-postgres, kafka-delta, files-iceberg"),
+        (
+            ("--template", "mysql"),
+            "'mysql' is not one of clickhouse-kafka-postgres, kafka-delta, files-iceberg",
+        ),
         (("--servers", "cloud"), "'cloud' is not one of local, containers"),
     ],
 )
@@ -206,7 +252,12 @@ class Terminal:
     def __init__(self, cwd: Path, *args: str) -> None:
         self.master, slave = pty.openpty()
         self.process = subprocess.Popen(
-            [*HEADRACE, *args], cwd=cwd, env=clean() | {"NO_COLOR": "1", "TERM": "dumb"}, stdin=slave, stdout=slave, stderr=slave
+            [*HEADRACE, *args],
+            cwd=cwd,
+            env=clean() | {"NO_COLOR": "1", "TERM": "dumb"},
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
         )
         os.close(slave)
         self.said = ""
@@ -271,10 +322,17 @@ def test_yes_asks_nothing_on_a_terminal(place: Path) -> None:
 
 
 def test_templates_are_part_of_the_package() -> None:
-    packaged = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["headrace"]
+    packaged = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"][
+        "headrace"
+    ]
     held = {path for pattern in packaged for path in (ROOT / "headrace").glob(pattern) if path.is_file()}
     files = {path for path in (ROOT / "headrace/templates").rglob("*") if path.is_file()}
-    assert {path.parent.name for path in files} == {"common", *TemplateName, "plugin-common", *(f"plugin-{kind}" for kind in NewPluginType)}
+    assert {path.parent.name for path in files} == {
+        "common",
+        *TemplateName,
+        "plugin-common",
+        *(f"plugin-{kind}" for kind in NewPluginType),
+    }
     assert held == files
 
 
@@ -288,9 +346,14 @@ def readme(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize(
     "template",
-    [name if name == TemplateName.CLICKHOUSE_KAFKA_POSTGRES else pytest.param(name, marks=pytest.mark.slow) for name in TemplateName],
+    [
+        name if name == TemplateName.CLICKHOUSE_KAFKA_POSTGRES else pytest.param(name, marks=pytest.mark.slow)
+        for name in TemplateName
+    ],
 )
-def test_the_commands_of_the_readme_lead_to_the_rows(template: TemplateName, services: Services, tmp_path: Path) -> None:
+def test_the_commands_of_the_readme_lead_to_the_rows(
+    template: TemplateName, services: Services, tmp_path: Path
+) -> None:
     name = f"made_{secrets.token_hex(4)}"
     env = {
         "HEADRACE_HOME": str(services.home),
@@ -301,7 +364,9 @@ def test_the_commands_of_the_readme_lead_to_the_rows(template: TemplateName, ser
     commands = readme(tmp_path)
     assert [f"  {line}" for line in commands] == made.stdout.split("Next:\n")[1].splitlines()
     for line in commands:
-        done = subprocess.run(["bash", "-c", line], cwd=tmp_path, env=clean() | env, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["bash", "-c", line], cwd=tmp_path, env=clean() | env, capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, f"{line}:\n{done.stdout[-2000:]}{done.stderr[-3000:]}"
     CHECKS[template](services, tmp_path, name)
 
@@ -321,10 +386,16 @@ def _readings(_services: Services, folder: Path, name: str) -> None:
     import pyarrow as pa
     from deltalake import DeltaTable, QueryBuilder
 
-    found = QueryBuilder().register("readings", DeltaTable(folder / "lake" / name)).execute("SELECT nr, celsius, fahrenheit FROM readings")
+    found = (
+        QueryBuilder()
+        .register("readings", DeltaTable(folder / "lake" / name))
+        .execute("SELECT nr, celsius, fahrenheit FROM readings")
+    )
     rows = pa.table(found.read_all()).to_pylist()
     last = {f"s{number % 50}": number % 40 - 5.0 for number in range(1000)}
-    assert {row["nr"]: (row["celsius"], row["fahrenheit"]) for row in rows} == {nr: (c, c * 9 / 5 + 32) for nr, c in last.items()}
+    assert {row["nr"]: (row["celsius"], row["fahrenheit"]) for row in rows} == {
+        nr: (c, c * 9 / 5 + 32) for nr, c in last.items()
+    }
     assert len(rows) == 50
 
 
@@ -334,15 +405,34 @@ def _sales(_services: Services, folder: Path, name: str) -> None:
         "from headrace.jobs.spark.session import start_session, stop_session\n"
     )
     code += "spark = start_session(load_settings(), ['iceberg'])\n"
-    code += "for k, v in {'': 'org.apache.iceberg.spark.SparkCatalog', '.type': 'hadoop', '.warehouse': 'warehouse'}.items():\n"
+    code += (
+        "for k, v in {'': 'org.apache.iceberg.spark.SparkCatalog', '.type': 'hadoop', '.warehouse':"
+        " 'warehouse'}.items():\n"
+    )
     code += "    spark.conf.set(f'spark.sql.catalog.lake{k}', v)\n"
-    code += "rows = spark.sql(f'SELECT nr, shop, CAST(euros * 100 AS INT) FROM lake.shop.{sys.argv[1]}').collect()\n"
+    code += (
+        "rows = spark.sql(f'SELECT nr, shop, CAST(euros * 100 AS INT) FROM"
+        " lake.shop.{sys.argv[1]}').collect()\n"
+    )
     code += "print([tuple(row) for row in rows]); stop_session(spark)"
-    done = subprocess.run([sys.executable, "-c", code, name], cwd=folder, env=clean() | QUICK, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code, name],
+        cwd=folder,
+        env=clean() | QUICK,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
-    wanted = [(m * 1000 + i, ("NORTH", "SOUTH")[i % 2], i + 1) for m in (1, 2, 3) for i in range(1000) if i % 10]
+    wanted = [
+        (m * 1000 + i, ("NORTH", "SOUTH")[i % 2], i + 1) for m in (1, 2, 3) for i in range(1000) if i % 10
+    ]
     assert sorted(ast.literal_eval(done.stdout.splitlines()[-1])) == wanted
     assert len(wanted) == 2700
 
 
-CHECKS = {TemplateName.CLICKHOUSE_KAFKA_POSTGRES: _orders, TemplateName.KAFKA_DELTA: _readings, TemplateName.FILES_ICEBERG: _sales}
+CHECKS = {
+    TemplateName.CLICKHOUSE_KAFKA_POSTGRES: _orders,
+    TemplateName.KAFKA_DELTA: _readings,
+    TemplateName.FILES_ICEBERG: _sales,
+}

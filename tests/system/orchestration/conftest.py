@@ -63,14 +63,24 @@ class StandIn:
         if self.during:
             self.during(**asked)
         counts = dict.fromkeys(file.model.sinks, WriteCounts(rows=self.rows, inserted=self.rows))
-        return RunResult(file.name, "uuid", "completed", 1, 1, 1, counts, {}, history_complete=True, caught_up=True)
+        return RunResult(
+            file.name, "uuid", "completed", 1, 1, 1, counts, {}, history_complete=True, caught_up=True
+        )
 
-    def audit(self, *_: Any, sinks: Sequence[str] | None = None, content: Any = None, **__: Any) -> list[CheckResult]:
+    def audit(
+        self, *_: Any, sinks: Sequence[str] | None = None, content: Any = None, **__: Any
+    ) -> list[CheckResult]:
         self.audits.append(sinks)
         self.contents.append(content)
         numbers = {"rows": 77, "keys": ["id=5: missing"]}
         return [
-            CheckResult(name, sink, None if name in self.not_applicable else name not in self.failing, "said so", numbers)
+            CheckResult(
+                name,
+                sink,
+                None if name in self.not_applicable else name not in self.failing,
+                "said so",
+                numbers,
+            )
             for sink in sinks or ()
             for name in ("exactly_once_epochs", "row_count_matches", "handoff_has_no_gap", "content_matches")
         ]
@@ -81,5 +91,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     found = StandIn()
     monkeypatch.setattr("headrace.jobs.run.runner.run", found.run)
     monkeypatch.setattr("headrace.jobs.checks.audit.audit", found.audit)
-    monkeypatch.setattr("headrace.orchestration.spark.start_session", lambda *asked: found.sessions.append(asked))
+    monkeypatch.setattr(
+        "headrace.orchestration.spark.start_session", lambda *asked: found.sessions.append(asked)
+    )
     return found

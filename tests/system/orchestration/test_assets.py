@@ -40,10 +40,19 @@ def materialize(written, stand_in, instance):
     """Runs a selection over a range of partitions, as the daemon's single-run backfill and the command line do."""
 
     def go(first=None, last=None, *, selection=None, text=FLIGHTS + PARTITIONS, retries=False):
-        defs = dg.Definitions.merge(build_definitions([written(text)]), dg.Definitions(assets=[report] if "partitions" in text else []))
+        defs = dg.Definitions.merge(
+            build_definitions([written(text)]),
+            dg.Definitions(assets=[report] if "partitions" in text else []),
+        )
         job = defs.resolve_implicit_global_asset_job_def()
-        tags = {"dagster/asset_partition_range_start": first, "dagster/asset_partition_range_end": last or first} if first else {}
-        return job.execute_in_process(instance=instance, tags=tags, raise_on_error=False, asset_selection=selection or [PG, LAKE])
+        tags = (
+            {"dagster/asset_partition_range_start": first, "dagster/asset_partition_range_end": last or first}
+            if first
+            else {}
+        )
+        return job.execute_in_process(
+            instance=instance, tags=tags, raise_on_error=False, asset_selection=selection or [PG, LAKE]
+        )
 
     return go
 
@@ -57,7 +66,9 @@ def latest(instance, key):
 
 
 def statuses(instance, check, key=PG):
-    history = instance.event_log_storage.get_asset_check_execution_history(AssetCheckKey(key, check), limit=50)
+    history = instance.event_log_storage.get_asset_check_execution_history(
+        AssetCheckKey(key, check), limit=50
+    )
     return [(record.partition, record.status.value) for record in history]
 
 
@@ -89,21 +100,40 @@ class TestWindows:
             ("kafka/flights", "delay"),
         }
 
-    def test_rows_of_a_partition_are_those_of_all_runs_that_had_a_part_in_it(self, pipeline, materialize, instance):
+    def test_rows_of_a_partition_are_those_of_all_runs_that_had_a_part_in_it(
+        self, pipeline, materialize, instance
+    ):
         ledger = open_ledger(pipeline.settings())
         lease = ledger.acquire("flights", "main", {}, ttl=60)
         ledger.begin(lease, lambda: {"n": 0})
         for number in (1, 2):
-            plan = EpochPlan(number, Phase.HISTORY, {"n": number - 1}, {"n": number}, "h", datetime.now(UTC), window="2013-02-01")
+            plan = EpochPlan(
+                number,
+                Phase.HISTORY,
+                {"n": number - 1},
+                {"n": number},
+                "h",
+                datetime.now(UTC),
+                window="2013-02-01",
+            )
             ledger.plan(lease, plan, {})
-            ledger.commit(lease, number, {"flights_pg": WriteCounts(100, inserted=90, deleted=1), "lake": WriteCounts(100, inserted=None)})
+            ledger.commit(
+                lease,
+                number,
+                {
+                    "flights_pg": WriteCounts(100, inserted=90, deleted=1),
+                    "lake": WriteCounts(100, inserted=None),
+                },
+            )
         ledger.close()
         materialize("2013-02-01")
         assert latest(instance, PG)["dagster/partition_row_count"].value == 178
         assert latest(instance, LAKE)["dagster/partition_row_count"].value == 200
 
     @pytest.mark.parametrize(("first", "last"), [("2013-12-01", "2013-12-01"), ("2013-11-01", "2013-12-01")])
-    def test_windows_of_the_stream_are_refused_with_the_reason(self, materialize, stand_in, instance, first, last):
+    def test_windows_of_the_stream_are_refused_with_the_reason(
+        self, materialize, stand_in, instance, first, last
+    ):
         result = materialize(first, last)
         assert not result.success
         said = reason(result)
@@ -120,7 +150,9 @@ class TestWindows:
     def test_windows_that_were_complete_before_a_failure_are_reported(self, materialize, stand_in, instance):
         def fail(**asked):
             msg = "epoch 4 failed 3 times"
-            raise BlockedError(msg, node="flights_pg", place=FileLocation("flights.yaml", 9), hint="Mend the target.")
+            raise BlockedError(
+                msg, node="flights_pg", place=FileLocation("flights.yaml", 9), hint="Mend the target."
+            )
 
         stand_in.during = fail
         result = materialize("2013-01-01", "2013-02-01")
@@ -134,7 +166,9 @@ class TestWindows:
 class TestWithoutPartitions:
     def test_history_then_the_stream_until_caught_up(self, materialize, stand_in, instance):
         assert materialize(text=FLIGHTS).success
-        assert [(asked["partitions"], asked["until"]) for asked in stand_in.calls] == [(None, Until.CAUGHT_UP)]
+        assert [(asked["partitions"], asked["until"]) for asked in stand_in.calls] == [
+            (None, Until.CAUGHT_UP)
+        ]
         assert latest(instance, PG)["caught up"].value is True
 
     def test_job_mode_stops_after_history(self, materialize, stand_in):
@@ -152,7 +186,9 @@ class TestSubsets:
     def test_checks_alone_ask_the_systems_and_write_nothing(self, written, stand_in, instance):
         job = build_definitions([written(FLIGHTS + PARTITIONS)]).resolve_implicit_global_asset_job_def()
         keys = [AssetCheckKey(PG, name) for name in CHECKS]
-        result = job.get_subset(asset_selection=set(), asset_check_selection=set(keys)).execute_in_process(instance=instance)
+        result = job.get_subset(asset_selection=set(), asset_check_selection=set(keys)).execute_in_process(
+            instance=instance
+        )
         assert result.success
         assert stand_in.calls == []
         assert stand_in.audits == [["flights_pg"]]
@@ -162,7 +198,11 @@ class TestSubsets:
         job = build_definitions([written(FLIGHTS + PARTITIONS)]).resolve_implicit_global_asset_job_def()
         for name in ("row_count_matches", "content_matches"):
             keys = {AssetCheckKey(PG, name)}
-            assert job.get_subset(asset_selection=set(), asset_check_selection=keys).execute_in_process(instance=instance).success
+            assert (
+                job.get_subset(asset_selection=set(), asset_check_selection=keys)
+                .execute_in_process(instance=instance)
+                .success
+            )
         counted, compared = stand_in.contents
         assert counted is None
         assert (compared.full, compared.rows, compared.raises) == (False, None, False)
@@ -178,7 +218,9 @@ class TestChecks:
             )
 
     @pytest.mark.parametrize("name", CHECKS)
-    def test_a_failing_one_stops_what_is_behind_it_in_the_same_run(self, materialize, stand_in, instance, name):
+    def test_a_failing_one_stops_what_is_behind_it_in_the_same_run(
+        self, materialize, stand_in, instance, name
+    ):
         stand_in.failing = {name}
         result = materialize("2013-01-01", "2013-02-01", selection=[PG, LAKE, dg.AssetKey("report")])
         assert not result.success
@@ -194,7 +236,9 @@ class TestChecks:
         result = materialize("2013-01-01", selection=[PG, LAKE, dg.AssetKey("report")])
         assert not result.success
         assert partitions(instance, dg.AssetKey("report")) == []
-        wrong = [check for check in result.get_asset_check_evaluations() if check.check_name == "content_matches"]
+        wrong = [
+            check for check in result.get_asset_check_evaluations() if check.check_name == "content_matches"
+        ]
         assert {(check.passed, check.severity) for check in wrong} == {(False, dg.AssetCheckSeverity.ERROR)}
         assert wrong[0].metadata["keys"].value == ["id=5: missing"]
 
@@ -204,7 +248,9 @@ class TestChecks:
         result = materialize("2013-01-01", selection=[PG, LAKE, dg.AssetKey("report")])
         assert result.success
         said = {
-            check.check_name: check for check in result.get_asset_check_evaluations() if check.asset_key == PG and check.partition is None
+            check.check_name: check
+            for check in result.get_asset_check_evaluations()
+            if check.asset_key == PG and check.partition is None
         }
         assert not said[name].passed
         assert said[name].severity is dg.AssetCheckSeverity.WARN
@@ -227,7 +273,8 @@ def test_only_errors_that_may_pass_are_tried_again(materialize, stand_in, monkey
 
 def test_window_events_survive_the_thread_in_order(materialize, stand_in, instance):
     stand_in.during = lambda **asked: [
-        asked["listener"](PartitionCompleted("2013-01-01", {"flights_pg": count, "lake": count})) for count in range(50)
+        asked["listener"](PartitionCompleted("2013-01-01", {"flights_pg": count, "lake": count}))
+        for count in range(50)
     ]
     materialize("2013-01-01")
     assert latest(instance, PG)["dagster/partition_row_count"].value == 49

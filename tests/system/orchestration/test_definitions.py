@@ -51,7 +51,14 @@ EXPECTED = {
             "runs": False,
             "partitions": 0,
         },
-        "kafka/flights": {"deps": [], "checks": [], "kinds": ["kafka"], "group": "flights", "runs": False, "partitions": 0},
+        "kafka/flights": {
+            "deps": [],
+            "checks": [],
+            "kinds": ["kafka"],
+            "group": "flights",
+            "runs": False,
+            "partitions": 0,
+        },
         "postgres/public/flights": {
             "deps": ["clickhouse/flights/history", "kafka/flights"],
             "checks": ["content_matches", "exactly_once_epochs", "handoff_has_no_gap", "row_count_matches"],
@@ -78,14 +85,21 @@ sinks:
 
 def test_snapshot(written):
     text = (
-        FLIGHTS.replace("  lake: {type: delta, from: flights, path: lake/flights}\n", "") + PARTITIONS + "schedule: {cron: '15 3 * * *'}\n"
+        FLIGHTS.replace("  lake: {type: delta, from: flights, path: lake/flights}\n", "")
+        + PARTITIONS
+        + "schedule: {cron: '15 3 * * *'}\n"
     )
     assert shown(build_definitions([written(text)])) == EXPECTED
 
 
 def test_the_example_that_ships():
     found = shown(build_definitions([ROOT / "examples" / "flights.yaml"]))
-    assert set(found["assets"]) == {"clickhouse/flights/history", "kafka/flights", "postgres/public/flights", "delta/flights"}
+    assert set(found["assets"]) == {
+        "clickhouse/flights/history",
+        "kafka/flights",
+        "postgres/public/flights",
+        "delta/flights",
+    }
     assert found["jobs"] == ["flights_history", "flights_stream"]
 
 
@@ -122,14 +136,19 @@ def test_a_sink_whose_rows_cannot_be_compared_lacks_that_check(written, option):
 def test_sources_that_another_pipeline_writes_are_joined_not_declared_twice(written):
     graph = build_definitions([written(), written(ONWARD, "onward")]).resolve_asset_graph()
     assert graph.get(dg.AssetKey(["kafka", "flights"])).group_name == "sources"
-    assert graph.get(dg.AssetKey(["kafka", "flights"])).child_keys >= {PG, dg.AssetKey(["postgres", "public", "copies"])}
+    assert graph.get(dg.AssetKey(["kafka", "flights"])).child_keys >= {
+        PG,
+        dg.AssetKey(["postgres", "public", "copies"]),
+    }
 
 
 def test_a_dynamic_table_in_postgres_is_upstream_of_who_asks_it(written):
     text = FLIGHTS.replace(
         "transforms:\n",
-        "transforms:\n  late: {type: dynamic_table, backend_type: Postgres, backend_entity_name: lists.carriers}\n"
-        "  own: {type: dynamic_table, backend_type: InMemory, backend_entity_name: own, sql: SELECT carrier FROM flights}\n"
+        "transforms:\n  late: {type: dynamic_table, backend_type: Postgres, backend_entity_name:"
+        " lists.carriers}\n"
+        "  own: {type: dynamic_table, backend_type: InMemory, backend_entity_name: own, sql: SELECT carrier"
+        " FROM flights}\n"
         "  known: {type: sql, sql: \"SELECT * FROM clean WHERE dynamic_table_check('late', carrier)"
         " OR dynamic_table_check('own', carrier)\"}\n",
     )
@@ -143,11 +162,16 @@ def test_a_dynamic_table_in_postgres_is_upstream_of_who_asks_it(written):
 
 class TestBrokenFiles:
     def test_others_still_load_and_the_mistake_is_readable(self, written):
-        good, bad = written(), written("name: bad\nsources: {}\nsinks:\n  out: {type: postgress, from: x}\n", "bad")
+        good, bad = (
+            written(),
+            written("name: bad\nsources: {}\nsinks:\n  out: {type: postgress, from: x}\n", "bad"),
+        )
         found = shown(build_definitions([bad, good], strict=False))
         assert {"broken/bad", "postgres/public/flights"} <= set(found["assets"])
         defs = build_definitions([bad, good], strict=False)
-        spec = next(spec for spec in defs.resolve_all_asset_specs() if spec.key == dg.AssetKey(["broken", "bad"]))
+        spec = next(
+            spec for spec in defs.resolve_all_asset_specs() if spec.key == dg.AssetKey(["broken", "bad"])
+        )
         assert f"{bad}:4:" in str(spec.description)
         assert "did you mean `postgres`?" in str(spec.description)
 
@@ -164,12 +188,18 @@ class TestBrokenFiles:
 
     def test_two_pipelines_with_one_target(self, written):
         first, second = written(), written(FLIGHTS.replace("name: flights", "name: again"), "zweite")
-        specs = {spec.key.to_user_string(): spec for spec in build_definitions([first, second], strict=False).resolve_all_asset_specs()}
+        specs = {
+            spec.key.to_user_string(): spec
+            for spec in build_definitions([first, second], strict=False).resolve_all_asset_specs()
+        }
         assert "which pipeline `flights`" in str(specs["broken/zweite"].description)
 
     def test_two_pipelines_with_one_name(self, written):
         first, second = written(), written(FLIGHTS.replace("table: flights}", "table: others}"), "zweite")
-        specs = {spec.key.to_user_string(): spec for spec in build_definitions([first, second], strict=False).resolve_all_asset_specs()}
+        specs = {
+            spec.key.to_user_string(): spec
+            for spec in build_definitions([first, second], strict=False).resolve_all_asset_specs()
+        }
         assert "is taken by `flights`" in str(specs["broken/zweite"].description)
 
 
@@ -192,7 +222,9 @@ class TestSchedules:
 
     @pytest.mark.parametrize("cron", ["*/5 * * * *", "0 0 29 2 *", "@daily"])
     def test_one_that_fires_is_taken(self, written, cron):
-        defs = build_definitions([written(FLIGHTS + f"schedule: {{cron: '{cron}', timezone: Europe/Vienna}}\n")])
+        defs = build_definitions(
+            [written(FLIGHTS + f"schedule: {{cron: '{cron}', timezone: Europe/Vienna}}\n")]
+        )
         assert defs.resolve_schedule_def("flights_schedule").cron_schedule == cron
 
     def test_partitioned_skips_until_the_history_is_complete(self, written):
@@ -243,7 +275,9 @@ class TestComponent:
         assert pipeline_files([path.parent]) == [path]
 
     def test_dg_finds_it_by_the_package_s_entry_point(self):
-        (entry,) = [one for one in entry_points(group="dagster_dg_cli.registry_modules") if one.name == "headrace"]
+        (entry,) = [
+            one for one in entry_points(group="dagster_dg_cli.registry_modules") if one.name == "headrace"
+        ]
         assert getattr(entry.load(), "PipelineComponent") is PipelineComponent  # noqa: B009  as dg looks it up
         assert "PipelineComponent" in dir(entry.load())
 
@@ -262,11 +296,15 @@ def test_loads_from_any_folder_without_spark_or_drivers(tmp_path, folder):
         (home / "pipelines" / "mine.yaml").write_text(FLIGHTS.replace("name: flights", "name: mine"))
     code = (
         "import sys, headrace.orchestration.definitions as d\n"
-        "print(sorted(s.name for s in d.defs.get_repository_def().get_all_jobs() if s.name.endswith('_stream')))\n"
-        "print([m for m in ('pyspark', 'psycopg', 'adbc_driver_manager', 'confluent_kafka', 'clickhouse_connect', 'delta') if m in sys.modules])\n"
+        "print(sorted(s.name for s in d.defs.get_repository_def().get_all_jobs() if"
+        " s.name.endswith('_stream')))\n"
+        "print([m for m in ('pyspark', 'psycopg', 'adbc_driver_manager', 'confluent_kafka',"
+        " 'clickhouse_connect', 'delta') if m in sys.modules])\n"
     )
     environment = {key: value for key, value in os.environ.items() if not key.startswith("HEADRACE")}
-    found = subprocess.run([sys.executable, "-c", code], cwd=home, env=environment, capture_output=True, text=True, check=True)
+    found = subprocess.run(
+        [sys.executable, "-c", code], cwd=home, env=environment, capture_output=True, text=True, check=True
+    )
     names = "['mine_stream']" if folder == "with_pipelines" else "['flights_stream']"
     assert found.stdout.splitlines() == [names, "[]"], found.stderr
     assert list(home.rglob("*.db")) == []

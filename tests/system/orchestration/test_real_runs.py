@@ -43,7 +43,9 @@ def evaluations(instance: dg.DagsterInstance, key: dg.AssetKey) -> dict[str, str
 
 
 # Several Dagster runs, each with processes and a Spark session of its own: 235 s on the CI machine.
-def test_history_and_stream_through_dagster_and_a_row_that_somebody_removes(here: World, spark: SparkSession) -> None:
+def test_history_and_stream_through_dagster_and_a_row_that_somebody_removes(
+    here: World, spark: SparkSession
+) -> None:
     call = [sys.executable, "-m", "headrace.demo.dagster_run", str(here.file), MONTHS[0], MONTHS[1]]
     done = subprocess.run(call, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-5000:]
@@ -57,7 +59,9 @@ def test_history_and_stream_through_dagster_and_a_row_that_somebody_removes(here
 
         with psycopg.connect(here.conninfo) as connection:
             connection.execute("DELETE FROM target WHERE id = (SELECT min(id) FROM target)")
-        with pytest.raises(PipelineStateError, match=r"2 blocking asset checks failed .* content_matches,row_count_matches") as caught:
+        with pytest.raises(
+            PipelineStateError, match=r"2 blocking asset checks failed .* content_matches,row_count_matches"
+        ) as caught:
             materialize(here.file, home(here), first=MONTHS[0])
         assert "\n" not in caught.value.message
         assert evaluations(instance, pipeline.sinks["pg"].key)["row_count_matches"] == "FAILED"

@@ -1,4 +1,7 @@
-"""The run's Spark session: late, shared, and gone with the run. Starting is a stand-in; the real start is in test_real."""
+"""The run's Spark session: late, shared, and gone with the run.
+
+Starting is a stand-in; the real start is in test_real.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,9 @@ def run(work, config=None):
         work(getattr(context.resources, SPARK))
 
     resource = spark_resource.configured({"spark_config": config}) if config else spark_resource
-    return dg.materialize([own], resources={SPARK: resource}, instance=dg.DagsterInstance.ephemeral(), raise_on_error=False)
+    return dg.materialize(
+        [own], resources={SPARK: resource}, instance=dg.DagsterInstance.ephemeral(), raise_on_error=False
+    )
 
 
 def test_nothing_starts_until_somebody_asks(machine):
@@ -97,5 +102,11 @@ def test_a_step_after_the_jvm_has_died_gets_another_session(machine):
 
 
 def test_its_configuration_goes_over_that_of_the_settings(machine):
-    run(lambda spark: spark.spark_session, {"spark.executor.memory": "3g", "spark.master": "spark://there:7077"})
-    assert machine.settings[0].spark.conf == {"spark.executor.memory": "3g", "spark.master": "spark://there:7077"}
+    run(
+        lambda spark: spark.spark_session,
+        {"spark.executor.memory": "3g", "spark.master": "spark://there:7077"},
+    )
+    assert machine.settings[0].spark.conf == {
+        "spark.executor.memory": "3g",
+        "spark.master": "spark://there:7077",
+    }

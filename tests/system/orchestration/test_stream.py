@@ -29,7 +29,10 @@ from headrace.pipeline.protocol.epochs import EpochPlan, Phase, WriteCounts
 
 def epoch(number, *, backlog=0, rows=10):
     plan = EpochPlan(number, Phase.LIVE, {}, {}, "hash", datetime.now(UTC))
-    counts = {"flights_pg": WriteCounts(rows, inserted=rows - 1, updated=1), "lake": WriteCounts(rows, inserted=None)}
+    counts = {
+        "flights_pg": WriteCounts(rows, inserted=rows - 1, updated=1),
+        "lake": WriteCounts(rows, inserted=None),
+    }
     return EpochCommitted(plan, counts, {"write pg": 0.4, "total": 0.5}, backlog)
 
 
@@ -103,10 +106,15 @@ class TestStreamWindows:
         assert "2014-01-01" not in found.take_completed(caught_up=True)
 
     def test_those_of_history_are_not_the_streams(self):
-        assert all(key >= "2013-12-01" for key in self.windows(date(2020, 1, 1)).take_completed(caught_up=True))
+        assert all(
+            key >= "2013-12-01" for key in self.windows(date(2020, 1, 1)).take_completed(caught_up=True)
+        )
 
     def test_known_ones_are_not_said_again(self):
-        assert self.windows(date(2020, 1, 1), {"2013-12-01"}).take_completed(caught_up=True) == ["2014-01-01", "2014-02-01"]
+        assert self.windows(date(2020, 1, 1), {"2013-12-01"}).take_completed(caught_up=True) == [
+            "2014-01-01",
+            "2014-02-01",
+        ]
 
     def test_without_partitions_there_are_none(self):
         found = StreamPartitions(None, ())
@@ -123,13 +131,19 @@ def run_stream(written, stand_in):
         with dg.DagsterInstance.ephemeral() as instance:
             ops = {"ops": {"flights_stream_op": {"config": config}}} if config else {}
             result = job.execute_in_process(instance=instance, run_config=ops, raise_on_error=False)
-            return result, [event.dagster_event for event in instance.all_logs(result.run_id) if event.dagster_event]
+            return result, [
+                event.dagster_event for event in instance.all_logs(result.run_id) if event.dagster_event
+            ]
 
     return go
 
 
 def materialized(events, key):
-    found = [event.event_specific_data.materialization for event in events if event.event_type_value == "ASSET_MATERIALIZATION"]
+    found = [
+        event.event_specific_data.materialization
+        for event in events
+        if event.event_type_value == "ASSET_MATERIALIZATION"
+    ]
     return [item for item in found if item.asset_key == key]
 
 
@@ -149,7 +163,11 @@ class TestJob:
 
     def test_checks_are_evaluated_on_the_sinks(self, run_stream):
         _, events = run_stream(lambda listener, **_: listener(epoch(1)))
-        checks = [event.event_specific_data for event in events if event.event_type_value == "ASSET_CHECK_EVALUATION"]
+        checks = [
+            event.event_specific_data
+            for event in events
+            if event.event_type_value == "ASSET_CHECK_EVALUATION"
+        ]
         assert len(checks) == 8
         assert {(check.asset_key, check.check_name) for check in checks} == {
             (key, name)
@@ -158,16 +176,25 @@ class TestJob:
         }
 
     @pytest.mark.parametrize(
-        ("mode", "until", "max_run_time"), [("continuous", Until.FOREVER, timedelta(hours=6)), ("triggered", Until.CAUGHT_UP, None)]
+        ("mode", "until", "max_run_time"),
+        [("continuous", Until.FOREVER, timedelta(hours=6)), ("triggered", Until.CAUGHT_UP, None)],
     )
     def test_runs_as_the_file_says(self, run_stream, stand_in, mode, until, max_run_time):
         run_stream(text=FLIGHTS + f"stream: {{mode: {mode}}}\n")
         (asked,) = stand_in.calls
-        assert (asked["until"], asked["max_run_time"], asked["partitions"], asked["launched_by"]) == (until, max_run_time, None, "dagster")
+        assert (asked["until"], asked["max_run_time"], asked["partitions"], asked["launched_by"]) == (
+            until,
+            max_run_time,
+            None,
+            "dagster",
+        )
 
     def test_a_launch_may_say_otherwise(self, run_stream, stand_in):
         run_stream(config={"until": "caught-up", "max_run_seconds": 5.0})
-        assert (stand_in.calls[0]["until"], stand_in.calls[0]["max_run_time"]) == (Until.CAUGHT_UP, timedelta(seconds=5))
+        assert (stand_in.calls[0]["until"], stand_in.calls[0]["max_run_time"]) == (
+            Until.CAUGHT_UP,
+            timedelta(seconds=5),
+        )
 
     def test_a_launch_may_not_say_nonsense(self, run_stream, stand_in):
         result, _ = run_stream(config={"until": "tomorrow"})
@@ -211,7 +238,9 @@ class Context:
     def __init__(self):
         self.logged = []
         self.instance = SimpleNamespace(get_materialized_partitions=lambda _: set())
-        self.resources = SimpleNamespace(headrace_spark=SimpleNamespace(settings=lambda found: found, session=lambda *_: None))
+        self.resources = SimpleNamespace(
+            headrace_spark=SimpleNamespace(settings=lambda found: found, session=lambda *_: None)
+        )
 
     def log_event(self, event):
         self.logged.append(event)
@@ -240,7 +269,9 @@ class TestReporter:
     def test_checks_come_after_the_last_report_too_and_not_without_any(self, reported, monkeypatch):
         clock, context, reporter = reported
         checked, said = [], []
-        monkeypatch.setattr("headrace.jobs.checks.audit.audit", lambda *_, **__: checked.append(clock.now) or [])
+        monkeypatch.setattr(
+            "headrace.jobs.checks.audit.audit", lambda *_, **__: checked.append(clock.now) or []
+        )
         for second in range(1, 1000):
             clock.now = float(second)
             if second < 70:
@@ -292,16 +323,27 @@ class TestStop:
 
         with pytest.raises(dg.DagsterExecutionInterruptedError):
             run_pipeline(
-                read_pipeline(written()), PipelineSparkResource(spark_config={}), until=Until.FOREVER, run_id="r", on_event=on_event
+                read_pipeline(written()),
+                PipelineSparkResource(spark_config={}),
+                until=Until.FOREVER,
+                run_id="r",
+                on_event=on_event,
             )
         assert finished.is_set()
         assert seen == [1, 2]
 
-    @pytest.mark.parametrize(("job", "signal_sent"), [("flights_stream", signal.SIGINT), ("flights_history", signal.SIGTERM)])
+    @pytest.mark.parametrize(
+        ("job", "signal_sent"), [("flights_stream", signal.SIGINT), ("flights_history", signal.SIGTERM)]
+    )
     def test_a_signal_to_the_run_ends_it_at_an_epochs_border(self, written, tmp_path, job, signal_sent):
-        """A real run process, as `dagster api execute_run` sets its signals up; only the lane in it is a stand-in."""
+        """A real run process, as `dagster api execute_run` sets its signals up.
+
+        Only the lane in it is a stand-in.
+        """
         path = written()
-        process = subprocess.Popen([sys.executable, ROOT / "tests/helpers/stoppable_job.py", path, tmp_path, job])
+        process = subprocess.Popen(
+            [sys.executable, ROOT / "tests/helpers/stoppable_job.py", path, tmp_path, job]
+        )
         try:
             deadline = time.monotonic() + 60
             while not (tmp_path / "started").exists():
@@ -313,7 +355,9 @@ class TestStop:
         finally:
             process.kill()
             process.wait()
-        assert (tmp_path / "ended").read_text() == "at a border\n"  # and once: a termination is no failure to try again
+        assert (
+            tmp_path / "ended"
+        ).read_text() == "at a border\n"  # and once: a termination is no failure to try again
         assert (tmp_path / "status").read_text() in ("FAILURE", "CANCELED")
 
 

@@ -39,7 +39,9 @@ class Lane:
         self.committed = 0
 
     def hold(self):
-        self.lease = self.ledger.acquire("flights", "main", {"launched_by": "cli", "host": "here", "pid": 1}, ttl=60)
+        self.lease = self.ledger.acquire(
+            "flights", "main", {"launched_by": "cli", "host": "here", "pid": 1}, ttl=60
+        )
         self.ledger.begin(self.lease, lambda: self.position)
         return self
 
@@ -54,7 +56,9 @@ class Lane:
         return self
 
     def open_epoch(self, error, times):
-        plan = EpochPlan(self.committed + 1, Phase.LIVE, self.position, {"flights": {"n": -1}}, "hash", datetime.now(UTC))
+        plan = EpochPlan(
+            self.committed + 1, Phase.LIVE, self.position, {"flights": {"n": -1}}, "hash", datetime.now(UTC)
+        )
         self.ledger.plan(self.lease, plan, {})
         for _ in range(times):
             self.ledger.record_failure(self.lease, plan.number, "pg", error)
@@ -129,19 +133,38 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("failures", "act"), [(1, SupervisorAction.START), (2, SupervisorAction.START), (3, SupervisorAction.GIVE_UP)])
+@pytest.mark.parametrize(
+    ("failures", "act"),
+    [(1, SupervisorAction.START), (2, SupervisorAction.START), (3, SupervisorAction.GIVE_UP)],
+)
 def test_a_blocked_epoch_is_left_to_a_person_after_a_few_starts(lane, failures, act):
-    state = lane.hold().epochs(3).open_epoch("SparkJvmError: Spark's JVM was ended by signal 9", times=3).release().state
+    state = (
+        lane.hold()
+        .epochs(3)
+        .open_epoch("SparkJvmError: Spark's JVM was ended by signal 9", times=3)
+        .release()
+        .state
+    )
     blocked = describe_blocked_epoch(lane.pipeline, state)
     assert "blocked at epoch 4, node 'pg', after 3 equal failures: SparkJvmError: Spark's JVM" in blocked
     assert f"`headrace run {lane.pipeline.file.path}` goes on with this epoch" in blocked
     memory = SupervisorMemory(3, failures - 1, "run-0")
-    found = decide_action(state, complete=True, last=last(LastRunStatus.FAILED, ago=9999), memory=memory, now=NOW, blocked=blocked)
+    found = decide_action(
+        state,
+        complete=True,
+        last=last(LastRunStatus.FAILED, ago=9999),
+        memory=memory,
+        now=NOW,
+        blocked=blocked,
+    )
     assert found.action is act
     assert (blocked in found.reason) is (act is SupervisorAction.GIVE_UP)
 
 
-@pytest.mark.parametrize(("error", "times"), [("SparkJvmError: Spark's JVM was ended by signal 9", 2), ("TransientError: no answer", 9)])
+@pytest.mark.parametrize(
+    ("error", "times"),
+    [("SparkJvmError: Spark's JVM was ended by signal 9", 2), ("TransientError: no answer", 9)],
+)
 def test_an_epoch_that_may_be_tried_again_is_not_blocked(lane, error, times):
     assert not describe_blocked_epoch(lane.pipeline, lane.hold().epochs(3).state)
     assert not describe_blocked_epoch(lane.pipeline, lane.open_epoch(error, times=times).state)
@@ -163,7 +186,9 @@ def test_one_failed_run_is_counted_once(lane):
     state = lane.hold().epochs(3).release().state
     memory = SupervisorMemory(committed=3)
     for _ in range(5):
-        memory = decide_action(state, complete=True, last=last(LastRunStatus.FAILED, ago=1), memory=memory, now=NOW).memory
+        memory = decide_action(
+            state, complete=True, last=last(LastRunStatus.FAILED, ago=1), memory=memory, now=NOW
+        ).memory
     assert memory.failures == 1
 
 
@@ -188,7 +213,9 @@ class Ticker:
     defs: dg.Definitions
 
     def __call__(self, cursor=None):
-        return self.sensor.evaluate_tick(dg.build_sensor_context(instance=self.instance, cursor=cursor, definitions=self.defs))
+        return self.sensor.evaluate_tick(
+            dg.build_sensor_context(instance=self.instance, cursor=cursor, definitions=self.defs)
+        )
 
 
 class TestSensor:
@@ -214,7 +241,10 @@ class TestSensor:
         assert first.run_requests[0].run_key == second.run_requests[0].run_key
 
     def test_a_pipeline_without_history_has_nothing_to_wait_for(self, written):
-        text = "name: only\nsources: {src: {type: kafka, topic: t, schema: {id: int64}}}\nsinks: {out: {type: print, from: src}}\n"
+        text = (
+            "name: only\nsources: {src: {type: kafka, topic: t, schema: {id: int64}}}\nsinks: {out:"
+            " {type: print, from: src}}\n"
+        )
         defs = build_definitions([written(text, "only")])
         with dg.DagsterInstance.ephemeral() as instance:
             found = Ticker(instance, defs.resolve_sensor_def("only_supervisor"), defs)()
@@ -239,6 +269,8 @@ class TestSensor:
         lane.hold().epochs(1).release()
         run = dg.DagsterRun(job_name="flights_stream", status=dg.DagsterRunStatus.STARTED)
         tick.instance.add_run(run)
-        monkeypatch.setattr("headrace.orchestration.sensors.time.time", lambda: time.time_ns() / 1e9 + LOST_AFTER + 1)
+        monkeypatch.setattr(
+            "headrace.orchestration.sensors.time.time", lambda: time.time_ns() / 1e9 + LOST_AFTER + 1
+        )
         tick(SupervisorMemory(committed=1, unheld_since=1.0).dump())
         assert tick.instance.get_run_by_id(run.run_id).status is dg.DagsterRunStatus.FAILURE

@@ -28,7 +28,9 @@ def free_port() -> int:
 
 def ask(port: int, query: str) -> dict:
     request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/graphql", json.dumps({"query": query}).encode(), {"Content-Type": "application/json"}
+        f"http://127.0.0.1:{port}/graphql",
+        json.dumps({"query": query}).encode(),
+        {"Content-Type": "application/json"},
     )
     with urllib.request.urlopen(request, timeout=30) as answer:
         return json.load(answer)["data"]
@@ -42,8 +44,13 @@ def family(pid: int) -> list[psutil.Process]:
 def test_up_and_away_without_a_trace(written, own_home: Path):
     written()
     port = free_port()
-    code = f"from pathlib import Path; from headrace.orchestration.ui import serve; serve(Path('home'), port={port})"
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("HEADRACE", "DAGSTER"))}
+    code = (
+        "from pathlib import Path; from headrace.orchestration.ui import serve; serve(Path('home'),"
+        f" port={port})"
+    )
+    environment = {
+        key: value for key, value in os.environ.items() if not key.startswith(("HEADRACE", "DAGSTER"))
+    }
     process = subprocess.Popen([sys.executable, "-c", code], cwd=own_home, env=environment)
     everybody = []
     try:
@@ -52,7 +59,10 @@ def test_up_and_away_without_a_trace(written, own_home: Path):
             assert process.poll() is None
             assert time.monotonic() < deadline, "the pages did not come up"
             try:
-                found = ask(port, "{repositoriesOrError{... on RepositoryConnection{nodes{location{name} jobs{name}}}}}")
+                found = ask(
+                    port,
+                    "{repositoriesOrError{... on RepositoryConnection{nodes{location{name} jobs{name}}}}}",
+                )
                 break
             except (urllib.error.URLError, ConnectionError, TimeoutError):
                 time.sleep(0.5)

@@ -15,7 +15,10 @@ def test_orphans_are_of_this_owner_and_of_no_later_generation() -> None:
         "_headrace_abc_4_2e_0_0_tmp_1",
         "_headrace_abd_1_x_0_0",
     ]
-    assert orphans(names, "abc", 4, ["_headrace_abc_4_2e_0_0"]) == ["_headrace_abc_3_1f_0_0", "_headrace_abc_4_2e_0_0_tmp_1"]
+    assert orphans(names, "abc", 4, ["_headrace_abc_4_2e_0_0"]) == [
+        "_headrace_abc_3_1f_0_0",
+        "_headrace_abc_4_2e_0_0_tmp_1",
+    ]
 
 
 @pytest.mark.parametrize(

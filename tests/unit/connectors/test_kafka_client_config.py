@@ -14,16 +14,24 @@ from headrace.pipeline.errors import SettingsError
 
 def connection(protocol: str = "SASL_SSL", **options: str) -> KafkaConnection:
     named = {key.replace("_", "."): SecretStr(value) for key, value in options.items()}
-    return KafkaConnection.model_validate({"brokers": "b:9092", "security_protocol": protocol, "options": named})
+    return KafkaConnection.model_validate(
+        {"brokers": "b:9092", "security_protocol": protocol, "options": named}
+    )
 
 
 def test_plain() -> None:
     plain = connection("plaintext")
     assert client_options(plain) == {"bootstrap.servers": "b:9092", "security.protocol": "plaintext"}
-    assert spark_options(plain) == {"kafka.bootstrap.servers": "b:9092", "kafka.security.protocol": "PLAINTEXT"}
+    assert spark_options(plain) == {
+        "kafka.bootstrap.servers": "b:9092",
+        "kafka.security.protocol": "PLAINTEXT",
+    }
 
 
-@pytest.mark.parametrize(("mechanism", "module"), [("PLAIN", "plain.PlainLoginModule"), ("SCRAM-SHA-512", "scram.ScramLoginModule")])
+@pytest.mark.parametrize(
+    ("mechanism", "module"),
+    [("PLAIN", "plain.PlainLoginModule"), ("SCRAM-SHA-512", "scram.ScramLoginModule")],
+)
 def test_login_is_quoted_for_the_jvm(mechanism: str, module: str) -> None:
     given = connection(sasl_mechanism=mechanism, sasl_username="me", sasl_password='a"b\\c;')
     assert client_options(given)["sasl.password"] == 'a"b\\c;'
@@ -41,7 +49,9 @@ def test_login_without_counterpart_is_refused() -> None:
 
 
 def test_options_of_the_jvm_alone_win() -> None:
-    given = connection(sasl_mechanism="GSSAPI", kafka_sasl_jaas_config="theirs", kafka_sasl_mechanism="GSSAPI")
+    given = connection(
+        sasl_mechanism="GSSAPI", kafka_sasl_jaas_config="theirs", kafka_sasl_mechanism="GSSAPI"
+    )
     assert "kafka.sasl.jaas.config" not in client_options(given)
     found = spark_options(given)
     assert (found["kafka.sasl.mechanism"], found["kafka.sasl.jaas.config"]) == ("GSSAPI", "theirs")

@@ -19,14 +19,21 @@ OTHER_NAN: float = struct.unpack("<d", struct.pack("<Q", 0xFFF8000000000001))[0]
 
 def rows(keys: list[Any], kind: pa.DataType) -> pa.Table:
     places = [{"source": 0, "part": 0, "off": at, "sub": 0} for at in range(len(keys))]
-    columns = [pa.array(keys, kind), pa.array(range(len(keys))), ["i"] * len(keys), pa.array(places, POSITION)]
+    columns = [
+        pa.array(keys, kind),
+        pa.array(range(len(keys))),
+        ["i"] * len(keys),
+        pa.array(places, POSITION),
+    ]
     return pa.table(columns, names=["k", "v", "_gs_op", "_gs_pos"])
 
 
 @pytest.mark.parametrize("kind", [pa.float32(), pa.float64()])
 def test_zero_has_no_sign_in_a_key_and_nan_is_one(kind: pa.DataType) -> None:
     found = last_by_key("out", rows([0.0, -0.0, math.nan, OTHER_NAN, 1.5], kind), ("k",))
-    assert sorted((repr(key), v) for key, v in zip(found["k"].to_pylist(), found["v"].to_pylist(), strict=True)) == [
+    assert sorted(
+        (repr(key), v) for key, v in zip(found["k"].to_pylist(), found["v"].to_pylist(), strict=True)
+    ) == [
         ("0.0", 1),
         ("1.5", 4),
         ("nan", 3),
@@ -59,7 +66,13 @@ def test_what_decides_an_expression_of_a_sorting_key(expression: str, expected: 
 
 
 def test_how_far_a_key_decides_a_sorting_key() -> None:
-    types = {"id": "Int64", "at": "DateTime64(9)", "ms": "DateTime64(3, 'UTC')", "f": "Float64", "low": "LowCardinality(Nullable(String))"}
+    types = {
+        "id": "Int64",
+        "at": "DateTime64(9)",
+        "ms": "DateTime64(3, 'UTC')",
+        "f": "Float64",
+        "low": "LowCardinality(Nullable(String))",
+    }
     assert exact_key_columns(("id", "at", "ms", "f", "low", "none"), types) == {"id", "ms", "low"}
     assert leading(("id", "ms", "at"), frozenset({"id", "ms"})) == 2
     assert leading(("ms", "id"), frozenset({"id"})) == 0

@@ -6,18 +6,29 @@ import error_pages
 import pytest
 from helpers.checkout import ROOT
 
-from headrace.pipeline.errors import FileLocation, HeadraceError, PipelineFileError, SchemaError, UserError, error_code
+from headrace.pipeline.errors import (
+    FileLocation,
+    HeadraceError,
+    PipelineFileError,
+    SchemaError,
+    UserError,
+    error_code,
+)
 
 
 def test_each_class_has_a_code_and_an_action_of_its_own() -> None:
     classes = error_pages.error_classes()
     assert len({error.code for error in classes}) == len(classes)
-    assert not [error.__name__ for error in classes if "code" not in vars(error) or "action" not in vars(error)]
+    assert not [
+        error.__name__ for error in classes if "code" not in vars(error) or "action" not in vars(error)
+    ]
 
 
 def test_each_code_has_an_entry() -> None:
     text = (ROOT / "docs/reference/errors.md").read_text()
-    assert [error.code for error in error_pages.error_classes()] == [line[3:] for line in text.splitlines() if line.startswith("## ")]
+    assert [error.code for error in error_pages.error_classes()] == [
+        line[3:] for line in text.splitlines() if line.startswith("## ")
+    ]
 
 
 def test_errors_of_connectors_are_listed() -> None:

@@ -1,6 +1,7 @@
 """Docs, docstrings, comments, messages and help texts do not use the words of an older, private language.
 
-The list is a list of words, not of rules of style: a reader of the Dagster or Flink documentation would stumble over each of them.
+The list is a list of words, not of rules of style: a reader of the Dagster or Flink documentation would
+stumble over each of them.
 """
 
 from __future__ import annotations
@@ -33,7 +34,17 @@ REJECTED = (
     r"if not given",
 )
 WORDS = re.compile(rf"\b(?:{'|'.join(REJECTED)})\b", re.IGNORECASE)
-FOLDERS = ("pipeline", "jobs", "connectors", "orchestration", "headrace", "tools", "benchmarks", "examples", "docs")
+FOLDERS = (
+    "pipeline",
+    "jobs",
+    "connectors",
+    "orchestration",
+    "headrace",
+    "tools",
+    "benchmarks",
+    "examples",
+    "docs",
+)
 
 
 def texts(path: Path) -> Iterator[tuple[int, str]]:
@@ -43,13 +54,22 @@ def texts(path: Path) -> Iterator[tuple[int, str]]:
         yield from enumerate(text.splitlines(), 1)
         return
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type in (tokenize.STRING, tokenize.COMMENT) or tokenize.tok_name[token.type] == "FSTRING_MIDDLE":
+        if (
+            token.type in (tokenize.STRING, tokenize.COMMENT)
+            or tokenize.tok_name[token.type] == "FSTRING_MIDDLE"
+        ):
             yield token.start[0], re.sub(r"\{[^{}]*\}", "{}", token.string)
 
 
 def pages() -> list[Path]:
     folders = [ROOT / folder for folder in FOLDERS]
-    found = [path for folder in folders for kind in ("*.py", "*.md") for path in folder.rglob(kind) if "node_modules" not in path.parts]
+    found = [
+        path
+        for folder in folders
+        for kind in ("*.py", "*.md")
+        for path in folder.rglob(kind)
+        if "node_modules" not in path.parts
+    ]
     return sorted({path.resolve() for path in [*found, *ROOT.glob("*.md")]})
 
 
@@ -72,6 +92,8 @@ def test_strings_and_comments_are_searched(tmp_path: Path, text: str) -> None:
     assert [WORDS.search(found) for _, found in texts(page) if WORDS.search(found)]
 
 
-@pytest.mark.parametrize("text", ["the run lags behind the topic", "`nobody` needs it", "Behind a mirror, set it"])
+@pytest.mark.parametrize(
+    "text", ["the run lags behind the topic", "`nobody` needs it", "Behind a mirror, set it"]
+)
 def test_standard_meanings_are_allowed(text: str) -> None:
     assert WORDS.search(text) is None

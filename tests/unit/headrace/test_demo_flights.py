@@ -25,13 +25,24 @@ def _by_hand() -> dict[tuple, dict]:
 def _bucket(delay: int | None) -> str:
     if delay is None:
         return "never left"
-    return "on time" if delay <= 0 else "up to 15 min" if delay <= 15 else "up to 1 h" if delay <= 60 else "over 1 h"
+    return (
+        "on time"
+        if delay <= 0
+        else "up to 15 min"
+        if delay <= 15
+        else "up to 1 h"
+        if delay <= 60
+        else "over 1 h"
+    )
 
 
 def test_every_flight_is_there_once_under_its_key() -> None:
     assert flights().num_rows == 336_776
     assert flights().group_by(list(KEY)).aggregate([]).num_rows == 336_776
-    assert history_table().num_rows + sum(1 for key in {message.key for message in messages()} if key[0] >= LIVE) == 336_776
+    assert (
+        history_table().num_rows + sum(1 for key in {message.key for message in messages()} if key[0] >= LIVE)
+        == 336_776
+    )
 
 
 def test_expected_is_what_the_messages_make_of_history() -> None:
@@ -39,9 +50,17 @@ def test_expected_is_what_the_messages_make_of_history() -> None:
     assert found.num_rows == len(by_hand)
     for row in found.to_pylist():
         raw = by_hand[tuple(row[name] for name in KEY)]
-        minutes = {name: None if raw[name] == "NA" else int(raw[name]) for name in ("dep_delay", "arr_delay", "air_time")}
+        minutes = {
+            name: None if raw[name] == "NA" else int(raw[name])
+            for name in ("dep_delay", "arr_delay", "air_time")
+        }
         tail = raw["tailnum"].strip().upper()
-        want = {**raw, **minutes, "tailnum": None if tail == "NA" else tail, "delay_bucket": _bucket(minutes["dep_delay"])}
+        want = {
+            **raw,
+            **minutes,
+            "tailnum": None if tail == "NA" else tail,
+            "delay_bucket": _bucket(minutes["dep_delay"]),
+        }
         assert row == {name: want[name] for name in found.column_names}
 
 
@@ -53,7 +72,10 @@ def test_offsets_in_history_are_those_of_the_same_messages() -> None:
         seen[message.partition] += 1
     loaded = [row for row in history_table().to_pylist() if row["_kafka_offset"] is not None]
     assert len(loaded) > 5_000
-    assert all(at[row["_kafka_partition"], row["_kafka_offset"]] == tuple(row[name] for name in KEY) for row in loaded)
+    assert all(
+        at[row["_kafka_partition"], row["_kafka_offset"]] == tuple(row[name] for name in KEY)
+        for row in loaded
+    )
     for partition in range(PARTITIONS):
         offsets = sorted(row["_kafka_offset"] for row in loaded if row["_kafka_partition"] == partition)
         assert offsets == list(range(len(offsets)))
@@ -91,7 +113,12 @@ def test_compare_finds_what_is_lost_doubled_changed_and_foreign(good: pa.Table) 
     row = good.slice(7, 1).to_pylist()[0]
     changed = pa.Table.from_pylist([{**row, "distance": row["distance"] + 1}], schema=good.schema)
     found = compare(pa.concat_tables([good.slice(0, 7), changed, good.slice(8)]), good)
-    assert (found.changed.num_rows, found.missing.num_rows, found.extra.num_rows, found.is_equal) == (1, 0, 0, False)
+    assert (found.changed.num_rows, found.missing.num_rows, found.extra.num_rows, found.is_equal) == (
+        1,
+        0,
+        0,
+        False,
+    )
     foreign = pa.Table.from_pylist([{**row, "carrier": "ZZ"}], schema=good.schema)
     assert compare(pa.concat_tables([good, foreign]), good).extra.num_rows == 1
     blank = pa.Table.from_pylist([{**row, "tailnum": None}], schema=good.schema)

@@ -37,7 +37,9 @@ def test_json_lines_are_flat_and_carry_extras(capsys: pytest.CaptureFixture[str]
     }
 
 
-def test_quiet_by_default_and_the_report_knows_more(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_quiet_by_default_and_the_report_knows_more(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     logging_setup.configure_logging(level=logging.WARNING)
     logging.getLogger("headrace.x").info("what led to it")
     logging.getLogger("headrace.x").warning("seen")
@@ -53,7 +55,9 @@ def test_quiet_by_default_and_the_report_knows_more(capsys: pytest.CaptureFixtur
 
 def test_what_py4j_says_about_a_dead_jvm_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
     logging_setup.configure_logging(level=logging.INFO)
-    record = logging.LogRecord("root", logging.ERROR, "/x/py4j/java_gateway.py", 1, "Exception while sending command.", (), None)
+    record = logging.LogRecord(
+        "root", logging.ERROR, "/x/py4j/java_gateway.py", 1, "Exception while sending command.", (), None
+    )
     logging.getLogger().handle(record)
     assert capsys.readouterr().err == ""
 
@@ -71,7 +75,10 @@ def said(text: str) -> list[dict[str, object]]:
 
 
 def test_lines_say_where_they_belong_in_threads_too(capsys: pytest.CaptureFixture[str]) -> None:
-    """As a lane writes them: the sinks' pool takes along what its starter is about; another thread knows nothing of it."""
+    """As a lane writes them: the sinks' pool takes along what its starter is about.
+
+    Another thread knows nothing of it.
+    """
     logging_setup.configure_logging(level=logging.INFO, log_format="json")
     log = logging.getLogger("headrace.x")
 
@@ -89,7 +96,9 @@ def test_lines_say_where_they_belong_in_threads_too(capsys: pytest.CaptureFixtur
     log.info("after")
     lines = said(capsys.readouterr().err)
     fields = [{key: line.get(key) for key in FIELDS if key in line} for line in lines]
-    assert sorted(str(found) for found in fields[:2]) == [str({"pipeline": "shop", "epoch": 3, "node": sink}) for sink in ("lake", "pg")]
+    assert sorted(str(found) for found in fields[:2]) == [
+        str({"pipeline": "shop", "epoch": 3, "node": sink}) for sink in ("lake", "pg")
+    ]
     assert fields[2:] == [{"pipeline": "shop", "epoch": 3, "node": "all"}, {}, {}]
 
 
@@ -116,4 +125,9 @@ def test_a_dagster_run_writes_the_same_lines(capsys: pytest.CaptureFixture[str])
         logger.handlers, logger.propagate = kept, passed_on
         logger.setLevel(level)
     (line,) = said(capsys.readouterr().err)
-    assert {key: line[key] for key in ("message", *FIELDS[:3])} == {"message": "rows=4", "pipeline": "shop", "run_id": "r1", "epoch": 7}
+    assert {key: line[key] for key in ("message", *FIELDS[:3])} == {
+        "message": "rows=4",
+        "pipeline": "shop",
+        "run_id": "r1",
+        "epoch": 7,
+    }

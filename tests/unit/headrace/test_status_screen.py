@@ -23,7 +23,9 @@ from headrace.pipeline.protocol.ledger import Lease, Ledger
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    found = open_ledger(Settings(home=tmp_path, state_backend=StateBackend(sqlite=SqliteBackend(path=tmp_path / "ledger.db"))))
+    found = open_ledger(
+        Settings(home=tmp_path, state_backend=StateBackend(sqlite=SqliteBackend(path=tmp_path / "ledger.db")))
+    )
     yield found
     found.close()
 
@@ -33,13 +35,19 @@ class Lane:
 
     def __init__(self, ledger: Ledger, name: str) -> None:
         self.ledger, self.number = ledger, 0
-        self.lease: Lease = ledger.acquire(name, "main", {"host": "box", "pid": 7, "launched_by": "cli"}, 60.0)
+        self.lease: Lease = ledger.acquire(
+            name, "main", {"host": "box", "pid": 7, "launched_by": "cli"}, 60.0
+        )
         ledger.begin(self.lease, lambda: {"src": {}})
         ledger.set_sink(self.lease, "out", "joined", 0)
 
     def plan(self) -> None:
         self.number += 1
-        self.ledger.plan(self.lease, EpochPlan(self.number, Phase.LIVE, {"src": {}}, {"src": {}}, "hash", datetime.now(UTC)), {"a": 1})
+        self.ledger.plan(
+            self.lease,
+            EpochPlan(self.number, Phase.LIVE, {"src": {}}, {"src": {}}, "hash", datetime.now(UTC)),
+            {"a": 1},
+        )
 
     def commit(self, rows: int) -> None:
         self.plan()
@@ -60,7 +68,14 @@ def test_rows_per_second_are_those_of_the_last_seconds(ledger: Ledger) -> None:
     lane.commit(100)
     lane.says(phase="catching_up", backlog=12_345)
     (view,) = watcher.read_status()
-    assert (view.phase, view.epoch, view.rate, view.backlog, view.owner, view.error) == ("live", 3, 200.0, 12_345, "cli 7@box", "")
+    assert (view.phase, view.epoch, view.rate, view.backlog, view.owner, view.error) == (
+        "live",
+        3,
+        200.0,
+        12_345,
+        "cli 7@box",
+        "",
+    )
     assert view.age is not None
     now[0] += 20
     assert watcher.read_status()[0].rate == 0.0
@@ -80,10 +95,25 @@ def test_what_went_wrong_last_and_who_stopped(ledger: Ledger) -> None:
 
 
 WIDE = [
-    PipelineStatusLine("flights", "catching up", 12_345, 1_234_567.4, 98_765_432, 3.2, "dagster 123456@a-host-with-a-long-name.internal"),
+    PipelineStatusLine(
+        "flights",
+        "catching up",
+        12_345,
+        1_234_567.4,
+        98_765_432,
+        3.2,
+        "dagster 123456@a-host-with-a-long-name.internal",
+    ),
     PipelineStatusLine("a_pipeline_with_a_very_long_name", "stopped", 7, None, None, None, "-"),
     PipelineStatusLine(
-        "orders", "live", 99, 0.0, 0, 90_000.0, "cli 77@box", "blocked at epoch 100, node 'pg', after 3 equal failures: " + "x" * 200
+        "orders",
+        "live",
+        99,
+        0.0,
+        0,
+        90_000.0,
+        "cli 77@box",
+        "blocked at epoch 100, node 'pg', after 3 equal failures: " + "x" * 200,
     ),
     PipelineStatusLine(
         "shop",
@@ -121,7 +151,10 @@ def test_the_screen_fits_eighty_columns() -> None:
 
 def test_lines_for_where_there_is_no_terminal() -> None:
     lines = format_lines(WIDE)
-    assert "flights: catching up, epoch 12345, 1,234,567 rows/s, backlog 98,765,432, last commit 3 s ago, dagster 123456@" in lines[0]
+    assert (
+        "flights: catching up, epoch 12345, 1,234,567 rows/s, backlog 98,765,432, last commit 3 s ago,"
+        " dagster 123456@"
+    ) in lines[0]
     assert lines[1].endswith(" a_pipeline_with_a_very_long_name: stopped, epoch 7, -")
     assert "error: blocked at epoch 100" in lines[2]
     assert ", cli 78@box, waiting for scored: POST" in lines[3]
@@ -138,18 +171,23 @@ def test_a_pipeline_that_was_never_started_is_not_an_empty_ledger(ledger: Ledger
     assert console.export_text().strip() == "orders has not been started yet."
 
 
-@pytest.mark.parametrize(("seconds", "said"), [(None, "-"), (0.4, "0 s"), (59, "59 s"), (61, "1 min"), (7200, "2 h"), (200_000, "2 d")])
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(None, "-"), (0.4, "0 s"), (59, "59 s"), (61, "1 min"), (7200, "2 h"), (200_000, "2 d")],
+)
 def test_ages(seconds: float | None, said: str) -> None:
     assert format_age(seconds) == said
 
 
 def test_ctrl_c_ends_it_cleanly(ledger: Ledger, tmp_path: Path) -> None:
     Lane(ledger, "shop").commit(5)
-    env = {key: value for key, value in os.environ.items() if not key.startswith(("HEADRACE__", "STREAMLING"))} | {
-        "HEADRACE_HOME": str(tmp_path)
-    }
+    env = {
+        key: value for key, value in os.environ.items() if not key.startswith(("HEADRACE__", "STREAMLING"))
+    } | {"HEADRACE_HOME": str(tmp_path)}
     command = [sys.executable, "-m", "headrace", "status", "--watch", "--interval", "0.2"]
-    process = subprocess.Popen(command, env=env, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, env=env, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     assert process.stdout
     lines = [process.stdout.readline() for _ in range(2)]
     process.send_signal(signal.SIGINT)

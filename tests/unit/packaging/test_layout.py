@@ -20,8 +20,12 @@ NEEDS = {"unit": set[str](), "spark": {"spark"}}
 
 @pytest.mark.parametrize("room", MOST_ENTRIES)
 def test_room_has_few_entries(room: str) -> None:
-    entries = sorted(path.name for path in (ROOT / room).iterdir() if path.name not in ("__init__.py", "__pycache__"))
-    assert len(entries) <= MOST_ENTRIES[room], f"{room}/ has {len(entries)} entries, at most {MOST_ENTRIES[room]}: {', '.join(entries)}"
+    entries = sorted(
+        path.name for path in (ROOT / room).iterdir() if path.name not in ("__init__.py", "__pycache__")
+    )
+    assert len(entries) <= MOST_ENTRIES[room], (
+        f"{room}/ has {len(entries)} entries, at most {MOST_ENTRIES[room]}: {', '.join(entries)}"
+    )
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -62,11 +66,16 @@ def test_a_cycle_is_found_also_where_an_import_is_inside_a_function() -> None:
         "room.b": "from headrace.room.c import x\n",
         "room.c": "import headrace.room.a\n",
     }
-    assert set(find_cycle({name: imported_by(text, set(sources)) for name, text in sources.items()})) == set(sources)
+    assert set(find_cycle({name: imported_by(text, set(sources)) for name, text in sources.items()})) == set(
+        sources
+    )
 
 
 def test_tests_are_in_the_folders_of_their_kind() -> None:
-    assert sorted({path.relative_to(ROOT / "tests").parts[0] for path in (ROOT / "tests").rglob("*/*.py")}) == TEST_FOLDERS
+    assert (
+        sorted({path.relative_to(ROOT / "tests").parts[0] for path in (ROOT / "tests").rglob("*/*.py")})
+        == TEST_FOLDERS
+    )
 
 
 @pytest.mark.parametrize("folder", NEEDS)
@@ -78,7 +87,10 @@ def test_quick_folders_start_no_servers(folder: str) -> None:
         for function in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(function, ast.FunctionDef)
         and servers & {argument.arg for argument in function.args.args}
-        and (function.name.startswith("test_") or any("fixture" in ast.unparse(name) for name in function.decorator_list))
+        and (
+            function.name.startswith("test_")
+            or any("fixture" in ast.unparse(name) for name in function.decorator_list)
+        )
     ]
 
 
@@ -97,10 +109,19 @@ def find_cycle(graph: Mapping[str, set[str]]) -> list[str]:
 
 @cache
 def imports(room: str) -> Mapping[str, set[str]]:
-    """By module of a room: the modules of that room that it imports, at its top, inside functions and for type checkers."""
+    """By module of a room.
+
+    The modules of that room that it imports, at its top, inside functions and for type checkers.
+    """
     files = {name_of(path): path for path in (ROOT / room).rglob("*.py")}
-    graph = {name: imported_by(path.read_text(encoding="utf-8"), set(files)) - {name} for name, path in files.items()}
-    return {name: {other for other in imported if not name.startswith(other + ".")} for name, imported in graph.items()}
+    graph = {
+        name: imported_by(path.read_text(encoding="utf-8"), set(files)) - {name}
+        for name, path in files.items()
+    }
+    return {
+        name: {other for other in imported if not name.startswith(other + ".")}
+        for name, imported in graph.items()
+    }
 
 
 def name_of(path: Path) -> str:

@@ -36,7 +36,10 @@ FORBIDDEN = frozenset(
         "borrowed",
     }
 )
-"""Vague participles and images, and former names of standard terms. In lower case, without leading underscores."""
+"""Vague participles and images, and former names of standard terms.
+
+In lower case, without leading underscores.
+"""
 
 
 def definitions() -> Iterator[tuple[Path, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]]:
@@ -61,6 +64,8 @@ def test_each_class_name_is_used_once() -> None:
 
 def test_no_name_is_forbidden() -> None:
     found = [
-        f"{path.relative_to(ROOT)}:{node.lineno} {node.name}" for path, node in definitions() if node.name.strip("_").lower() in FORBIDDEN
+        f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
+        for path, node in definitions()
+        if node.name.strip("_").lower() in FORBIDDEN
     ]
     assert found == []

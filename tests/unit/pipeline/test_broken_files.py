@@ -1,7 +1,8 @@
 """Every way to get a pipeline file or a setting wrong that we thought of, with the whole message that it gets.
 
-The tables are beside this, by theme. A case changes the file below (`put`: old text and new) or brings a file of its own (`file`), and
-may set variables (`env`); a case of settings has `env` and `config`, the text of config.yaml.
+The tables are beside this, by theme. A case changes the file below (`put`: old text and new) or brings a file
+of its own (`file`), and may set variables (`env`); a case of settings has `env` and `config`, the text of
+config.yaml.
 """
 
 from __future__ import annotations
@@ -57,7 +58,11 @@ TABLES = Path(__file__).parent / "broken"
 def table(*names: str) -> list[Any]:
     """The cases of some themes as parameters."""
     yaml = YAML(typ="safe")
-    return [pytest.param(case, id=f"{name}: {case['case']}") for name in names for case in yaml.load(TABLES / f"{name}.yaml")]
+    return [
+        pytest.param(case, id=f"{name}: {case['case']}")
+        for name in names
+        for case in yaml.load(TABLES / f"{name}.yaml")
+    ]
 
 
 def text_of(case: dict[str, Any]) -> str:

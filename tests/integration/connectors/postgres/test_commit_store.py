@@ -85,7 +85,10 @@ def test_an_older_generation_cannot_prepare(bench: Bench) -> None:
 
 
 def test_prepare_ends_the_transaction_of_a_zombie(bench: Bench) -> None:
-    """A driver that was stopped in the middle of a transaction holds the record's row: the newcomer ends its backend."""
+    """A driver that was stopped in the middle of a transaction holds the record's row.
+
+    The newcomer ends its backend.
+    """
     old = bench.joined(generation=1)
     handle = old._open
 
@@ -177,7 +180,9 @@ def test_history_keeps_the_last_hundred(bench: Bench) -> None:
     frame = bench.frame([])
     for number in range(1, 103):
         sink.write(plan(number), frame)
-    kept = bench.run("SELECT min(epoch), max(epoch), count(*) FROM headrace.history WHERE pipeline = %s", bench.pipeline)
+    kept = bench.run(
+        "SELECT min(epoch), max(epoch), count(*) FROM headrace.history WHERE pipeline = %s", bench.pipeline
+    )
     assert kept == [(3, 102, 100)]
 
 
@@ -191,7 +196,10 @@ def test_many_create_at_once(bench: Bench) -> None:
 
 
 def test_two_of_one_generation_write_an_epoch_once(bench: Bench) -> None:
-    """Two processes that both believe: the row's compare-and-set lets one through, and both learn the same counts."""
+    """Two processes that both believe.
+
+    The row's compare-and-set lets one through, and both learn the same counts.
+    """
     one = bench.joined(key=())
     two = bench.sink(key=())
     two.prepare(SCHEMA, 1)

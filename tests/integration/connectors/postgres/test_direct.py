@@ -28,7 +28,10 @@ def numbers(split: dict[str, Any]) -> Iterator[pa.RecordBatch]:
 
 @pytest.fixture
 def fetching() -> Iterator[Callable[..., SplitReader]]:
-    """Makes fetches out of a function; tasks get its code by value, since tests are no module that workers could import."""
+    """Makes fetches out of a function.
+
+    Tasks get its code by value, since tests are no module that workers could import.
+    """
     import sys
 
     module = sys.modules[__name__]
@@ -62,12 +65,18 @@ def test_all_splits_arrive_and_the_record_follows(bench: Bench, fetching: Any, k
     assert len(bench.rows()) == 400
 
 
-@pytest.mark.parametrize("options", [{}, {"on_conflict": "nothing"}, {"update_where": {"v": ">"}}], ids=["update", "nothing", "where"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"on_conflict": "nothing"}, {"update_where": {"v": ">"}}],
+    ids=["update", "nothing", "where"],
+)
 def test_keys_that_are_there_are_merged(bench: Bench, fetching: Any, options: dict[str, Any]) -> None:
     sink = bench.joined(**options)
     sink.write(plan(1), bench.frame([("i", 5, "a"), ("i", 150, "z"), ("i", 1000, "other")]))
     counts = sink.write_direct(plan(2, splits=SPLITS), fetching(), bench.spark)
-    updated = {"": 2, "nothing": 0, "v": 1}[options.get("on_conflict") or next(iter(options.get("update_where", {})), "")]
+    updated = {"": 2, "nothing": 0, "v": 1}[
+        options.get("on_conflict") or next(iter(options.get("update_where", {})), "")
+    ]
     assert counts == WriteCounts(400, 398, updated, 0)
     assert len(bench.rows()) == 401
 
@@ -99,7 +108,9 @@ def test_keys_that_are_one_to_the_target_keep_the_order_of_splits(bench: Bench, 
 
 
 @KEYS
-def test_a_split_that_breaks_is_the_only_one_loaded_again(bench: Bench, fetching: Any, key: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_split_that_breaks_is_the_only_one_loaded_again(
+    bench: Bench, fetching: Any, key: tuple[str, ...], tmp_path: Path
+) -> None:
     seen = str(tmp_path)
 
     def breaking(split: dict[str, Any]) -> Iterator[pa.RecordBatch]:
@@ -129,7 +140,9 @@ def test_a_split_that_breaks_is_the_only_one_loaded_again(bench: Bench, fetching
 
 
 @KEYS
-def test_a_worker_killed_in_copy_leaves_nothing_of_its_split(bench: Bench, fetching: Any, key: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_worker_killed_in_copy_leaves_nothing_of_its_split(
+    bench: Bench, fetching: Any, key: tuple[str, ...], tmp_path: Path
+) -> None:
     flag = str(tmp_path / "killed")
 
     def killing(split: dict[str, Any]) -> Iterator[pa.RecordBatch]:
@@ -147,7 +160,9 @@ def test_a_worker_killed_in_copy_leaves_nothing_of_its_split(bench: Bench, fetch
     with pytest.raises(Exception, match="Python worker exited"):
         sink.write_direct(plan(1, splits=SPLITS), fetching(killing), bench.spark)
     assert not [row for row in bench.rows() if 100 <= row[0] < 200]
-    assert sink.write_direct(plan(1, splits=SPLITS), fetching(killing), bench.spark) == WriteCounts(400, 400, 0, 0)
+    assert sink.write_direct(plan(1, splits=SPLITS), fetching(killing), bench.spark) == WriteCounts(
+        400, 400, 0, 0
+    )
     assert bench.rows() == sorted([(at, f"v{at}") for at in range(400)], key=repr)
 
 
@@ -205,19 +220,36 @@ def test_markers_of_older_epochs_go(bench: Bench, fetching: Any) -> None:
     sink = bench.joined(key=())
     sink.write_direct(plan(1, splits=SPLITS[:2]), fetching(numbers, SPLITS[:2]), bench.spark)
     sink.write_direct(plan(2, splits=SPLITS[2:]), fetching(numbers, SPLITS[2:]), bench.spark)
-    assert bench.run("SELECT DISTINCT epoch FROM headrace.splits WHERE pipeline = %s", bench.pipeline) == [(2,)]
+    assert bench.run("SELECT DISTINCT epoch FROM headrace.splits WHERE pipeline = %s", bench.pipeline) == [
+        (2,)
+    ]
 
 
 def test_widening_loses_nothing_and_nesting_is_refused(bench: Bench, fetching: Any) -> None:
-    schema = pa.schema([("id", pa.uint64()), ("h", pa.float16()), ("c", pa.dictionary(pa.int8(), pa.string())), ("f", pa.binary(2))])
+    schema = pa.schema(
+        [
+            ("id", pa.uint64()),
+            ("h", pa.float16()),
+            ("c", pa.dictionary(pa.int8(), pa.string())),
+            ("f", pa.binary(2)),
+        ]
+    )
 
     def wide(split: dict[str, Any]) -> Iterator[pa.RecordBatch]:
-        columns = [pa.array([2**64 - 1], pa.uint64()), pa.array([1.5], pa.float16()), pa.array(["x"]).dictionary_encode()]
-        yield pa.RecordBatch.from_arrays([*columns, pa.array([b"ab"], pa.binary(2))], names=["id", "h", "c", "f"])
+        columns = [
+            pa.array([2**64 - 1], pa.uint64()),
+            pa.array([1.5], pa.float16()),
+            pa.array(["x"]).dictionary_encode(),
+        ]
+        yield pa.RecordBatch.from_arrays(
+            [*columns, pa.array([b"ab"], pa.binary(2))], names=["id", "h", "c", "f"]
+        )
 
     bench.joined(schema).write_direct(plan(1, splits=SPLITS[:1]), fetching(wide, SPLITS[:1]), bench.spark)
     assert bench.rows() == [(2**64 - 1, 1.5, "x", b"ab")]
-    nested = bench.joined(pa.schema([("id", pa.int64()), ("v", pa.list_(pa.int64()))]), name="nested", table="nested")
+    nested = bench.joined(
+        pa.schema([("id", pa.int64()), ("v", pa.list_(pa.int64()))]), name="nested", table="nested"
+    )
     with pytest.raises(SchemaError, match="column 'v'"):
         nested.write_direct(plan(1, splits=SPLITS), fetching(), bench.spark)
 
@@ -247,8 +279,8 @@ def test_a_source_that_fails_in_passing_is_asked_again(bench: Bench, fetching: A
             raise TransientError(msg)
         yield second
 
-    assert bench.joined(key=()).write_direct(plan(1, splits=SPLITS[:1]), fetching(failing, SPLITS[:1]), bench.spark) == WriteCounts(
-        100, 100, 0, 0
-    )
+    assert bench.joined(key=()).write_direct(
+        plan(1, splits=SPLITS[:1]), fetching(failing, SPLITS[:1]), bench.spark
+    ) == WriteCounts(100, 100, 0, 0)
     assert Path(flag).exists()
     assert len(bench.rows()) == 100

@@ -53,7 +53,15 @@ def test_counts_add_up_to_the_table(bench: Bench, estimate: int | None) -> None:
 def test_first_one_wins_with_on_conflict_nothing(bench: Bench, estimate: int | None) -> None:
     sink = bench.joined(on_conflict="nothing")
     sink.write(plan(1), bench.frame([("i", 1, "kept")]))
-    rows = [("i", 1, "ignored"), ("i", 2, "first"), ("i", 2, "second"), ("i", 3, "a"), ("d", 3, "a"), ("i", 3, "b"), ("i", 3, "c")]
+    rows = [
+        ("i", 1, "ignored"),
+        ("i", 2, "first"),
+        ("i", 2, "second"),
+        ("i", 3, "a"),
+        ("d", 3, "a"),
+        ("i", 3, "b"),
+        ("i", 3, "c"),
+    ]
     counts = sink.write(plan(2), bench.frame(rows, estimate=estimate))
     assert bench.rows() == [(1, "kept"), (2, "first"), (3, "b")]
     assert counts == WriteCounts(rows=3, inserted=2, updated=0, deleted=0)
@@ -73,7 +81,16 @@ def test_first_one_wins_with_on_conflict_nothing(bench: Bench, estimate: int | N
 def test_the_result_does_not_depend_on_where_epochs_are_cut(
     bench: Bench, cuts: list[int], options: dict[str, Any], expected: list[tuple[int, str]]
 ) -> None:
-    rows = [("i", 2, "0"), ("i", 1, "5"), ("u", 1, "9"), ("u", 1, "7"), ("d", 2, ""), ("i", 2, "3"), ("u", 2, "1"), ("u", 1, "8")]
+    rows = [
+        ("i", 2, "0"),
+        ("i", 1, "5"),
+        ("u", 1, "9"),
+        ("u", 1, "7"),
+        ("d", 2, ""),
+        ("i", 2, "3"),
+        ("u", 2, "1"),
+        ("u", 1, "8"),
+    ]
     sink = bench.joined(**options)
     at = 0
     for number, size in enumerate(cuts, start=1):
@@ -86,7 +103,9 @@ def test_the_result_does_not_depend_on_where_epochs_are_cut(
 def test_update_where_compares_with_the_row_that_is_there(bench: Bench, estimate: int | None) -> None:
     sink = bench.joined(update_where={"v": ">"})
     sink.write(plan(1), bench.frame([("i", 1, "5"), ("i", 2, "5")]))
-    counts = sink.write(plan(2), bench.frame([("u", 1, "8"), ("u", 1, "6"), ("u", 2, "4"), ("i", 3, "1")], estimate=estimate))
+    counts = sink.write(
+        plan(2), bench.frame([("u", 1, "8"), ("u", 1, "6"), ("u", 2, "4"), ("i", 3, "1")], estimate=estimate)
+    )
     assert bench.rows() == [(1, "8"), (2, "5"), (3, "1")]
     assert counts == WriteCounts(rows=3, inserted=1, updated=1, deleted=0)
 
@@ -95,7 +114,10 @@ def test_update_where_compares_with_the_row_that_is_there(bench: Bench, estimate
 def test_all_columns_key_does_nothing_on_conflict(bench: Bench, estimate: int | None) -> None:
     sink = bench.joined(key=("id", "v"))
     sink.write(plan(1), bench.frame([("i", 1, "a")], key=("id", "v")))
-    counts = sink.write(plan(2), bench.frame([("i", 1, "a"), ("i", 1, "b"), ("u", 1, "b")], key=("id", "v"), estimate=estimate))
+    counts = sink.write(
+        plan(2),
+        bench.frame([("i", 1, "a"), ("i", 1, "b"), ("u", 1, "b")], key=("id", "v"), estimate=estimate),
+    )
     assert bench.rows() == [(1, "a"), (1, "b")]
     assert counts == WriteCounts(rows=2, inserted=1, updated=0, deleted=0)
 
@@ -103,7 +125,9 @@ def test_all_columns_key_does_nothing_on_conflict(bench: Bench, estimate: int | 
 @PATHS
 def test_without_a_key_rows_are_appended(bench: Bench, estimate: int | None) -> None:
     sink = bench.joined(key=())
-    counts = sink.write(plan(1), bench.frame([("i", 1, "a"), ("u", 1, "b"), ("i", 1, "a")], key=(), estimate=estimate))
+    counts = sink.write(
+        plan(1), bench.frame([("i", 1, "a"), ("u", 1, "b"), ("i", 1, "a")], key=(), estimate=estimate)
+    )
     assert bench.rows() == [(1, "a"), (1, "a"), (1, "b")]
     assert counts == WriteCounts(rows=3, inserted=3, updated=0, deleted=0)
 
@@ -132,10 +156,15 @@ def test_partitioned_targets_count_like_others(bench: Bench) -> None:
     bench.run(f"CREATE SCHEMA {bench.schema}")
     bench.run("CREATE TABLE {t} (id bigint PRIMARY KEY, v text) PARTITION BY HASH (id)")
     for part in range(2):
-        bench.run(f"CREATE TABLE {bench.schema}.part{part} PARTITION OF {{t}} FOR VALUES WITH (MODULUS 2, REMAINDER {part})")
+        bench.run(
+            f"CREATE TABLE {bench.schema}.part{part} PARTITION OF {{t}} FOR VALUES WITH (MODULUS 2,"
+            f" REMAINDER {part})"
+        )
     sink = bench.joined()
     assert sink.write(plan(1), bench.frame([("i", at, "a") for at in range(4)])) == WriteCounts(4, 4, 0, 0)
-    assert sink.write(plan(2), bench.frame([("u", 1, "b"), ("d", 2, ""), ("i", 9, "c")])) == WriteCounts(3, 1, 1, 1)
+    assert sink.write(plan(2), bench.frame([("u", 1, "b"), ("d", 2, ""), ("i", 9, "c")])) == WriteCounts(
+        3, 1, 1, 1
+    )
 
 
 def test_quoting_holds_for_any_name(bench: Bench) -> None:

@@ -48,7 +48,10 @@ def writer(bench: Bench, generation: int, said: Path) -> Iterator[subprocess.Pop
         "generation": generation,
         "said": str(said),
     }
-    process = subprocess.Popen([sys.executable, str(ROOT / "tests/helpers/postgres_writer.py"), json.dumps(given)], start_new_session=True)
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "tests/helpers/postgres_writer.py"), json.dumps(given)],
+        start_new_session=True,
+    )
     try:
         yield process
     finally:
@@ -83,7 +86,9 @@ def test_a_driver_killed_at_any_moment_leaves_whole_epochs(bench: Bench, tmp_pat
             os.killpg(process.pid, signal.SIGKILL)
         epoch = check_books(bench, 100 * generation)
         assert epoch >= wait_for
-        bench.run("UPDATE headrace.records SET generation = %s WHERE pipeline = %s", generation, bench.pipeline)
+        bench.run(
+            "UPDATE headrace.records SET generation = %s WHERE pipeline = %s", generation, bench.pipeline
+        )
 
 
 def test_a_driver_that_slept_through_a_takeover_writes_nothing_more(bench: Bench, tmp_path: Path) -> None:
@@ -98,7 +103,9 @@ def test_a_driver_that_slept_through_a_takeover_writes_nothing_more(bench: Bench
     assert check_books(bench, 2) == taken
 
 
-def test_a_server_killed_in_a_transaction_is_tried_again(fragile: tuple[LocalService, Bench], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_killed_in_a_transaction_is_tried_again(
+    fragile: tuple[LocalService, Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from headrace.connectors.postgres import small_batches
 
     server, bench = fragile
@@ -121,7 +128,9 @@ def test_a_server_killed_in_a_transaction_is_tried_again(fragile: tuple[LocalSer
 
 
 @pytest.mark.parametrize("estimate", [0, STAGED], ids=["driver", "staged"])
-def test_a_connection_lost_at_the_commit_does_not_double(bench: Bench, monkeypatch: pytest.MonkeyPatch, estimate: int) -> None:
+def test_a_connection_lost_at_the_commit_does_not_double(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, estimate: int
+) -> None:
     """The server has committed, the answer never came: trying again finds the epoch held."""
     sink = bench.joined(key=())
     frame = bench.frame([("i", 1, "a")], key=(), estimate=estimate)
@@ -150,7 +159,9 @@ def lose_answer(handle: Any, monkeypatch: pytest.MonkeyPatch, *, of_write: bool)
             def commit(self) -> None:
                 connection.commit()
                 msg = "server closed the connection unexpectedly"
-                raise adbc_driver_manager.OperationalError(msg, status_code=adbc_driver_manager.AdbcStatusCode.IO)
+                raise adbc_driver_manager.OperationalError(
+                    msg, status_code=adbc_driver_manager.AdbcStatusCode.IO
+                )
 
         handle.loader._connection = Lossy()
         return
@@ -193,7 +204,9 @@ def test_a_server_killed_between_staging_and_merge_is_staged_again(
     assert bench.run("SELECT count(*) FROM pg_tables WHERE tablename LIKE %s", "stage%") == [(0,)]
 
 
-def test_rows_of_an_attempt_that_nobody_returned_are_not_merged(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_an_attempt_that_nobody_returned_are_not_merged(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A task committed its COPY and died before it could say so; another attempt did it again."""
     sink = bench.joined(key=())
     stage = staging.copy_to_staging
@@ -210,7 +223,10 @@ def test_rows_of_an_attempt_that_nobody_returned_are_not_merged(bench: Bench, mo
 
 
 def tried_again(write: Callable[[], WriteCounts]) -> WriteCounts:
-    """As a lane does: what passes is tried again. Spark may hand out another worker that has died and that it has not noticed yet."""
+    """As a lane does: what passes is tried again.
+
+    Spark may hand out another worker that has died and that it has not noticed yet.
+    """
     for attempt in range(5):
         try:
             return write()
@@ -241,7 +257,9 @@ def test_a_worker_killed_in_copy_leaves_nothing(bench: Bench, tmp_path: Path) ->
     assert len(bench.rows()) == 2000
 
 
-def test_a_zombie_that_wakes_between_staging_and_merge_is_fenced(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_zombie_that_wakes_between_staging_and_merge_is_fenced(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     old = bench.joined(key=(), generation=1)
     stage = staging.copy_to_staging
 
@@ -280,10 +298,17 @@ def test_a_wide_stage_is_merged_by_attempts(bench: Bench) -> None:
         f.col("id"),
         f.concat(f.lit("v"), f.col("id")).alias("v"),
         f.lit("i").alias("_gs_op"),
-        f.struct(f.lit(0).alias("source"), f.lit(0).alias("part"), f.col("id").alias("off"), f.lit(0).cast("bigint").alias("sub")).alias(
-            "_gs_pos"
-        ),
+        f.struct(
+            f.lit(0).alias("source"),
+            f.lit(0).alias("part"),
+            f.col("id").alias("off"),
+            f.lit(0).cast("bigint").alias("sub"),
+        ).alias("_gs_pos"),
     )
-    assert sink.write(plan(1), EpochFrame(rows, SCHEMA, ("id",), STAGED, bench.spark)) == WriteCounts(10_000, 10_000, 0, 0)
-    assert sink.write(plan(2), EpochFrame(rows, SCHEMA, ("id",), None, bench.spark)) == WriteCounts(10_000, 0, 10_000, 0)
+    assert sink.write(plan(1), EpochFrame(rows, SCHEMA, ("id",), STAGED, bench.spark)) == WriteCounts(
+        10_000, 10_000, 0, 0
+    )
+    assert sink.write(plan(2), EpochFrame(rows, SCHEMA, ("id",), None, bench.spark)) == WriteCounts(
+        10_000, 0, 10_000, 0
+    )
     assert len(bench.rows()) == 10_000

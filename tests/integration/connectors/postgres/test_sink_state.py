@@ -11,7 +11,11 @@ from helpers.postgres_epochs import Bench, plan
 from headrace.jobs.testing.sink_state import apply_to_target
 
 STEPS = 24
-OPTIONS: list[dict[str, Any]] = [{}, {"on_conflict": "nothing"}, *({"update_where": {"v": op}} for op in (">", ">=", "<", "<="))]
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"on_conflict": "nothing"},
+    *({"update_where": {"v": op}} for op in (">", ">=", "<", "<=")),
+]
 
 
 @pytest.mark.parametrize("cut", [1, 5, STEPS])
@@ -22,6 +26,11 @@ def test_a_test_says_what_the_table_holds(bench: Bench, options: dict[str, Any],
     sink = bench.joined(**options)
     for number, at in enumerate(range(0, STEPS, cut), start=1):
         sink.write(plan(number), bench.frame(steps[at : at + cut]))
-    rows = apply_to_target("out", sink._context.node, ("id",), [{"id": key, "v": value, "_gs_op": op} for op, key, value in steps])
+    rows = apply_to_target(
+        "out",
+        sink._context.node,
+        ("id",),
+        [{"id": key, "v": value, "_gs_op": op} for op, key, value in steps],
+    )
     assert sorted((row["id"], row["v"]) for row in rows) == bench.rows()
     assert rows

@@ -29,7 +29,12 @@ TABLE = "{type: clickhouse, table_name: shop.archive, primary_key: id}"
 LISTED = "{type: clickhouse, table_name: shop.archive, primary_key: id, columns: [id, name]}"
 
 
-def said(sources: str, transforms: str = "{}", sinks: str = "{out: {type: postgres, from: src, table: t}}", more: str = "") -> str:
+def said(
+    sources: str,
+    transforms: str = "{}",
+    sinks: str = "{out: {type: postgres, from: src, table: t}}",
+    more: str = "",
+) -> str:
     return f"name: p\nsources: {sources}\ntransforms: {transforms}\nsinks: {sinks}\n{more}"
 
 
@@ -59,13 +64,21 @@ class TestWithoutSpark:
     @pytest.mark.parametrize("offline", [False, True])
     def test_a_topic_is_known_from_the_file(self, offline: bool, tmp_path: Path) -> None:
         nodes = told(said(f"{{src: {TOPIC}}}"), tmp_path, offline=offline, spark_plan=True)
-        assert columns(nodes["src"]) == columns(nodes["out"]) == {"id": "BIGINT", "name": "STRING", "cents": "INT"}
+        assert (
+            columns(nodes["src"])
+            == columns(nodes["out"])
+            == {"id": "BIGINT", "name": "STRING", "cents": "INT"}
+        )
         assert [node.unchecked for node in nodes.values()] == [(), ()]
 
-    def test_filters_show_no_value_of_a_variable(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_filters_show_no_value_of_a_variable(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("HIDDEN", "c4n4ry")
         monkeypatch.setenv("ONE", "1")
-        topic = TOPIC.replace("type: kafka,", """type: kafka, filter: "name <> '${HIDDEN}' and cents > 10 and id <> ${ONE}",""")
+        topic = TOPIC.replace(
+            "type: kafka,", """type: kafka, filter: "name <> '${HIDDEN}' and cents > 10 and id <> ${ONE}","""
+        )
         target = told(said(f"{{src: {topic}}}"), tmp_path, offline=True)["out"].target
         assert target
         assert "src (filter name <> '${HIDDEN}' and cents > 10 and id <> ${ONE})" in target.writes
@@ -74,7 +87,9 @@ class TestWithoutSpark:
         ("offline", "reason"),
         [(True, r"not asked, --offline"), (False, r".*(refused|answer|reach|connect).*")],
     )
-    def test_a_table_that_cannot_be_asked_is_unchecked_with_the_reason(self, offline: bool, reason: str, tmp_path: Path) -> None:
+    def test_a_table_that_cannot_be_asked_is_unchecked_with_the_reason(
+        self, offline: bool, reason: str, tmp_path: Path
+    ) -> None:
         nodes = told(said(f"{{src: {TABLE}}}"), tmp_path, offline=offline)
         (unchecked,) = nodes["src"].unchecked
         assert re.fullmatch(f"columns of clickhouse shop.archive: {reason}", unchecked, re.IGNORECASE)
@@ -86,7 +101,10 @@ class TestWithoutSpark:
         target = nodes["out"].target
         assert target
         assert target.load_path
-        assert (target.load_path.path, target.load_path.reason) == ("unchecked", "the columns of `src` are not known")
+        assert (target.load_path.path, target.load_path.reason) == (
+            "unchecked",
+            "the columns of `src` are not known",
+        )
 
     def test_columns_that_the_file_lists_are_known_by_name(self, tmp_path: Path) -> None:
         nodes = told(said(f"{{src: {LISTED}}}"), tmp_path, offline=True)
@@ -103,14 +121,18 @@ class TestWithoutSpark:
             "other": (("name",), ("other",)),
         }
 
-    def test_without_java_columns_are_told_by_the_sql_alone(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def test_without_java_columns_are_told_by_the_sql_alone(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
         def none(*_: object) -> None:
             msg = "no Java was found"
             raise ServiceError(msg)
 
         monkeypatch.setattr(schemas, "start_session", none)
         transforms = "{t: {type: sql, sql: 'SELECT id, upper(name) AS up FROM src'}}"
-        nodes = told(said(f"{{src: {TOPIC}}}", transforms, "{out: {type: postgres, from: t, table: t}}"), tmp_path)
+        nodes = told(
+            said(f"{{src: {TOPIC}}}", transforms, "{out: {type: postgres, from: t, table: t}}"), tmp_path
+        )
         assert nodes["t"].unchecked == ("SQL and types: no Java was found",)
         assert list(columns(nodes["out"])) == ["id", "up"]
         assert nodes["out"].complete
@@ -138,9 +160,12 @@ PG = "{type: postgres, from: src, table: t}"
     [
         ({"cut": "offset_table: {}"}, "exactly_once", "one atomic act", ()),
         ({"cut": "offset_table: {}", "snapshot": ", snapshot: none"}, "exactly_once", "", ("`a.b` holds still until its history is written",)),
-        ({"cut": "handoff_lag: 2h"}, "exactly_once", "", ("history lags its topic by less than the overlap",)),
-        ({"cut": "cursor: {column: at, allowed_lateness: 5m}", "key": ""}, "exactly_once", "", ("rows arrive within 5m of `at`",)),
-        ({"sink": "{type: postgres, from: src, table: t, delivery: at_least_once}"}, "at_least_once", "as the file asks for", ()),
+        ({"cut": "handoff_lag: 2h"}, "exactly_once", "", (("history lags its topic by less than the"
+                                                          " overlap"),)),
+        ({"cut": "cursor: {column: at, allowed_lateness:"
+                 " 5m}", "key": ""}, "exactly_once", "", ("rows arrive within 5m of `at`",)),
+        ({"sink": "{type: postgres, from: src, table: t, delivery:"
+                  " at_least_once}"}, "at_least_once", "as the file asks for", ()),
         ({"sink": "{type: print, from: src}"}, "at_least_once", "keeps no record", ()),
     ],
 )  # fmt: skip
@@ -154,13 +179,19 @@ def test_the_guarantee_and_what_it_rests_on(
     assert target.guarantee.delivery == delivery
     assert reason in target.guarantee.reason
     assert len(target.guarantee.provided) == len(provided)
-    assert all(found.startswith(wanted) for found, wanted in zip(target.guarantee.provided, provided, strict=True))
-    assert target.writes == ("nothing is kept" if not target.name else "upserts and deletes by id" if values["key"] else "appends")
+    assert all(
+        found.startswith(wanted) for found, wanted in zip(target.guarantee.provided, provided, strict=True)
+    )
+    assert target.writes == (
+        "nothing is kept" if not target.name else "upserts and deletes by id" if values["key"] else "appends"
+    )
 
 
 @pytest.mark.usefixtures("no_jvm")
 @pytest.mark.parametrize(("snapshot", "has_snapshot"), [("", True), (", snapshot: none", False)])
-def test_each_part_of_a_history_states_its_snapshot(snapshot: str, has_snapshot: bool, tmp_path: Path) -> None:
+def test_each_part_of_a_history_states_its_snapshot(
+    snapshot: str, has_snapshot: bool, tmp_path: Path
+) -> None:
     written = HYBRID.format(key="primary_key: id", snapshot=snapshot, cut="offset_table: {}", sink=PG)
     parts = told(written, tmp_path, offline=True)["src"].parts
     assert [(part.phase, part.type, part.name, part.has_snapshot) for part in parts] == [
@@ -184,9 +215,15 @@ sinks:
 
 
 class TestWithSpark:
-    def test_what_does_not_need_a_server_is_analysed_and_the_rest_says_why_not(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_what_does_not_need_a_server_is_analysed_and_the_rest_says_why_not(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
         nodes = told(FAN, tmp_path, offline=True, spark=spark)
-        assert columns(nodes["euros"]) == columns(nodes["one"]) == {"id": "BIGINT", "euros": "DOUBLE", "city": "STRING"}
+        assert (
+            columns(nodes["euros"])
+            == columns(nodes["one"])
+            == {"id": "BIGINT", "euros": "DOUBLE", "city": "STRING"}
+        )
         assert {name: node.unchecked for name, node in nodes.items()} == {
             "orders": (),
             "old": ("columns of clickhouse shop.old: not asked, --offline",),
@@ -196,14 +233,21 @@ class TestWithSpark:
             "two": ("columns and types: those of `all_of_them` are not checked",),
         }
         assert list(columns(nodes["two"])) == ["id", "euros"]
-        assert [(origin.node, origin.column) for origin in nodes["two"].lineage["euros"].origins] == [("orders", "cents")]
+        assert [(origin.node, origin.column) for origin in nodes["two"].lineage["euros"].origins] == [
+            ("orders", "cents")
+        ]
         assert nodes["one"].target
         assert nodes["one"].target.load_path is None
-        assert nodes["all_of_them"].notes == (("staged", "once per epoch, before a sink gets a row: `rand` gives another value each time"),)
+        assert nodes["all_of_them"].notes == (
+            ("staged", "once per epoch, before a sink gets a row: `rand` gives another value each time"),
+        )
         assert nodes["two"].target
         assert nodes["two"].target.guarantee.provided == (
             "`shop.old` holds still until its history is written",
-            "`staging.path` is a folder that every host which runs this pipeline sees: rows of `all_of_them` are staged there",
+            (
+                "`staging.path` is a folder that every host which runs this pipeline sees: rows of"
+                " `all_of_them` are staged there"
+            ),
         )
 
     def test_sql_that_does_not_fit_is_an_error_at_its_line(self, spark: SparkSession, tmp_path: Path) -> None:
@@ -213,7 +257,9 @@ class TestWithSpark:
         assert caught.value.place
         assert caught.value.place.line == 6
 
-    def test_a_key_that_the_sql_drops_is_an_error_at_its_line(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_a_key_that_the_sql_drops_is_an_error_at_its_line(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
         with pytest.raises(SchemaError, match=r'columns \["id"\] not found in schema') as caught:
             told(FAN.replace("SELECT id, cents", "SELECT cents"), tmp_path, offline=True, spark=spark)
         assert caught.value.place
@@ -251,4 +297,6 @@ class TestWithSpark:
 @pytest.fixture
 def flights(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Explanation:
     monkeypatch.delenv("FLIGHTS_DELTA", raising=False)
-    return explain(load_pipeline(ROOT / "examples" / "flights.yaml"), Settings(home=tmp_path), offline=True, spark=spark)
+    return explain(
+        load_pipeline(ROOT / "examples" / "flights.yaml"), Settings(home=tmp_path), offline=True, spark=spark
+    )

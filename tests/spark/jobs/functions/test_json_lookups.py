@@ -13,8 +13,30 @@ from headrace.pipeline.sql import statements
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-TEXTS = ("", "null", "{", "[", "{}", "[]", '{"a":1}', '["a"]', "it's", "\\", 'x"y', "{x}", "[1]", "nullx", " {")
-PATHS: dict[str, tuple[str | int, ...]] = {"$": (), "$.v": ("v",), "$.v[0]": ("v", 0), "$.w.a": ("w", "a"), "$[1]": (1,)}
+TEXTS = (
+    "",
+    "null",
+    "{",
+    "[",
+    "{}",
+    "[]",
+    '{"a":1}',
+    '["a"]',
+    "it's",
+    "\\",
+    'x"y',
+    "{x}",
+    "[1]",
+    "nullx",
+    " {",
+)
+PATHS: dict[str, tuple[str | int, ...]] = {
+    "$": (),
+    "$.v": ("v",),
+    "$.v[0]": ("v", 0),
+    "$.w.a": ("w", "a"),
+    "$[1]": (1,),
+}
 FUNCTIONS = ("json_value", "json_query", "json_exists")
 
 
@@ -52,20 +74,28 @@ def _at(value: Any, path: tuple[str | int, ...]) -> Any:
 
 def _wanted(value: Any) -> tuple[str | None, Any, bool]:
     inner = value if isinstance(value, (dict, list)) else None
-    scalar = None if inner is not None or value is None else value if isinstance(value, str) else json.dumps(value)
+    scalar = (
+        None if inner is not None or value is None else value if isinstance(value, str) else json.dumps(value)
+    )
     return scalar, inner, value is not None
 
 
-@pytest.mark.parametrize("around", ["{}", "CASE WHEN n >= 0 THEN {} END"], ids=["a column", "under a condition"])
+@pytest.mark.parametrize(
+    "around", ["{}", "CASE WHEN n >= 0 THEN {} END"], ids=["a column", "under a condition"]
+)
 def test_lookups_find_what_python_finds(spark: SparkSession, around: str) -> None:
     chance = random.Random(around)
     documents = [_document(chance) for _ in range(1000)]
-    table = spark.createDataFrame([(place, text) for place, (_, text) in enumerate(documents)], "n LONG, doc STRING")
+    table = spark.createDataFrame(
+        [(place, text) for place, (_, text) in enumerate(documents)], "n LONG, doc STRING"
+    )
     table.createOrReplaceTempView("documents")
     assert len({text for _, text in documents}) > 500
     for path, steps in PATHS.items():
         columns = ", ".join(around.format(f"{name}(doc, '{path}')") for name in FUNCTIONS)
-        rows = spark.sql(statements.compile_statement(statements.parse(f"SELECT n, {columns} FROM documents"), ())).collect()
+        rows = spark.sql(
+            statements.compile_statement(statements.parse(f"SELECT n, {columns} FROM documents"), ())
+        ).collect()
         for row in rows:
             value, text = documents[row[0]]
             found = (row[1], json.loads(row[2]) if row[2] is not None else None, row[3])

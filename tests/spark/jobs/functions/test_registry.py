@@ -32,7 +32,10 @@ class _DataFusion(statements.DIALECT):
     """Spark's syntax with the names of the other dialect."""
 
     class Parser(statements.DIALECT.Parser):
-        FUNCTIONS: ClassVar[dict[str, Any]] = {**statements.DIALECT.Parser.FUNCTIONS, **parsed_names("datafusion")}
+        FUNCTIONS: ClassVar[dict[str, Any]] = {
+            **statements.DIALECT.Parser.FUNCTIONS,
+            **parsed_names("datafusion"),
+        }
 
 
 def _text(function: Function, call: str) -> str:
@@ -47,24 +50,38 @@ def session(spark: SparkSession) -> Iterator[SparkSession]:
     made = spark.newSession()
     rules = "org.apache.spark.sql.catalyst.optimizer"
     made.conf.set("spark.sql.optimizer.excludedRules", ",".join(f"{rules}.{rule}" for rule in sorted(PLAIN)))
-    made.sql("SELECT named_struct('source', 0, 'part', 1, 'off', 2L, 'sub', 0L) AS _gs_pos").createOrReplaceTempView("one")
+    made.sql(
+        "SELECT named_struct('source', 0, 'part', 1, 'off', 2L, 'sub', 0L) AS _gs_pos"
+    ).createOrReplaceTempView("one")
     yield made
     made.catalog.dropTempView("one")
 
 
 @pytest.mark.parametrize("group", [group for group in Group if any(one.group is group for one in FUNCTIONS)])
 def test_examples_and_edge_cases(session: SparkSession, group: Group) -> None:
-    shown = [(function, call, result) for function in FUNCTIONS if function.group is group for call, result in function.examples]
+    shown = [
+        (function, call, result)
+        for function in FUNCTIONS
+        if function.group is group
+        for call, result in function.examples
+    ]
     found: list[str] = []
     for start in range(0, len(shown), AT_ONCE):
         part = shown[start : start + AT_ONCE]
         texts = [_text(function, call) for function, call, _ in part]
-        columns = [text.removeprefix("SELECT ").removesuffix(" AS v FROM one") + f" AS c{place}" for place, text in enumerate(texts)]
+        columns = [
+            text.removeprefix("SELECT ").removesuffix(" AS v FROM one") + f" AS c{place}"
+            for place, text in enumerate(texts)
+        ]
         whole = f"SELECT {', '.join(columns)} FROM one"
         provide(session, whole)
         row = session.sql(whole).collect()[0]
         found += ["NULL" if value is None else value for value in row]
-    wrong = [f"{call}: {value!r}, not {result!r}" for (_, call, result), value in zip(shown, found, strict=True) if value != result]
+    wrong = [
+        f"{call}: {value!r}, not {result!r}"
+        for (_, call, result), value in zip(shown, found, strict=True)
+        if value != result
+    ]
     assert not wrong, "\n".join(wrong)
 
 

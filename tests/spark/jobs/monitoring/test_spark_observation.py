@@ -1,4 +1,7 @@
-"""What Spark tells of rows as they pass: numbers, event times of every type, and rows that several queries share."""
+"""What Spark tells of rows as they pass.
+
+Numbers, event times of every type, and rows that several queries share.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,12 @@ LATEST = 1_735_689_600_000
 
 def test_event_times_of_every_type_and_nonsense_is_left_out(spark: SparkSession) -> None:
     frame = spark.sql(
-        "select timestamp'2025-01-01 00:00:00Z' as at, timestamp_ntz'2025-01-01 00:00:00' as local, date'2025-01-01' as day,"
-        " 1735689600 as secs, 1735689600000 as millis, 1735689600000000 as micros, 9223372036854775807 as far, cast(null as date) as never,"
-        " 'x' as text union all select timestamp'2024-01-01 00:00:00Z', timestamp_ntz'2024-01-01 00:00:00', date'2024-01-01', 1, 1, 1,"
+        "select timestamp'2025-01-01 00:00:00Z' as at, timestamp_ntz'2025-01-01 00:00:00' as local,"
+        " date'2025-01-01' as day,"
+        " 1735689600 as secs, 1735689600000 as millis, 1735689600000000 as micros, 9223372036854775807 as"
+        " far, cast(null as date) as never,"
+        " 'x' as text union all select timestamp'2024-01-01 00:00:00Z', timestamp_ntz'2024-01-01 00:00:00',"
+        " date'2024-01-01', 1, 1, 1,"
         " 9223372036854775807, null, 'y'"
     )
     times = {

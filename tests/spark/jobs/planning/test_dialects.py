@@ -153,7 +153,10 @@ CASES: dict[str, list[tuple[str, Any]]] = {
         ("name SIMILAR TO 'nn|x'", True),
         ("name NOT SIMILAR TO '^nn'", True),
         ("date_bin(INTERVAL '15 minutes', ts)", datetime(2025, 1, 5, 6, tzinfo=UTC)),
-        ("date_bin(INTERVAL '1 week', ts, TIMESTAMP '2025-01-06 00:00:00')", datetime(2024, 12, 30, tzinfo=UTC)),
+        (
+            "date_bin(INTERVAL '1 week', ts, TIMESTAMP '2025-01-06 00:00:00')",
+            datetime(2024, 12, 30, tzinfo=UTC),
+        ),
         ('"name"', "Ann Bee"),
         ("NAME", "Ann Bee"),
         ("name ~* 'ann'", True),
@@ -219,11 +222,17 @@ CASES: dict[str, list[tuple[str, Any]]] = {
         ("named_struct('a', 1)", {"a": 1}),
         ("to_hex(255)", "ff"),
         ("hex(255)", "ff"),
-        ("encode(digest('a', 'sha256'), 'hex')", "ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb"),
+        (
+            "encode(digest('a', 'sha256'), 'hex')",
+            "ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb",
+        ),
         ("to_timestamp(epoch)", datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)),
         ("to_timestamp('2025-01-05T06:07:08.25Z')", AT),
         ("to_timestamp('05/01/2025 06:07', '%d/%m/%Y %H:%M')", datetime(2025, 1, 5, 6, 7, tzinfo=UTC)),
-        ("to_timestamp('2025-01-05T06:07:08', '%Y-%m-%dT%H:%M:%S')", datetime(2025, 1, 5, 6, 7, 8, tzinfo=UTC)),
+        (
+            "to_timestamp('2025-01-05T06:07:08', '%Y-%m-%dT%H:%M:%S')",
+            datetime(2025, 1, 5, 6, 7, 8, tzinfo=UTC),
+        ),
         ("to_timestamp_millis(1500)", datetime(1970, 1, 1, 0, 0, 1, 500_000, UTC)),
         ("to_timestamp_seconds(1)", datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)),
         ("to_timestamp_nanos(1500000000)", datetime(1970, 1, 1, 0, 0, 1, 500_000, UTC)),
@@ -261,7 +270,9 @@ def test_an_expression_means_the_same(spark: SparkSession, dialect: str) -> None
     session.sql(ROW).createOrReplaceTempView("hr_t_0")
     listed = ", ".join(f"{text} AS c{place}" for place, (text, _) in enumerate(CASES[dialect]))
     found = statements.parse(f"SELECT {listed} FROM t", dialect=dialect)
-    said = statements.compile_statement(found, HIDDEN, rename={"t": "hr_t_0"}, now=datetime(2025, 1, 2, 3, tzinfo=UTC))
+    said = statements.compile_statement(
+        found, HIDDEN, rename={"t": "hr_t_0"}, now=datetime(2025, 1, 2, 3, tzinfo=UTC)
+    )
     (row,) = session.sql(said).toArrow().to_pylist(maps_as_pydicts="strict")
     came = {text: row[f"c{place}"] for place, (text, _) in enumerate(CASES[dialect])}
     assert came == dict(CASES[dialect])

@@ -1,4 +1,7 @@
-"""Functions in pipeline files: types of columns as far as the sink, values, errors with the node, ids that a replay gives again."""
+"""Functions in pipeline files.
+
+Types of columns as far as the sink, values, errors with the node, ids that a replay gives again.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 NOW = datetime(2025, 3, 4, 5, 6, 7, 890000, UTC)
-PAYLOAD = pa.schema([("id", pa.int64()), ("amount", UINT256), ("fee", UINT256), ("delta", INT256), ("doc", pa.string())])
+PAYLOAD = pa.schema(
+    [("id", pa.int64()), ("amount", UINT256), ("fee", UINT256), ("delta", INT256), ("doc", pa.string())]
+)
 FILE = """
 version: 1
 name: functions
@@ -49,14 +54,21 @@ def _plan(planned_at: datetime) -> EpochPlan:
 
 @pytest.fixture
 def run(spark: SparkSession) -> Callable[..., tuple[PipelinePlanner, DataFrame]]:
-    def running(calc: str, after: str = "SELECT * FROM calc", now: datetime = NOW) -> tuple[PipelinePlanner, DataFrame]:
+    def running(
+        calc: str, after: str = "SELECT * FROM calc", now: datetime = NOW
+    ) -> tuple[PipelinePlanner, DataFrame]:
         planner = PipelinePlanner(
-            parse_pipeline(FILE.format(calc=calc, after=after)), spark, {"src": FixedSchemaSource(PAYLOAD)}, Settings()
+            parse_pipeline(FILE.format(calc=calc, after=after)),
+            spark,
+            {"src": FixedSchemaSource(PAYLOAD)},
+            Settings(),
         )
         from pyspark.sql.types import StructType
 
         hidden = cast("StructType", StructType.fromDDL(f"{OP} string, {POS} {POS_TYPE}"))
-        rows = planner.spark.createDataFrame(ROWS, StructType([*spark_schema(PAYLOAD).fields, *hidden.fields]))
+        rows = planner.spark.createDataFrame(
+            ROWS, StructType([*spark_schema(PAYLOAD).fields, *hidden.fields])
+        )
         return planner, planner.nodes({"src": SourceBatch(rows, len(ROWS))}, _plan(now))["after"]
 
     return running
@@ -64,12 +76,15 @@ def run(spark: SparkSession) -> Callable[..., tuple[PipelinePlanner, DataFrame]]
 
 def test_types_and_values_reach_the_sink(run: Callable[..., tuple[PipelinePlanner, DataFrame]]) -> None:
     calc = (
-        "SELECT id, CASE WHEN fee <> '0' THEN u256_sub(u256_div(amount, fee), fee) END AS share, i256_neg(delta) AS other, amount,"
-        " u256_to_string(amount) AS text, u256_compare(amount, to_u256('0x3635c9adc5dea00000')) AS c, json_value(doc, '$.a') AS a FROM src"
+        "SELECT id, CASE WHEN fee <> '0' THEN u256_sub(u256_div(amount, fee), fee) END AS share,"
+        " i256_neg(delta) AS other, amount,"
+        " u256_to_string(amount) AS text, u256_compare(amount, to_u256('0x3635c9adc5dea00000')) AS c,"
+        " json_value(doc, '$.a') AS a FROM src"
     )
     planner, frame = run(
         calc,
-        "SELECT id, coalesce(share, amount) AS s, other, text, c, a, i256_abs(other) AS size FROM calc WHERE u256_compare(amount, 7) > 0",
+        "SELECT id, coalesce(share, amount) AS s, other, text, c, a, i256_abs(other) AS size FROM calc"
+        " WHERE u256_compare(amount, 7) > 0",
     )
     assert {field.name: str(field.type) for field in planner.schemas["calc"]} == {
         "id": "int64", "share": "uint256", "other": "int256", "amount": "uint256", "text": "string", "c": "int32", "a": "string"
@@ -78,18 +93,26 @@ def test_types_and_values_reach_the_sink(run: Callable[..., tuple[PipelinePlanne
         "s": "uint256", "other": "int256", "size": "int256"
     }  # fmt: skip
     rows = [tuple(row)[:7] for row in frame.orderBy("id").collect()]
-    assert rows == [(1, str(2**256 - 2), "7", str(2**256 - 1), 1, "1", "7"), (2, "1" + "0" * 21, "-7", "1" + "0" * 21, 0, None, "7")]
+    assert rows == [
+        (1, str(2**256 - 2), "7", str(2**256 - 1), 1, "1", "7"),
+        (2, "1" + "0" * 21, "-7", "1" + "0" * 21, 0, None, "7"),
+    ]
 
 
 @pytest.mark.parametrize(
     ("calc", "said"),
     [
-        ("SELECT id, u256_div(amount, fee) AS x FROM src", "u256_div: division by zero: 1000000000000000000000 / 0"),
+        (
+            "SELECT id, u256_div(amount, fee) AS x FROM src",
+            "u256_div: division by zero: 1000000000000000000000 / 0",
+        ),
         ("SELECT id, u256_add(amount, '1') AS x FROM src WHERE id = 1", "u256_add overflow"),
         ("SELECT id FROM src WHERE u256_compare(doc, amount) > 0", "is no whole number"),
     ],
 )
-def test_errors_name_the_node(run: Callable[..., tuple[PipelinePlanner, DataFrame]], calc: str, said: str) -> None:
+def test_errors_name_the_node(
+    run: Callable[..., tuple[PipelinePlanner, DataFrame]], calc: str, said: str
+) -> None:
     _, frame = run(calc)
     with pytest.raises(Exception, match="headrace-row") as caught:
         frame.collect()
@@ -103,13 +126,21 @@ def test_errors_name_the_node(run: Callable[..., tuple[PipelinePlanner, DataFram
 @pytest.mark.parametrize(
     ("calc", "said"),
     [
-        ("SELECT id, u256_ad('1', '2') AS x FROM src", "there is no function `u256_ad`; did you mean `u256_add`?"),
-        ("SELECT id, u256_ad(amount, fee) AS x FROM src", "for `amount`, which is uint256; did you mean `u256_add`?"),
+        (
+            "SELECT id, u256_ad('1', '2') AS x FROM src",
+            "there is no function `u256_ad`; did you mean `u256_add`?",
+        ),
+        (
+            "SELECT id, u256_ad(amount, fee) AS x FROM src",
+            "for `amount`, which is uint256; did you mean `u256_add`?",
+        ),
         ("SELECT id, u256_add(amount) AS x FROM src", "`u256_add` takes 2 arguments, found 1"),
         ("SELECT id, json_value(doc, '$..x') AS x FROM src", "the path `$..x` is not possible"),
     ],
 )
-def test_mistakes_are_found_before_any_row_is_read(run: Callable[..., tuple[PipelinePlanner, DataFrame]], calc: str, said: str) -> None:
+def test_mistakes_are_found_before_any_row_is_read(
+    run: Callable[..., tuple[PipelinePlanner, DataFrame]], calc: str, said: str
+) -> None:
     with pytest.raises(UserError) as caught:
         run(calc)
     assert said in str(caught.value)
@@ -117,7 +148,13 @@ def test_mistakes_are_found_before_any_row_is_read(run: Callable[..., tuple[Pipe
 
 
 WIDE = pa.schema(
-    [("id", pa.int64()), ("c", pa.decimal256(60, 4)), ("w", pa.decimal256(39, 0)), ("u", UINT256), ("n", pa.decimal128(38, 2))]
+    [
+        ("id", pa.int64()),
+        ("c", pa.decimal256(60, 4)),
+        ("w", pa.decimal256(39, 0)),
+        ("u", UINT256),
+        ("n", pa.decimal128(38, 2)),
+    ]
 )
 NUMBERS: list[tuple[Any, ...]] = [
     (1, "9", "10", "9", Decimal("9.00")),
@@ -147,15 +184,23 @@ def test_wide_numbers_are_compared_as_numbers(spark: SparkSession) -> None:
         "CAST(concat('0', CAST(u AS STRING)) AS uint256) = u": lambda _: True,
     }
     items = ", ".join(f"CASE WHEN id < 6 THEN {text} END AS a{at}" for at, text in enumerate(asked))
-    text = FILE.format(calc=f"SELECT id, {items}, c <=> NULL AS nothing, c < 1 AS unknown FROM src", after="SELECT * FROM calc")
-    planner = PipelinePlanner(parse_pipeline(text, "p.yaml"), spark, {"src": FixedSchemaSource(WIDE)}, Settings())
+    text = FILE.format(
+        calc=f"SELECT id, {items}, c <=> NULL AS nothing, c < 1 AS unknown FROM src",
+        after="SELECT * FROM calc",
+    )
+    planner = PipelinePlanner(
+        parse_pipeline(text, "p.yaml"), spark, {"src": FixedSchemaSource(WIDE)}, Settings()
+    )
     hidden = cast("StructType", StructType.fromDDL(f"{OP} string, {POS} {POS_TYPE}"))
     given = [(*row, "i", (0, 0, row[0], 0)) for row in NUMBERS]
     rows = planner.spark.createDataFrame(given, StructType([*spark_schema(WIDE).fields, *hidden.fields]))
     found = planner.nodes({"src": SourceBatch(rows, len(given))}, _plan(NOW))["calc"].orderBy("id").collect()
     for (_, c, w, u, n), row in zip(NUMBERS[:5], found, strict=False):
         told = {text: row[f"a{at}"] for at, text in enumerate(asked)}
-        assert told == {text: right(SimpleNamespace(c=Decimal(c), w=int(w), u=int(u), n=n)) for text, right in asked.items()}
+        assert told == {
+            text: right(SimpleNamespace(c=Decimal(c), w=int(w), u=int(u), n=n))
+            for text, right in asked.items()
+        }
     assert [row["nothing"] for row in found] == [False] * 5 + [True]
     assert [row["unknown"] for row in found] == [False, False, True, True, False, None]
     assert {f.name: str(f.type) for f in planner.schemas["calc"] if f.name in ("a6", "a7", "a9")} == {
@@ -163,9 +208,13 @@ def test_wide_numbers_are_compared_as_numbers(spark: SparkSession) -> None:
     }  # fmt: skip
 
 
-def test_ids_are_the_same_in_a_replay_and_differ_by_row_and_call(run: Callable[..., tuple[PipelinePlanner, DataFrame]]) -> None:
+def test_ids_are_the_same_in_a_replay_and_differ_by_row_and_call(
+    run: Callable[..., tuple[PipelinePlanner, DataFrame]],
+) -> None:
     calc = "SELECT id, uuid7() AS a, uuid7() AS b, current_time() AS t, today() AS d FROM src"
-    first, again, later = (run(calc, now=now)[1].orderBy("id").collect() for now in (NOW, NOW, NOW + timedelta(milliseconds=1)))
+    first, again, later = (
+        run(calc, now=now)[1].orderBy("id").collect() for now in (NOW, NOW, NOW + timedelta(milliseconds=1))
+    )
     assert first == again
     ids = [uuid.UUID(row[name]) for rows in (first, later) for row in rows for name in ("a", "b")]
     assert len(set(ids)) == 8
@@ -179,5 +228,8 @@ def test_ids_differ_where_a_row_came_twice(run: Callable[..., tuple[PipelinePlan
     twice = "SELECT id, 'a' AS branch FROM src UNION ALL SELECT id, 'b' AS branch FROM src"
     found = [row.u for row in run(twice, "SELECT id, uuid7() AS u FROM calc")[1].collect()]
     assert len(set(found)) == len(found) == 2 * len(ROWS)
-    through = run("SELECT id FROM src", "SELECT id, uuid7() AS u FROM (SELECT id FROM calc UNION ALL SELECT id FROM src)")[1].collect()
+    through = run(
+        "SELECT id FROM src",
+        "SELECT id, uuid7() AS u FROM (SELECT id FROM calc UNION ALL SELECT id FROM src)",
+    )[1].collect()
     assert len({row.u for row in through}) == len(through) == 2 * len(ROWS)

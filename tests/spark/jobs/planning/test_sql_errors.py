@@ -27,7 +27,11 @@ from headrace.jobs.spark.analysis_errors import explain_analysis_error
             "there is no column `nothing`",
             "Line 1 of the SQL: SELECT id FROM t WHERE nothing = 1\nThere are: at, id, st, name.",
         ),
-        ("SELECT st.b FROM t", "there is no field `b`", "Line 1 of the SQL: SELECT st.b FROM t\nThere are: a."),
+        (
+            "SELECT st.b FROM t",
+            "there is no field `b`",
+            "Line 1 of the SQL: SELECT st.b FROM t\nThere are: a.",
+        ),
         (
             "SELECT lengthh(name) FROM t",
             "there is no function `lengthh`; did you mean `length`?",
@@ -35,15 +39,24 @@ from headrace.jobs.spark.analysis_errors import explain_analysis_error
         ),
         (
             "SELECT id FROM t WHERE name",
-            'Cannot resolve "name" due to data type mismatch: Filter expression "name" of type "STRING" is not a boolean.',
+            (
+                'Cannot resolve "name" due to data type mismatch: Filter expression "name" of type "STRING" is'
+                " not a boolean."
+            ),
             "--- SQL ---\nSELECT id FROM t WHERE name",
         ),
-        ("SELECT CAST(at AS INT array) FROM t", "Syntax error at or near 'array'.", "--- SQL ---\nSELECT CAST(at AS INT array) FROM t"),
+        (
+            "SELECT CAST(at AS INT array) FROM t",
+            "Syntax error at or near 'array'.",
+            "--- SQL ---\nSELECT CAST(at AS INT array) FROM t",
+        ),
     ],
 )
 def test_an_error_of_the_analyzer(spark: SparkSession, text: str, message: str, hint: str) -> None:
     session = spark.newSession()
-    session.sql("SELECT 1 AS id, 'x' AS name, named_struct('a', 1) AS st, timestamp'2024-01-01' AS at").createOrReplaceTempView("hr_t_0")
+    session.sql(
+        "SELECT 1 AS id, 'x' AS name, named_struct('a', 1) AS st, timestamp'2024-01-01' AS at"
+    ).createOrReplaceTempView("hr_t_0")
     with pytest.raises(PySparkException) as caught:
         session.sql(text.replace("FROM t", "FROM hr_t_0 AS t"))
     assert explain_analysis_error(caught.value, text) == (message, hint)

@@ -52,7 +52,9 @@ transforms:
       {statement}
 sinks: {{out: {{type: blackhole, from: x}}}}
 """
-        return PipelinePlanner(parse_pipeline(text, "f.yaml"), spark, {"t": FixedSchemaSource(SCHEMA)}, Settings())
+        return PipelinePlanner(
+            parse_pipeline(text, "f.yaml"), spark, {"t": FixedSchemaSource(SCHEMA)}, Settings()
+        )
 
     return make
 
@@ -60,9 +62,11 @@ sinks: {{out: {{type: blackhole, from: x}}}}
 def rows(planner: PipelinePlanner) -> list[dict[str, Any]]:
     """What comes of three rows."""
     made = planner.spark.sql(
-        f"SELECT id, CAST(id - 2 AS INT) AS n, id / 2D AS f, concat('n', id) AS name, 'b' AS Big, array(1, 2) AS xs, map('k', 1) AS m,"
+        "SELECT id, CAST(id - 2 AS INT) AS n, id / 2D AS f, concat('n', id) AS name, 'b' AS Big, array(1,"
+        " 2) AS xs, map('k', 1) AS m,"
         " named_struct('p', 1, 'q', 'z') AS st, CAST(id AS STRING) AS wei,"
-        f" CASE id WHEN 3 THEN 'd' ELSE 'i' END AS {OP}, named_struct('source', 0, 'part', 0, 'off', id, 'sub', 0L) AS {POS} FROM range(1, 4)"
+        f" CASE id WHEN 3 THEN 'd' ELSE 'i' END AS {OP}, named_struct('source', 0, 'part', 0, 'off', id,"
+        f" 'sub', 0L) AS {POS} FROM range(1, 4)"
     )
     reading = {"t": SourceBatch(made, 3)}
     epoch = EpochPlan(1, Phase.LIVE, {}, {}, planner.file.hash, datetime(2025, 1, 1, tzinfo=UTC))
@@ -84,10 +88,22 @@ def rows(planner: PipelinePlanner) -> list[dict[str, Any]]:
             'SELECT Id, "Big" AS "B", Big AS C, n / id AS h, n / 2.0 AS g FROM T',
             "id: int64, B: string, c: string, h: int64, g",
         ),
-        ("datafusion", "SELECT id, unnest(xs), unnest(st) FROM t", "id: int64, unnest: int32, p: int32, q: string"),
+        (
+            "datafusion",
+            "SELECT id, unnest(xs), unnest(st) FROM t",
+            "id: int64, unnest: int32, p: int32, q: string",
+        ),
         ("spark", "SELECT id, n / 2 AS h, n + f AS d FROM t", "id: int64, h: double, d: double"),
-        ("spark", "SELECT * EXCEPT (st, m, name, Big, f) FROM t", "id: int64, n: int32, xs: list<element: int32>, wei: uint256"),
-        ("spark", "SELECT wei AS w, coalesce(wei, NULL) AS c, substr(wei, 1) AS s, id FROM t", "w: uint256, c: uint256, s: string, id"),
+        (
+            "spark",
+            "SELECT * EXCEPT (st, m, name, Big, f) FROM t",
+            "id: int64, n: int32, xs: list<element: int32>, wei: uint256",
+        ),
+        (
+            "spark",
+            "SELECT wei AS w, coalesce(wei, NULL) AS c, substr(wei, 1) AS s, id FROM t",
+            "w: uint256, c: uint256, s: string, id",
+        ),
     ],
 )
 def test_columns_and_types(plan: Plan, dialect: str, statement: str, columns: str) -> None:
@@ -108,51 +124,126 @@ def test_columns_and_types(plan: Plan, dialect: str, statement: str, columns: st
         ),
         (
             "SELECT id, name FROM t UNION ALL SELECT id, xs FROM t",
-            "the second column of the second branch of UNION ALL is ARRAY<INT>, and of the first branch STRING",
+            (
+                "the second column of the second branch of UNION ALL is ARRAY<INT>, and of the first branch"
+                " STRING"
+            ),
             "CAST",
         ),
-        ("SELECT id, explode(name) AS x FROM t", "what becomes several rows is a STRING", "explode and unnest take a list or a map"),
-        ("SELECT id, inline(xs) FROM t", "what becomes several rows is a list of INT", "inline and stack take lists of structs"),
-        ("SELECT id, explode(m) AS x FROM t", "2 columns to be named where one row becomes several, and 1 named", "a map two"),
-        ("SELECT id, explode(xs) AS (a, b) FROM t", "1 column to be named where one row becomes several, and 2 named", "A list gives one"),
-        ("SELECT id, histogram_numeric(n, 5) AS x FROM t", "unsupported plan: an aggregate", "rows beyond the one at hand"),
-        ("SELECT id, x FROM t LATERAL VIEW explode(ys) e AS x", "there is no column `ys`", "There are, among others: "),
+        (
+            "SELECT id, explode(name) AS x FROM t",
+            "what becomes several rows is a STRING",
+            "explode and unnest take a list or a map",
+        ),
+        (
+            "SELECT id, inline(xs) FROM t",
+            "what becomes several rows is a list of INT",
+            "inline and stack take lists of structs",
+        ),
+        (
+            "SELECT id, explode(m) AS x FROM t",
+            "2 columns to be named where one row becomes several, and 1 named",
+            "a map two",
+        ),
+        (
+            "SELECT id, explode(xs) AS (a, b) FROM t",
+            "1 column to be named where one row becomes several, and 2 named",
+            "A list gives one",
+        ),
+        (
+            "SELECT id, histogram_numeric(n, 5) AS x FROM t",
+            "unsupported plan: an aggregate",
+            "rows beyond the one at hand",
+        ),
+        (
+            "SELECT id, x FROM t LATERAL VIEW explode(ys) e AS x",
+            "there is no column `ys`",
+            "There are, among others: ",
+        ),
         ("SELECT id, explode(xs) AS id FROM t", "column `id` appears twice", "AS"),
-        ("SELECT id FROM t WHERE \"name\" = 'a'", '"name" is a text in Spark\'s SQL, and a column of `t`', "add `dialect: datafusion`"),
+        (
+            "SELECT id FROM t WHERE \"name\" = 'a'",
+            '"name" is a text in Spark\'s SQL, and a column of `t`',
+            "add `dialect: datafusion`",
+        ),
         (
             'SELECT id, "BIG" AS x FROM t',
             '"BIG" is a text in Spark\'s SQL, and a column of `t` is called `Big`',
             "write `BIG` in backticks",
         ),
-        ("SELECT id, wei FROM t UNION ALL SELECT id, name FROM t", "column `wei` is uint256 in one branch of UNION ALL", "to_u256"),
-        ("SELECT id, wei * 1.5 AS w FROM t", "`wei * 1.5` combines `wei`, which is uint256, with `1.5`", "CAST"),
-        ("SELECT id, greatest(wei, 5) AS w FROM t", "`GREATEST(wei, 5)` is not available for `wei`, which is uint256", "CAST"),
-        ("SELECT id, array_max(array(wei)) AS w FROM t", "is not available for `ARRAY(wei)`, which is ARRAY<UINT256>", "CAST"),
+        (
+            "SELECT id, wei FROM t UNION ALL SELECT id, name FROM t",
+            "column `wei` is uint256 in one branch of UNION ALL",
+            "to_u256",
+        ),
+        (
+            "SELECT id, wei * 1.5 AS w FROM t",
+            "`wei * 1.5` combines `wei`, which is uint256, with `1.5`",
+            "CAST",
+        ),
+        (
+            "SELECT id, greatest(wei, 5) AS w FROM t",
+            "`GREATEST(wei, 5)` is not available for `wei`, which is uint256",
+            "CAST",
+        ),
+        (
+            "SELECT id, array_max(array(wei)) AS w FROM t",
+            "is not available for `ARRAY(wei)`, which is ARRAY<UINT256>",
+            "CAST",
+        ),
         ("SELECT id, 'x' AS _gs_op FROM t", "column `_gs_op` says `x`", "Allowed: i, u, d."),
-        ("SELECT id, named_struct('a', 1) AS _gs_pos FROM t", "`_gs_pos` is the order of rows, and cannot be set", "another name"),
-        ("SELECT id, array() AS a FROM t", "column `a` is array<void>, a type that cannot leave Spark", "CAST(array() AS ARRAY<STRING>)"),
+        (
+            "SELECT id, named_struct('a', 1) AS _gs_pos FROM t",
+            "`_gs_pos` is the order of rows, and cannot be set",
+            "another name",
+        ),
+        (
+            "SELECT id, array() AS a FROM t",
+            "column `a` is array<void>, a type that cannot leave Spark",
+            "CAST(array() AS ARRAY<STRING>)",
+        ),
         (
             "SELECT id, array(struct(n, id AS n)) AS a FROM t",
             "column `a` is array<struct<n:int,n:bigint>>, a struct with two fields `n`",
             "another",
         ),
-        ("SELECT id, map() AS a FROM t", "column `a` is map<void,void>, a type that cannot leave Spark", "MAP<STRING, STRING>"),
-        ("SELECT id, INTERVAL 1 YEAR AS a FROM t", "column `a` is interval year, a type that cannot leave Spark", "months of type INT"),
-        ("SELECT id, make_interval(1) AS a FROM t", "column `a` is interval, a type that cannot leave Spark", "AS STRING"),
+        (
+            "SELECT id, map() AS a FROM t",
+            "column `a` is map<void,void>, a type that cannot leave Spark",
+            "MAP<STRING, STRING>",
+        ),
+        (
+            "SELECT id, INTERVAL 1 YEAR AS a FROM t",
+            "column `a` is interval year, a type that cannot leave Spark",
+            "months of type INT",
+        ),
+        (
+            "SELECT id, make_interval(1) AS a FROM t",
+            "column `a` is interval, a type that cannot leave Spark",
+            "AS STRING",
+        ),
         (
             "SELECT id, array(struct()) AS a, rand() AS r FROM t",
-            "column `a` is array<struct<>>: a struct without fields, and the rows of this node are stored in Parquet (`rand`",
+            (
+                "column `a` is array<struct<>>: a struct without fields, and the rows of this node are stored"
+                " in Parquet (`rand`"
+            ),
             "Give it a field",
         ),
         (
             "SELECT id, map('k', named_struct('a', 1, 'A', 2)) AS m, uuid() AS r FROM t",
-            "column `m` is map<string,struct<a:int,A:int>>: its fields `a` and `A` are one name there, and the rows of this node",
+            (
+                "column `m` is map<string,struct<a:int,A:int>>: its fields `a` and `A` are one name there, and"
+                " the rows of this node"
+            ),
             "another name",
         ),
         ("SELECT id, explode(xs), posexplode(xs) FROM t", "two row-generating functions", "LATERAL VIEW"),
     ],
 )
-def test_mistakes_name_the_node_the_place_and_the_way_out(plan: Plan, statement: str, message: str, hint: str) -> None:
+def test_mistakes_name_the_node_the_place_and_the_way_out(
+    plan: Plan, statement: str, message: str, hint: str
+) -> None:
     with pytest.raises(UserError) as caught:
         plan(statement)
     found = caught.value
@@ -163,8 +254,14 @@ def test_mistakes_name_the_node_the_place_and_the_way_out(plan: Plan, statement:
 
 
 def test_a_type_that_parquet_lacks_is_none_of_a_node_that_is_not_staged(plan: Plan) -> None:
-    assert plan("SELECT id, struct() AS a, named_struct('a', 1, 'A', 2) AS b FROM t").schemas["x"].names == ["id", "a", "b"]
-    assert plan("SELECT id, array(NULL) AS a, INTERVAL 1 DAY AS b, rand() AS r FROM t").schemas["x"].names == ["id", "a", "b", "r"]
+    assert plan("SELECT id, struct() AS a, named_struct('a', 1, 'A', 2) AS b FROM t").schemas["x"].names == [
+        "id",
+        "a",
+        "b",
+    ]
+    assert plan("SELECT id, array(NULL) AS a, INTERVAL 1 DAY AS b, rand() AS r FROM t").schemas[
+        "x"
+    ].names == ["id", "a", "b", "r"]
 
 
 def test_a_format_that_does_not_fit_is_the_user_s_mistake(plan: Plan) -> None:
@@ -175,9 +272,15 @@ def test_a_format_that_does_not_fit_is_the_user_s_mistake(plan: Plan) -> None:
 
 def test_wide_numbers_in_lists_and_structs_stay_numbers(plan: Plan) -> None:
     statement = "SELECT id, us, st, us[0] + 1 AS m, st.w > us[1] AS l, x, x > 9 AS o"
-    statement += " FROM (SELECT id, array(wei * 5, 9) AS us, struct(wei AS w) AS st FROM t) LATERAL VIEW explode(us) e AS x"
+    statement += (
+        " FROM (SELECT id, array(wei * 5, 9) AS us, struct(wei AS w) AS st FROM t) LATERAL VIEW"
+        " explode(us) e AS x"
+    )
     planner = plan(f"{statement} WHERE us[0] >= 10")
-    assert {name: str(planner.schemas["x"].field(name).type) for name in "mx"} == {"m": "uint256", "x": "uint256"}
+    assert {name: str(planner.schemas["x"].field(name).type) for name in "mx"} == {
+        "m": "uint256",
+        "x": "uint256",
+    }
     assert [tuple(row[name] for name in ("us", "st", "m", "l", "x", "o")) for row in rows(planner)] == [
         (["10", "9"], {"w": "2"}, "11", False, "10", True),
         (["10", "9"], {"w": "2"}, "11", False, "9", False),
@@ -197,12 +300,19 @@ def test_a_text_in_double_quotes_that_is_no_column_is_a_text(plan: Plan) -> None
         ("spark", "SELECT id, id / n AS q FROM t", "Division by zero", "In id / n"),
         ("postgres", "SELECT id, id / n AS q FROM t", "Division by zero", "In CAST((id DIV n) AS BIGINT)"),
         ("spark", "SELECT id, id % n AS q FROM t", "by zero", "In id % n"),
-        ("spark", "SELECT id, id + 9223372036854775807 AS q FROM t", "overflow", "In id + 9223372036854775807"),
+        (
+            "spark",
+            "SELECT id, id + 9223372036854775807 AS q FROM t",
+            "overflow",
+            "In id + 9223372036854775807",
+        ),
         ("spark", "SELECT id, CAST(name AS INT) AS q FROM t", "cannot be cast", "In CAST(name AS INT)"),
         ("spark", "SELECT id, xs[2] AS q FROM t", "out of bounds", "In xs[2]"),
     ],
 )
-def test_what_a_row_cannot_give_is_an_error_of_the_transform(plan: Plan, dialect: str, statement: str, said: str, part: str) -> None:
+def test_what_a_row_cannot_give_is_an_error_of_the_transform(
+    plan: Plan, dialect: str, statement: str, said: str, part: str
+) -> None:
     with pytest.raises(DataError) as caught:
         rows(plan(statement, dialect))
     assert (caught.value.node, caught.value.hint) == ("x", part)
@@ -226,14 +336,31 @@ def test_operations_that_a_row_may_not_have(plan: Plan) -> None:
 def test_operators_beside_wide_integers_keep_every_digit(plan: Plan) -> None:
     most = 2**256 - 1
     planner = plan(
-        f"SELECT id, wei + {most - 9} AS a, {most} - wei AS b, -wei AS c, wei * wei % 4 AS d, CAST(wei AS STRING) AS s,"
+        f"SELECT id, wei + {most - 9} AS a, {most} - wei AS b, -wei AS c, wei * wei % 4 AS d, CAST(wei AS"
+        " STRING) AS s,"
         " CASE WHEN wei < 10 THEN wei ELSE 0 END AS e FROM t WHERE wei BETWEEN 2 AND id AND wei > 1"
     )
     kinds = {field.name: str(field.type) for field in planner.schemas["x"]}
-    assert kinds == {"id": "int64", "a": "uint256", "b": "uint256", "c": "int256", "d": "uint256", "s": "string", "e": "uint256"}
+    assert kinds == {
+        "id": "int64",
+        "a": "uint256",
+        "b": "uint256",
+        "c": "int256",
+        "d": "uint256",
+        "s": "string",
+        "e": "uint256",
+    }
     found = [{name: row[name] for name in "abcdse"} for row in rows(planner)]
     assert found == [
-        {"a": str(most - 9 + n), "b": str(most - n), "c": str(-n), "d": str(n * n % 4), "s": str(n), "e": str(n)} for n in (2, 3)
+        {
+            "a": str(most - 9 + n),
+            "b": str(most - n),
+            "c": str(-n),
+            "d": str(n * n % 4),
+            "s": str(n),
+            "e": str(n),
+        }
+        for n in (2, 3)
     ]
     with pytest.raises(DataError, match="node 'x': u256_sub overflow"):
         rows(plan("SELECT id, wei - 5 AS w FROM t"))
@@ -249,7 +376,9 @@ sinks: {{out: {{type: blackhole, from: x}}}}
 
 def test_rows_made_of_rows_have_no_bound(plan: Plan, spark: SparkSession) -> None:
     found = rows(plan("SELECT id, explode(xs) AS x FROM t"))
-    assert [(row["id"], row["x"], row[POS]["sub"]) for row in found] == [(i, x, x - 1) for i in (1, 2, 3) for x in (1, 2)]
+    assert [(row["id"], row["x"], row[POS]["sub"]) for row in found] == [
+        (i, x, x - 1) for i in (1, 2, 3) for x in (1, 2)
+    ]
     epoch = EpochPlan(1, Phase.LIVE, {}, {}, "", datetime(2025, 1, 1, tzinfo=UTC))
     script = "type: script, from: t, language: javascript, script: 'const invoke = (row) => [row, row]'"
     for node, bound, likely in (
@@ -258,7 +387,12 @@ def test_rows_made_of_rows_have_no_bound(plan: Plan, spark: SparkSession) -> Non
         ("type: sql, sql: 'SELECT id, x FROM t LATERAL VIEW explode(xs) e AS x'", None, 3),
         (script, None, 3),
     ):
-        planner = PipelinePlanner(parse_pipeline(NODE.format(node=node), "f.yaml"), spark, {"t": FixedSchemaSource(SCHEMA)}, Settings())
+        planner = PipelinePlanner(
+            parse_pipeline(NODE.format(node=node), "f.yaml"),
+            spark,
+            {"t": FixedSchemaSource(SCHEMA)},
+            Settings(),
+        )
         with planner.frames(epoch, {"t": SourceBatch(planner.spark.table("hr_t_0"), 3)}, ["out"]) as frames:
             assert (frames["out"].estimate, frames["out"].likely) == (bound, likely)
 
@@ -277,7 +411,9 @@ def test_a_wrong_key_is_still_told(plan: Plan) -> None:
         ("SELECT id FROM t WHERE timestamp_seconds(id) IN ('2020-01-01', 'yesterday CET')", "yesterday CET"),
     ],
 )
-def test_a_text_that_becomes_another_time_in_each_replay_is_refused(plan: Plan, statement: str, word: str) -> None:
+def test_a_text_that_becomes_another_time_in_each_replay_is_refused(
+    plan: Plan, statement: str, word: str
+) -> None:
     with pytest.raises(SchemaError, match=f"'{word}' is implicitly cast to ") as caught:
         plan(statement)
     assert "CAST(" in (caught.value.hint or "")
@@ -290,7 +426,10 @@ def test_a_text_that_becomes_another_time_in_each_replay_is_refused(plan: Plan, 
     [
         "SELECT id FROM t WHERE name IN ('now', 'today')",
         "SELECT id, concat('now ', 'today') AS c, 'now' AS n FROM t",
-        "SELECT id FROM t WHERE timestamp_seconds(id) < CAST('today' AS TIMESTAMP) AND to_date('now') > DATE 'yesterday'",
+        (
+            "SELECT id FROM t WHERE timestamp_seconds(id) < CAST('today' AS TIMESTAMP) AND to_date('now') >"
+            " DATE 'yesterday'"
+        ),
         "SELECT id, to_timestamp('now', 'yyyy') AS n FROM t",
         "SELECT id, CAST('now CET' AS TIMESTAMP) AS n FROM t",
     ],

@@ -34,7 +34,9 @@ def test_another_java_has_another_archive(tmp_path: Path, monkeypatch: pytest.Mo
     assert cds_archive._path(OTHER) != cds_archive._path(find_java())
 
 
-def test_a_training_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_training_that_fails_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path))
     monkeypatch.setattr(cds_archive.sys, "executable", "/bin/false")
     assert ensure_archive(OTHER) is None
@@ -42,7 +44,9 @@ def test_a_training_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytes
     assert [path.name for path in (tmp_path / "archives").iterdir()] == ["lock"]
 
 
-def test_an_installation_of_the_same_jars_has_another_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installation_of_the_same_jars_has_another_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Java compares modification times too: it ignored the archive for as long as the folder had the same name."""
     jar = tmp_path / "jars/a.jar"
     jar.parent.mkdir()

@@ -1,4 +1,7 @@
-"""Rows of impure nodes on durable storage: whole or not there, the first manifest counts, nothing else is ever read."""
+"""Rows of impure nodes on durable storage.
+
+Whole or not there, the first manifest counts, nothing else is ever read.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,13 @@ from headrace.jobs.run.epoch_writer import EpochWriter
 from headrace.jobs.run.pipeline_run import PipelineRun
 from headrace.jobs.spark.session import spark_conf
 from headrace.jobs.staging import store as staging_module
-from headrace.jobs.staging.store import EpochResultStore, NodeGraph, ResultStore, StoredResults, StoreResultsTask
+from headrace.jobs.staging.store import (
+    EpochResultStore,
+    NodeGraph,
+    ResultStore,
+    StoredResults,
+    StoreResultsTask,
+)
 from headrace.pipeline.config.settings import Settings, SparkSettings, StagingSettings
 from headrace.pipeline.errors import PipelineStateError, SettingsError, SinkStateError, UserError
 from headrace.pipeline.file.loader import parse_pipeline
@@ -35,11 +44,20 @@ UUID = "0a6c1d2e-0000-4000-8000-000000000001"
 
 
 def plan(number: int = 7, planned: int = 0) -> EpochPlan:
-    return EpochPlan(number, Phase.LIVE, {"s": {"a": 1}}, {"s": {"a": 2}}, "hash", datetime(2026, 1, 1, 0, 0, planned, tzinfo=UTC))
+    return EpochPlan(
+        number,
+        Phase.LIVE,
+        {"s": {"a": 1}},
+        {"s": {"a": 2}},
+        "hash",
+        datetime(2026, 1, 1, 0, 0, planned, tzinfo=UTC),
+    )
 
 
 def lane(path: Path, generation: int = 1, keep: int = 2) -> ResultStore:
-    return ResultStore(Settings(home=path, staging=StagingSettings(keep_epochs=keep)), UUID, "main", generation)
+    return ResultStore(
+        Settings(home=path, staging=StagingSettings(keep_epochs=keep)), UUID, "main", generation
+    )
 
 
 def stages(path: Path, generation: int = 1, number: int = 7) -> EpochResultStore:
@@ -50,7 +68,9 @@ def stages(path: Path, generation: int = 1, number: int = 7) -> EpochResultStore
 def random_rows(spark: SparkSession) -> Any:
     """Rows that are others each time they are computed."""
     frame = spark.range(0, 20, 1, 3).selectExpr(
-        "id", "reflect('java.util.UUID', 'randomUUID') AS `a name, with (odd) chars.`", "TIMESTAMP'0001-01-01 00:00:00.123456' AS old"
+        "id",
+        "reflect('java.util.UUID', 'randomUUID') AS `a name, with (odd) chars.`",
+        "TIMESTAMP'0001-01-01 00:00:00.123456' AS old",
     )
     return frame.selectExpr("*", "'i' AS _gs_op", f"CAST(struct(0, 0, id, 0) AS {POS_TYPE}) AS _gs_pos")
 
@@ -66,7 +86,9 @@ def test_staged_rows_are_the_same_in_every_process(tmp_path: Path, random_rows: 
     assert rows_of(first.frame) == rows_of(second.frame) != rows_of(random_rows)
     assert (made.rows, first.rows) == (20, 20)
     assert first.frame.columns == random_rows.columns
-    assert [field.dataType for field in first.frame.schema] == [field.dataType for field in random_rows.schema]
+    assert [field.dataType for field in first.frame.schema] == [
+        field.dataType for field in random_rows.schema
+    ]
 
 
 def test_a_wide_number_keeps_its_type(tmp_path: Path, spark: SparkSession) -> None:
@@ -78,8 +100,12 @@ def test_a_wide_number_keeps_its_type(tmp_path: Path, spark: SparkSession) -> No
     assert found.collect()[0].n == str(2**255)
 
 
-@pytest.mark.parametrize("predicate", ["x > 5", "x = double('NaN')", "s.z > 5", "x >= 0", "x = 0", "x IN (0, 7)", "t = 'b'"])
-def test_a_filter_behind_a_stage_finds_the_rows_that_it_finds_before_it(tmp_path: Path, spark: SparkSession, predicate: str) -> None:
+@pytest.mark.parametrize(
+    "predicate", ["x > 5", "x = double('NaN')", "s.z > 5", "x >= 0", "x = 0", "x IN (0, 7)", "t = 'b'"]
+)
+def test_a_filter_behind_a_stage_finds_the_rows_that_it_finds_before_it(
+    tmp_path: Path, spark: SparkSession, predicate: str
+) -> None:
     rows = (
         "VALUES (1, double('NaN'), 'a'), (2, double('-0.0'), 'b'), (3, double('-0.0'), 'a')"
         if "NaN" in predicate or ">" in predicate
@@ -107,7 +133,9 @@ def test_an_attempt_without_a_manifest_is_never_read_and_goes(tmp_path: Path, ra
     assert {path.name for path in dead.parent.iterdir()} == {"manifest.json", kept.attempt}
 
 
-def test_of_two_writers_the_first_manifest_counts(tmp_path: Path, random_rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_two_writers_the_first_manifest_counts(
+    tmp_path: Path, random_rows: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     late, early = stages(tmp_path, generation=1), stages(tmp_path, generation=2)
     link = os.link
     overtaken: list[Any] = []
@@ -124,7 +152,9 @@ def test_of_two_writers_the_first_manifest_counts(tmp_path: Path, random_rows: A
     assert overtaken[1].generation == 2
 
 
-def test_a_writer_that_slept_reads_what_was_staged_meanwhile(tmp_path: Path, random_rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_writer_that_slept_reads_what_was_staged_meanwhile(
+    tmp_path: Path, random_rows: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     slow = stages(tmp_path, generation=1)
     complete = slow._complete
     meanwhile: list[Any] = []
@@ -152,7 +182,9 @@ def test_a_writer_whose_files_were_swept_reads_what_was_staged_meanwhile(
     assert slow.make("node", random_rows) == meanwhile[0]
 
 
-def test_a_fault_behind_the_link_leaves_the_rows_that_count(tmp_path: Path, random_rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_behind_the_link_leaves_the_rows_that_count(
+    tmp_path: Path, random_rows: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stage = stages(tmp_path)
 
     def broken(_: str) -> None:
@@ -164,7 +196,9 @@ def test_a_fault_behind_the_link_leaves_the_rows_that_count(tmp_path: Path, rand
             stage.make("node", random_rows)
     staging = StoredResults(stages(tmp_path, generation=2), NodeGraph(lambda _: ()), ["node"], dict)
     taken = staging.load_or_compute("node", random_rows)
-    assert (len(rows_of(taken.frame)), staging.seconds) == (20, {}), "they are taken, and not computed once more"
+    assert (len(rows_of(taken.frame)), staging.seconds) == (20, {}), (
+        "they are taken, and not computed once more"
+    )
 
 
 def test_a_plan_made_anew_never_meets_the_old_rows(tmp_path: Path, random_rows: Any) -> None:
@@ -182,7 +216,9 @@ def test_a_plan_made_anew_never_meets_the_old_rows(tmp_path: Path, random_rows: 
         (lambda part: (part.parent.parent / "manifest.json").write_text("{"), "cannot be read"),
     ],
 )
-def test_a_torn_stage_is_told(tmp_path: Path, random_rows: Any, damage: Callable[[Path], None], said: str) -> None:
+def test_a_torn_stage_is_told(
+    tmp_path: Path, random_rows: Any, damage: Callable[[Path], None], said: str
+) -> None:
     made = stages(tmp_path).make("node", random_rows)
     damage(stages(tmp_path).folder / "node" / made.attempt / made.files[0][0])
     with pytest.raises(PipelineStateError, match=said):
@@ -224,10 +260,14 @@ def explained(task: StoreResultsTask, batch: pa.RecordBatch) -> Any:
     return explain_failure(caught.value)
 
 
-def test_a_folder_that_workers_do_not_share_is_told(tmp_path: Path, random_rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_workers_do_not_share_is_told(
+    tmp_path: Path, random_rows: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     elsewhere = tmp_path / "another host"
     elsewhere.mkdir()
-    monkeypatch.setattr(staging_module, "StoreResultsTask", lambda node, _, root: StoreResultsTask(node, str(elsewhere), root))
+    monkeypatch.setattr(
+        staging_module, "StoreResultsTask", lambda node, _, root: StoreResultsTask(node, str(elsewhere), root)
+    )
     with pytest.raises(UserError, match="and here nothing is there") as told:
         stages(tmp_path).make("node", random_rows)
     assert "share" in told.value.hint
@@ -236,7 +276,8 @@ def test_a_folder_that_workers_do_not_share_is_told(tmp_path: Path, random_rows:
 
 def test_spans_of_time_are_staged(tmp_path: Path, spark: SparkSession) -> None:
     frame = spark.sql(
-        "SELECT INTERVAL '1 02:03:04.5' DAY TO SECOND AS span, map('a', 1) AS m, array(struct(DATE'1500-01-01' AS d)) AS nested"
+        "SELECT INTERVAL '1 02:03:04.5' DAY TO SECOND AS span, map('a', 1) AS m,"
+        " array(struct(DATE'1500-01-01' AS d)) AS nested"
     )
     stages(tmp_path).make("node", frame)
     assert stages(tmp_path).read("node", frame).frame.collect() == frame.collect()
@@ -271,7 +312,9 @@ def test_a_replay_leaves_what_its_later_epochs_need(tmp_path: Path) -> None:
     faked._assemblies = {"hash": SimpleNamespace(sources={})}
     faked._writer = lambda _: SimpleNamespace(steps={}, write=lambda *_, **__: {})
     faked.reporter = SimpleNamespace(record_commit=lambda event: told.append(event.plan.number))
-    faked.coordinator = SimpleNamespace(committed=9, replay=lambda sink, write, *_: write(Pending(plan(1), {}, (sink,))))
+    faked.coordinator = SimpleNamespace(
+        committed=9, replay=lambda sink, write, *_: write(Pending(plan(1), {}, (sink,)))
+    )
     run.rewrite("sink", 1)
     assert (told, later.exists()) == ([1], True)
 
@@ -292,7 +335,9 @@ ASKS = {"plain": ("table",)}
 
 def staging(path: Path, bound: tuple[str, ...] = ()) -> StoredResults:
     who = NodeGraph(lambda name: INPUTS[name], lambda name: ASKS.get(name, ()))
-    return StoredResults(stages(path), who, ["first", "second"], lambda: {name: f"{name} holds this epoch" for name in bound})
+    return StoredResults(
+        stages(path), who, ["first", "second"], lambda: {name: f"{name} holds this epoch" for name in bound}
+    )
 
 
 def test_what_lies_behind_a_stage_is_not_needed_again(tmp_path: Path, random_rows: Any) -> None:
@@ -351,13 +396,17 @@ sinks:
         (False, False, ""),
     ],
 )
-def test_a_part_of_an_epoch_is_not_finished_with_other_rows(tmp_path: Path, random_rows: Any, sink: bool, table: bool, said: str) -> None:
+def test_a_part_of_an_epoch_is_not_finished_with_other_rows(
+    tmp_path: Path, random_rows: Any, sink: bool, table: bool, said: str
+) -> None:
     file = parse_pipeline(FILE)
     planner: Any = SimpleNamespace(file=file, tables={"seen": Parts(has=table)})
     sinks: Any = {"parts": Parts(has=sink), "whole": Parts(has=False)}
     writer = EpochWriter(planner, {}, sinks, stages=lane(tmp_path), pipeline_hash="hash")
     if said:
-        with pytest.raises(SinkStateError, match=f"epoch 7 are missing, and {said} with these results: {tmp_path}") as told:
+        with pytest.raises(
+            SinkStateError, match=f"epoch 7 are missing, and {said} with these results: {tmp_path}"
+        ) as told:
             writer.staging(plan(), ["parts", "whole"])
         assert (told.value.node, "staging.recompute" in told.value.hint) == ("asked", True)
     else:

@@ -31,11 +31,21 @@ sinks:
   out: {{type: print, from: seen}}
 """
 FILLS = "sql: SELECT lower(wallet) FROM moves WHERE id >= 10"
-GIVEN = "moves: {rows: [{id: 1, wallet: a, other: b}, {id: 2, wallet: c}, {id: 3, other: a}, {id: 10, wallet: X}, {id: 11, wallet: x, _gs_op: d}]}"
+GIVEN = (
+    "moves: {rows: [{id: 1, wallet: a, other: b}, {id: 2, wallet: c}, {id: 3, other: a}, {id: 10,"
+    " wallet: X}, {id: 11, wallet: x, _gs_op: d}]}"
+)
 
 
 def checked(
-    run: Run, sql: str, expect: str, *, given: str = GIVEN, tables: str = "known: [a]", fills: str = "", backend: str = "InMemory"
+    run: Run,
+    sql: str,
+    expect: str,
+    *,
+    given: str = GIVEN,
+    tables: str = "known: [a]",
+    fills: str = "",
+    backend: str = "InMemory",
 ) -> CaseOutcome:
     parts = [f"      {part}" for part in (given, tables) if part]
     text = "  t:\n    given:\n" + "\n".join(parts) + f"\n    expect:\n      {expect}\n"
@@ -61,19 +71,32 @@ BOTH = "known: [a]\n      banned: {rows: [{value: c}]}"
 
 def test_what_a_check_is_true_for(run: Run) -> None:
     columns = ", ".join(f"coalesce({check}, false) AS c{at}" for at, check in enumerate(CHECKS))
-    rows = [[f"c{at}: {str(number in ids).lower()}" for at, ids in enumerate(CHECKS.values())] for number in (1, 2, 3, 10, 11)]
-    shown = ", ".join(f"{{id: {number}, {', '.join(cells)}}}" for number, cells in zip((1, 2, 3, 10, 11), rows, strict=True))
-    assert failure(checked(run, f"SELECT id, {columns} FROM moves m", f"seen: {{rows: [{shown}]}}", tables=BOTH)) == []
+    rows = [
+        [f"c{at}: {str(number in ids).lower()}" for at, ids in enumerate(CHECKS.values())]
+        for number in (1, 2, 3, 10, 11)
+    ]
+    shown = ", ".join(
+        f"{{id: {number}, {', '.join(cells)}}}" for number, cells in zip((1, 2, 3, 10, 11), rows, strict=True)
+    )
+    assert (
+        failure(checked(run, f"SELECT id, {columns} FROM moves m", f"seen: {{rows: [{shown}]}}", tables=BOTH))
+        == []
+    )
 
 
 def test_a_check_is_a_condition(run: Run) -> None:
     sql = (
         "SELECT id FROM moves WHERE dynamic_table_check('known', wallet)"
-        " UNION ALL SELECT id FROM moves WHERE dynamic_table_check('banned', wallet) AND NOT dynamic_table_check('known', other)"
-        " UNION ALL SELECT id + 100 FROM (SELECT id, dynamic_table_check('known', other) AS yes FROM moves) m WHERE yes"
+        " UNION ALL SELECT id FROM moves WHERE dynamic_table_check('banned', wallet) AND NOT"
+        " dynamic_table_check('known', other)"
+        " UNION ALL SELECT id + 100 FROM (SELECT id, dynamic_table_check('known', other) AS yes FROM moves)"
+        " m WHERE yes"
     )
     outcome = checked(
-        run, sql.replace(" AND NOT dynamic_table_check('known', other)", ""), "seen: {rows: [{id: 1}, {id: 2}, {id: 103}]}", tables=BOTH
+        run,
+        sql.replace(" AND NOT dynamic_table_check('known', other)", ""),
+        "seen: {rows: [{id: 1}, {id: 2}, {id: 103}]}",
+        tables=BOTH,
     )
     assert failure(outcome) == []
     assert failure(checked(run, sql, "seen: {rows: [{id: 1}, {id: 103}]}", tables=BOTH)) == []
@@ -82,7 +105,8 @@ def test_a_check_is_a_condition(run: Run) -> None:
 def test_checks_stand_anywhere_in_a_projection(run: Run) -> None:
     sql = (
         "SELECT id, dynamic_table_check('known', wallet) AS yes,"
-        " CASE WHEN dynamic_table_check('known', wallet) THEN 'in' WHEN NOT dynamic_table_check('known', wallet) THEN 'out' END AS word"
+        " CASE WHEN dynamic_table_check('known', wallet) THEN 'in' WHEN NOT dynamic_table_check('known',"
+        " wallet) THEN 'out' END AS word"
         " FROM moves WHERE id < 10"
     )
     rows = "[{id: 1, yes: true, word: in}, {id: 2, yes: false, word: out}, {id: 3}]"
@@ -98,21 +122,34 @@ def test_a_batch_sees_what_it_brings_itself(run: Run, backend: str) -> None:
     held = checked(run, sql, "known: [x, a]", fills=FILLS, backend=backend)
     assert failure(held) == []
     assert not checked(run, sql, "known: [a]", fills=FILLS, backend=backend).passed
-    alone = checked(run, sql, "seen: {rows: [{id: 10}, {id: 11, _gs_op: d}]}", tables="", fills=FILLS, backend=backend)
+    alone = checked(
+        run, sql, "seen: {rows: [{id: 10}, {id: 11, _gs_op: d}]}", tables="", fills=FILLS, backend=backend
+    )
     assert failure(alone) == [], "the values of the case before were still there"
 
 
 def test_values_are_texts_as_they_are_written(run: Run) -> None:
     given = "moves: {rows: [{id: 1, wallet: '0x1F'}, {id: 2, wallet: '31'}, {id: 3, wallet: '007'}]}"
     sql = "SELECT id FROM moves WHERE dynamic_table_check('known', wallet)"
-    assert failure(checked(run, sql, "seen: {rows: [{id: 1}, {id: 3}]}", given=given, tables="known: [0x1F, 007]")) == []
+    assert (
+        failure(
+            checked(run, sql, "seen: {rows: [{id: 1}, {id: 3}]}", given=given, tables="known: [0x1F, 007]")
+        )
+        == []
+    )
 
 
 @pytest.mark.parametrize(
     ("sql", "said"),
     [
-        ("SELECT id FROM moves WHERE dynamic_table_check('known', id)", "takes a string or a list of strings, not bigint"),
-        ("SELECT id FROM moves WHERE dynamic_table_check('known', array(id))", "a list of strings, not array<bigint>"),
+        (
+            "SELECT id FROM moves WHERE dynamic_table_check('known', id)",
+            "takes a string or a list of strings, not bigint",
+        ),
+        (
+            "SELECT id FROM moves WHERE dynamic_table_check('known', array(id))",
+            "a list of strings, not array<bigint>",
+        ),
     ],
 )
 def test_a_check_takes_texts(run: Run, sql: str, said: str) -> None:
@@ -133,7 +170,10 @@ def test_a_table_is_filled_with_texts(run: Run) -> None:
 def test_a_list_is_for_a_table_only(run: Run) -> None:
     from headrace.pipeline.errors import PipelineFileError
 
-    with pytest.raises(PipelineFileError, match=r"`given.moves` is a list, and only a dynamic table has values without columns"):
+    with pytest.raises(
+        PipelineFileError,
+        match=r"`given.moves` is a list, and only a dynamic table has values without columns",
+    ):
         checked(run, "SELECT id FROM moves", "seen: {rows: []}", given="moves: [1]")
 
 
@@ -147,12 +187,27 @@ def test_a_set_in_python_says_the_same(run: Run) -> None:
     def spelled(value: str | None) -> str:
         return "null" if value is None else "'" + value.replace("'", "''") + "'"
 
-    given = "moves: {rows: [" + ", ".join(f"{{id: {at}, wallet: {spelled(value)}}}" for at, value in rows) + "]}"
+    given = (
+        "moves: {rows: [" + ", ".join(f"{{id: {at}, wallet: {spelled(value)}}}" for at, value in rows) + "]}"
+    )
     table = "known: [" + ", ".join(spelled(value) for value in sorted(held)) + "]"
     wanted = [(at, None if value is None else value in held) for at, value in rows]
     expect = (
-        "seen: {rows: [" + ", ".join(f"{{id: {at}, yes: {str(yes).lower() if yes is not None else 'null'}}}" for at, yes in wanted) + "]}"
+        "seen: {rows: ["
+        + ", ".join(
+            f"{{id: {at}, yes: {str(yes).lower() if yes is not None else 'null'}}}" for at, yes in wanted
+        )
+        + "]}"
     )
     assert (
-        failure(checked(run, "SELECT id, dynamic_table_check('known', wallet) AS yes FROM moves", expect, given=given, tables=table)) == []
+        failure(
+            checked(
+                run,
+                "SELECT id, dynamic_table_check('known', wallet) AS yes FROM moves",
+                expect,
+                given=given,
+                tables=table,
+            )
+        )
+        == []
     )

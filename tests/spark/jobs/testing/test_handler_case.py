@@ -6,7 +6,10 @@ from helpers.pipeline_cases import ORDERS, Run
 
 from headrace.jobs.testing.report import failure
 
-ASK = "  asked: {type: handler, from: priced, url: 'http://127.0.0.1:1/', schema_override: {score: float64, placed_at: null}}\nsinks:"
+ASK = (
+    "  asked: {type: handler, from: priced, url: 'http://127.0.0.1:1/', schema_override: {score: float64,"
+    " placed_at: null}}\nsinks:"
+)
 ASKING = ORDERS.replace("sinks:", ASK).replace("from: priced\n    table", "from: asked\n    table")
 TEST = "  t:\n    given:\n      {given}\n    expect:\n      {expect}\n"
 

@@ -1,4 +1,7 @@
-"""Tests of pipelines in Spark: what is given, what comes of it at nodes and sinks, and what makes a test fail."""
+"""Tests of pipelines in Spark.
+
+What is given, what comes of it at nodes and sinks, and what makes a test fail.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ from headrace.jobs.testing.report import failure
 
 def text(given: str, expect: str, more: str = "") -> str:
     """A test; `given` and `expect` are maps of nodes."""
-    return f"  t:\n{indent(more, '    ')}    given:\n{indent(given, '      ')}\n    expect:\n{indent(expect, '      ')}\n"
+    return (
+        f"  t:\n{indent(more, '    ')}    given:\n{indent(given, '      ')}\n   "
+        f" expect:\n{indent(expect, '      ')}\n"
+    )
 
 
 def sql(statement: str) -> str:
@@ -45,7 +51,10 @@ def test_operations_are_carried_and_compared_where_they_are_named(run: Run) -> N
 
 def test_now_is_what_the_test_says(run: Run) -> None:
     pipeline = sql("SELECT id, now() AS at, current_date() AS day FROM orders")
-    given, expect = "orders: {rows: [{id: 1}]}", "priced: {rows: [{id: 1, at: 2025-03-01T12:30:00Z, day: 2025-03-01}]}"
+    given, expect = (
+        "orders: {rows: [{id: 1}]}",
+        "priced: {rows: [{id: 1, at: 2025-03-01T12:30:00Z, day: 2025-03-01}]}",
+    )
     assert run(text(given, expect, "now: 2025-03-01T12:30:00Z\n"), pipeline).passed
     assert not run(text(given, expect, "now: 2025-03-01T12:30:01Z\n"), pipeline).passed
     assert not run(text(given, expect), pipeline).passed
@@ -54,13 +63,18 @@ def test_now_is_what_the_test_says(run: Run) -> None:
 def test_rows_come_from_csv_json_and_parquet_and_are_expected_from_them(run: Run, tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_text("id,cents,placed_at,_gs_op\n1,250,2025-01-01T10:00:00Z,\n2,100,,d\n")
     (tmp_path / "in.ndjson").write_text(
-        '{"id": 1, "cents": 250, "placed_at": "2025-01-01T10:00:00Z"}\n{"id": 2, "cents": "100", "_gs_op": "d"}\n'
+        '{"id": 1, "cents": 250, "placed_at": "2025-01-01T10:00:00Z"}\n{"id": 2, "cents": "100", "_gs_op":'
+        ' "d"}\n'
     )
     at = pa.array([datetime(2025, 1, 1, 10), None], pa.timestamp("ms"))
-    pq.write_table(pa.table({"id": [1, 2], "cents": ["250", "100"], "placed_at": at, "_gs_op": [None, "d"]}), tmp_path / "in.parquet")
+    pq.write_table(
+        pa.table({"id": [1, 2], "cents": ["250", "100"], "placed_at": at, "_gs_op": [None, "d"]}),
+        tmp_path / "in.parquet",
+    )
     (tmp_path / "out.csv").write_text("_gs_op,id,amount,placed_at\ni,1,2.5,2025-01-01T10:00:00Z\nd,2,1,\n")
     (tmp_path / "out.ndjson").write_text(
-        '{"id": 1, "amount": 2.5, "placed_at": "2025-01-01 10:00:00"}\n{"id": 2, "amount": 1, "_gs_op": "d"}\n'
+        '{"id": 1, "amount": 2.5, "placed_at": "2025-01-01 10:00:00"}\n{"id": 2, "amount": 1, "_gs_op":'
+        ' "d"}\n'
     )
     for given in ("csv: in.csv", "json: in.ndjson", "parquet: in.parquet"):
         for expect in ("csv: out.csv", "json: out.ndjson"):
@@ -80,8 +94,15 @@ def test_floats_may_differ_by_the_tolerance(run: Run) -> None:
 def test_order_is_that_of_the_source(run: Run) -> None:
     given = "orders: {rows: [{id: 3}, {id: 1}, {id: 2}]}"
     assert run(text(given, "priced: {columns: id, ordered: true, rows: [{id: 3}, {id: 1}, {id: 2}]}")).passed
-    lines = failure(run(text(given, "priced: {columns: id, ordered: true, rows: [{id: 1}, {id: 2}, {id: 3}]}")))
-    assert lines[:4] == ["priced: 3 rows came as expected, in another order", "  row 1", "    expected {id: 1}", "    came     {id: 3}"]
+    lines = failure(
+        run(text(given, "priced: {columns: id, ordered: true, rows: [{id: 1}, {id: 2}, {id: 3}]}"))
+    )
+    assert lines[:4] == [
+        "priced: 3 rows came as expected, in another order",
+        "  row 1",
+        "    expected {id: 1}",
+        "    came     {id: 3}",
+    ]
     assert run(text(given, "priced: {columns: id, rows: [{id: 1}, {id: 2}, {id: 3}]}")).passed
 
 
@@ -93,7 +114,10 @@ def test_an_expected_error_must_come_and_say_that(run: Run) -> None:
     lines = failure(run(f"{ERROR}overflow\n"))
     assert lines[0] == "another error came than one with `overflow`:"
     assert "cannot be cast" in " ".join(lines)
-    assert failure(run(f"{ERROR}cannot be cast\n".replace("abc", "5")))[0] == "no error came, and one with `cannot be cast` was expected"
+    assert (
+        failure(run(f"{ERROR}cannot be cast\n".replace("abc", "5")))[0]
+        == "no error came, and one with `cannot be cast` was expected"
+    )
 
 
 def test_an_error_that_was_not_expected_fails_the_test(run: Run) -> None:
@@ -103,20 +127,32 @@ def test_an_error_that_was_not_expected_fails_the_test(run: Run) -> None:
 
 
 def test_a_given_value_that_does_not_fit_is_told_with_its_row_and_place(run: Run, tmp_path: Path) -> None:
-    lines = " ".join(failure(run(text("orders:\n  rows:\n    - {id: 1}\n    - {id: x}\n    - {id: 2.5}", "priced: {rows: []}"))))
+    lines = " ".join(
+        failure(
+            run(text("orders:\n  rows:\n    - {id: 1}\n    - {id: x}\n    - {id: 2.5}", "priced: {rows: []}"))
+        )
+    )
     assert "node 'orders': test `t`: row 2, column `id`: `x` cannot be cast to int64" in lines
     assert "row 3, column `id`: `2.5` cannot be cast to int64" in lines
     assert f"({tmp_path}/orders.test.yaml:8:14)" in lines
-    assert run("  t:\n    given: {orders: {rows: [{id: x}]}}\n    expect_error: cannot be cast to int64\n").passed
+    assert run(
+        "  t:\n    given: {orders: {rows: [{id: x}]}}\n    expect_error: cannot be cast to int64\n"
+    ).passed
 
 
 @pytest.mark.parametrize(
     ("expect", "said"),
     [
         ("priced: {rows: [{id: 1, amuont: 2}]}", "`priced` has no column `amuont`; did you mean `amount`?"),
-        ("priced: {rows: [{id: 1, amount: 2}]}", "the expected rows of `priced` do not name the columns placed_at"),
+        (
+            "priced: {rows: [{id: 1, amount: 2}]}",
+            "the expected rows of `priced` do not name the columns placed_at",
+        ),
         ("priced: {columns: ids, rows: [{id: 1}]}", "`priced` has no column `ids`; did you mean `id`?"),
-        ("priced: {columns: id, rows: [{id: one}]}", "expected row 1 of `priced`, column `id`: `one` cannot be cast to int64"),
+        (
+            "priced: {columns: id, rows: [{id: one}]}",
+            "expected row 1 of `priced`, column `id`: `one` cannot be cast to int64",
+        ),
         ("orders_pg: {columns: id, rows: [{id: 1, _gs_op: d}]}", "`orders_pg` has no column `_gs_op`"),
     ],
 )
@@ -150,9 +186,17 @@ sinks:
 
 
 def test_a_union_keeps_the_order_of_its_sources(run: Run) -> None:
-    given = "new: {rows: [{id: 1, v: 5}, {id: 2, _gs_op: d}]}\nold: {rows: [{id: 1, v: 1}, {id: 2, v: 2}, {id: 3, v: 0}]}"
+    given = (
+        "new: {rows: [{id: 1, v: 5}, {id: 2, _gs_op: d}]}\nold: {rows: [{id: 1, v: 1}, {id: 2, v: 2},"
+        " {id: 3, v: 0}]}"
+    )
     rows = "[{id: 1, v: 1}, {id: 2, v: 2}, {id: 1, v: 5}, {id: 2, v: null, _gs_op: d}]"
-    assert failure(run(text(given, f"all: {{ordered: true, rows: {rows}}}\na: {{rows: [{{id: 1, v: 5}}]}}"), UNION)) == []
+    assert (
+        failure(
+            run(text(given, f"all: {{ordered: true, rows: {rows}}}\na: {{rows: [{{id: 1, v: 5}}]}}"), UNION)
+        )
+        == []
+    )
 
 
 def test_a_table_has_the_columns_that_the_test_says_or_that_its_rows_show(run: Run) -> None:
@@ -164,7 +208,9 @@ def test_a_table_has_the_columns_that_the_test_says_or_that_its_rows_show(run: R
         failure(run(text(typed.replace("v: 1}", "v: 1.25}"), "old: {rows: []}"), UNION))
     )
     mixed = "old: {rows: [{id: 1, v: 1}, {id: 2, v: a}]}"
-    assert "the type of column `v` cannot be inferred" in " ".join(failure(run(text(mixed, "kept: {rows: []}"), UNION)))
+    assert "the type of column `v` cannot be inferred" in " ".join(
+        failure(run(text(mixed, "kept: {rows: []}"), UNION))
+    )
     unknown = "old: {rows: [{id: 1, w: 1}], schema: {id: int8, v: int8}}"
     with pytest.raises(Exception, match="`old` has no column `w`"):
         run(text(unknown, "kept: {rows: []}"), UNION)
@@ -188,11 +234,19 @@ def test_what_hangs_on_a_table_that_is_not_given_cannot_be_expected_and_the_rest
     assert run(text(given, "b: {rows: [{id: 1, v: 5, _gs_op: i}]}"), UNION).passed
     lines = " ".join(failure(run(text(given, "all: {rows: []}"), UNION)))
     assert "`all` reads old, whose columns only a server knows" in lines
-    assert run(text(f"{given}\nold: {{rows: [], schema: {{id: int64, v: int64}}}}", "all: {rows: [{id: 1, v: 5}]}"), UNION).passed
+    assert run(
+        text(f"{given}\nold: {{rows: [], schema: {{id: int64, v: int64}}}}", "all: {rows: [{id: 1, v: 5}]}"),
+        UNION,
+    ).passed
 
 
 def test_a_transform_is_given_in_its_own_types_and_stands_for_what_feeds_it(run: Run) -> None:
-    assert run(text("priced: {rows: [{id: 1, amount: 2.5}]}", "orders_pg: {rows: [{id: 1, amount: 2.50, placed_at: null}]}")).passed
+    assert run(
+        text(
+            "priced: {rows: [{id: 1, amount: 2.5}]}",
+            "orders_pg: {rows: [{id: 1, amount: 2.50, placed_at: null}]}",
+        )
+    ).passed
     lines = " ".join(failure(run(text("priced: {rows: [{id: 1, amount: 2.555}]}", "orders_pg: {rows: []}"))))
     assert "`2.555` cannot be cast to decimal(10, 2)" in lines
     assert run(text("kept: {rows: [{id: 1, v: 1}]}", "a: {rows: [{id: 1, v: 1}]}"), UNION).passed
@@ -203,10 +257,15 @@ def test_the_filter_of_a_topic_counts(run: Run) -> None:
     given, expect = "orders: {rows: [{id: 1}, {id: 2}]}", "orders: {columns: id, rows: [{id: 2}]}"
     assert run(text(given, expect), pipeline).passed
     assert not run(text(given, expect)).passed
-    assert "the filter `idd > 1` is wrong" in " ".join(failure(run(text(given, expect), pipeline.replace("id > 1", "idd > 1"))))
+    assert "the filter `idd > 1` is wrong" in " ".join(
+        failure(run(text(given, expect), pipeline.replace("id > 1", "idd > 1")))
+    )
 
 
-STEPS = "orders: {rows: [{id: 1, cents: 500}, {id: 1, cents: 400, _gs_op: u}, {id: 2, cents: 1}, {id: 2, _gs_op: d}, {id: 2, cents: 7}]}"
+STEPS = (
+    "orders: {rows: [{id: 1, cents: 500}, {id: 1, cents: 400, _gs_op: u}, {id: 2, cents: 1}, {id: 2,"
+    " _gs_op: d}, {id: 2, cents: 7}]}"
+)
 
 
 @pytest.mark.parametrize(
@@ -228,7 +287,10 @@ def test_a_sink_without_a_key_appends_and_refuses_a_delete(run: Run) -> None:
     given = "orders: {rows: [{id: 1}, {id: 1, _gs_op: u}]}"
     assert run(text(given, "orders_pg: {columns: id, rows: [{id: 1}, {id: 1}]}"), pipeline).passed
     assert not run(text(given, "orders_pg: {columns: id, rows: [{id: 1}]}"), pipeline).passed
-    error = "  t:\n    given: {orders: {rows: [{id: 1, _gs_op: d}]}}\n    expect_error: a table without a key cannot apply it\n"
+    error = (
+        "  t:\n    given: {orders: {rows: [{id: 1, _gs_op: d}]}}\n    expect_error: a table without a"
+        " key cannot apply it\n"
+    )
     assert run(error, pipeline).passed
     assert not run(error).passed
 
@@ -239,12 +301,14 @@ def test_a_test_without_rows_says_what_an_empty_source_gives(run: Run) -> None:
 
 
 def test_numbers_beyond_spark_keep_their_digits(run: Run) -> None:
-    pipeline = ORDERS.replace("      note: string\n", "      big: uint256\n      price: decimal256(60, 4)\n").replace(
-        "placed_at FROM", "big, price FROM"
-    )
+    pipeline = ORDERS.replace(
+        "      note: string\n", "      big: uint256\n      price: decimal256(60, 4)\n"
+    ).replace("placed_at FROM", "big, price FROM")
     big, price = 2**256 - 1, "12345678901234567890123456789012345678901234.5"
     given = f"orders: {{rows: [{{id: 1, big: {big}, price: {price}}}]}}"
     expect = f"orders_pg: {{columns: [id, big, price], rows: [{{id: 1, big: {big}, price: {price}000}}]}}"
     assert failure(run(text(given, expect), pipeline)) == []
     assert not run(text(given, expect.replace("234.5000", "234.5001")), pipeline).passed
-    assert "`-1` cannot be cast to uint256" in " ".join(failure(run(text(given.replace(str(big), "-1"), expect), pipeline)))
+    assert "`-1` cannot be cast to uint256" in " ".join(
+        failure(run(text(given.replace(str(big), "-1"), expect), pipeline))
+    )

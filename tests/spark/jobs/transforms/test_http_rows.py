@@ -41,8 +41,15 @@ def web() -> Iterator[Service]:
         yield service
 
 
-def planner(spark: SparkSession, url: str, schema: pa.Schema = PLAIN, more: str = "batch_size: 10", **settings: Any) -> PipelinePlanner:
-    made = PipelinePlanner(parse_pipeline(FILE.format(url=url, more=more)), spark, {"src": FixedSchemaSource(schema)}, Settings(**settings))
+def planner(
+    spark: SparkSession, url: str, schema: pa.Schema = PLAIN, more: str = "batch_size: 10", **settings: Any
+) -> PipelinePlanner:
+    made = PipelinePlanner(
+        parse_pipeline(FILE.format(url=url, more=more)),
+        spark,
+        {"src": FixedSchemaSource(schema)},
+        Settings(**settings),
+    )
     made.pipeline = "uuid"
     return made
 
@@ -52,44 +59,52 @@ def plan(rows: int = 1000) -> EpochPlan:
     return EpochPlan(7, Phase.LIVE, ends[0], ends[1], "hash", datetime(2026, 1, 1, tzinfo=UTC))
 
 
-def reading(made: PipelinePlanner, rows: list[tuple[Any, ...]], schema: pa.Schema = PLAIN, parts: int = 3) -> dict[str, SourceBatch]:
+def reading(
+    made: PipelinePlanner, rows: list[tuple[Any, ...]], schema: pa.Schema = PLAIN, parts: int = 3
+) -> dict[str, SourceBatch]:
     payload = made.spark.createDataFrame(rows, spark_schema(schema)).repartition(parts)
     frame = payload.selectExpr("*", "'u' AS _gs_op", f"CAST(struct(0, 0, id, 0) AS {POS_TYPE}) AS _gs_pos")
     return {"src": SourceBatch(frame, len(rows))}
 
 
-def rows_of(made: PipelinePlanner, given: dict[str, SourceBatch], rows: int = 1000, node: str = "after") -> list[dict[str, Any]]:
+def rows_of(
+    made: PipelinePlanner, given: dict[str, SourceBatch], rows: int = 1000, node: str = "after"
+) -> list[dict[str, Any]]:
     return sorted(made.nodes(given, plan(rows))[node].toArrow().to_pylist(), key=lambda row: row["id"])
 
 
 def test_every_type_goes_out_as_json_and_comes_back(spark: SparkSession, web: Service) -> None:
     schema = pa.schema(
         [
-            ("id", pa.int64()), ("flag", pa.bool_()), ("ratio", pa.float64()), ("price", pa.decimal128(20, 4)), ("wide", UINT256),
-            ("raw", pa.binary()), ("day", pa.date32()), ("at", pa.timestamp("us", tz="UTC")), ("local", pa.timestamp("us")),
-            ("tags", pa.list_(pa.string())), ("inner", pa.struct([("raw", pa.binary()), ("n", pa.int32())])), ("odd name, 'x'", pa.string()),
+            ("id", pa.int64()), ("flag", pa.bool_()), ("ratio", pa.float64()),
+            ("price", pa.decimal128(20, 4)), ("wide", UINT256), ("raw", pa.binary()), ("day", pa.date32()),
+            ("at", pa.timestamp("us", tz="UTC")), ("local", pa.timestamp("us")),
+            ("tags", pa.list_(pa.string())), ("inner", pa.struct([("raw", pa.binary()), ("n", pa.int32())])),
+            ("odd name, 'x'", pa.string()),
         ]
     )  # fmt: skip
     moment = datetime(2025, 1, 2, 3, 4, 5, 678901)
     full = (
-        1, True, 0.5, Decimal("12345678901234.5678"), str(2**256 - 1), bytearray(b"\x00\xff"), date(2025, 1, 2), moment.replace(tzinfo=UTC),
-        moment, ["a", None], (bytearray(b"\x01"), 5), 'quote " and \n',
+        1, True, 0.5, Decimal("12345678901234.5678"), str(2**256 - 1), bytearray(b"\x00\xff"),
+        date(2025, 1, 2), moment.replace(tzinfo=UTC), moment, ["a", None], (bytearray(b"\x01"), 5),
+        'quote " and \n',
     )  # fmt: skip
     empty = (2, *[None] * 11)
     infinite = (3, None, float("inf"), *[None] * 9)
     made = planner(spark, web.url, schema)
     found = rows_of(made, reading(made, [full, empty, infinite], schema), rows=3)
     assert web.asked[0].rows[0] == {
-        "id": 1, "flag": True, "ratio": 0.5, "price": 12345678901234.5678, "wide": str(2**256 - 1), "raw": "00ff", "day": "2025-01-02",
-        "at": "2025-01-02T03:04:05.678901Z", "local": "2025-01-02T03:04:05.678901", "tags": ["a", None], "inner": {"raw": "01", "n": 5},
+        "id": 1, "flag": True, "ratio": 0.5, "price": 12345678901234.5678, "wide": str(2**256 - 1),
+        "raw": "00ff", "day": "2025-01-02", "at": "2025-01-02T03:04:05.678901Z",
+        "local": "2025-01-02T03:04:05.678901", "tags": ["a", None], "inner": {"raw": "01", "n": 5},
         "odd name, 'x'": 'quote " and \n', "_gs_op": "u",
     }  # fmt: skip
     assert web.asked[0].rows[1] == dict.fromkeys(schema.names, None) | {"id": 2, "_gs_op": "u"}
     assert [row["_gs_op"] for row in found] == ["u"] * 3
     first = {name: found[0][name] for name in schema.names}
     assert list(first.values()) == [
-        1, True, 0.5, Decimal("12345678901234.5678"), str(2**256 - 1), b"\x00\xff", date(2025, 1, 2), moment.replace(tzinfo=UTC), moment,
-        ["a", None], {"raw": b"\x01", "n": 5}, 'quote " and \n',
+        1, True, 0.5, Decimal("12345678901234.5678"), str(2**256 - 1), b"\x00\xff", date(2025, 1, 2),
+        moment.replace(tzinfo=UTC), moment, ["a", None], {"raw": b"\x01", "n": 5}, 'quote " and \n',
     ]  # fmt: skip
     assert [row["ratio"] for row in found[1:]] == [None, None]
     assert made.schemas["after"].field("wide").type == UINT256
@@ -102,7 +117,9 @@ def test_columns_go_come_and_change_their_type(spark: SparkSession) -> None:
     with served(answer) as web:
         made = planner(spark, web.url, more="schema_override: {id: Utf8, name: null, score: Float64}")
         found = made.nodes(reading(made, [(5, "x")]), plan(1))["ask"].toArrow().to_pylist()
-    assert found == [{"id": "5", "score": 0.5, "_gs_op": "i", "_gs_pos": {"source": 0, "part": 0, "off": 5, "sub": 0}}]
+    assert found == [
+        {"id": "5", "score": 0.5, "_gs_op": "i", "_gs_pos": {"source": 0, "part": 0, "off": 5, "sub": 0}}
+    ]
     assert made.schemas["ask"].types == [pa.string(), pa.float64()]
 
 
@@ -111,7 +128,9 @@ def test_requests_are_cut_the_same_however_spark_divides_the_rows(spark: SparkSe
     keys: list[set[str]] = []
     for parts in (1, 5):
         made = planner(spark, web.url, more="batch_size: 100")
-        assert [row["id"] for row in rows_of(made, reading(made, given[:: 1 if parts == 1 else -1], parts=parts))] == list(range(1000))
+        assert [
+            row["id"] for row in rows_of(made, reading(made, given[:: 1 if parts == 1 else -1], parts=parts))
+        ] == list(range(1000))
         keys.append(set(web.keys))
         web.asked.clear()
     assert keys[0] == keys[1]
@@ -137,7 +156,10 @@ def test_calls_are_counted_for_the_driver(spark: SparkSession, web: Service) -> 
     web.faults = [503]
     rows_of(made, reading(made, [(n, "x") for n in range(40)]), rows=40)
     calls = drain_call_metrics()["ask"]
-    assert {key: len(latencies) for key, latencies in calls.latencies.items()} == {("success", "2xx"): 4, ("retriable_error", "5xx"): 1}
+    assert {key: len(latencies) for key, latencies in calls.latencies.items()} == {
+        ("success", "2xx"): 4,
+        ("retriable_error", "5xx"): 1,
+    }
     assert calls.retries == 1
     assert drain_call_metrics() == {}
 
@@ -152,7 +174,9 @@ def test_errors_of_a_task_keep_their_words(spark: SparkSession) -> None:
     assert "body: nothing" in error.message
 
 
-def test_secrets_reach_the_service_and_nothing_else(spark: SparkSession, web: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_reach_the_service_and_nothing_else(
+    spark: SparkSession, web: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ASK_TOKEN", "canary-1")
     settings = {"http_secret_header": {"my_key": "X-Key"}, "http_secret_value": {"my_key": "canary-2"}}
     more = "secret_name: My-Key, headers: {Authorization: 'Bearer ${ASK_TOKEN}'}"
@@ -163,7 +187,12 @@ def test_secrets_reach_the_service_and_nothing_else(spark: SparkSession, web: Se
     assert (headers["x-key"], headers["authorization"]) == ("canary-2", "Bearer canary-1")
     assert web.asked[0].path == "/rows?token=canary-1"
     frame: Any = nodes["after"]
-    shown = [str(made.file.compiled()), frame._jdf.queryExecution().toString(), made.plan_text(), repr(made.file)]
+    shown = [
+        str(made.file.compiled()),
+        frame._jdf.queryExecution().toString(),
+        made.plan_text(),
+        repr(made.file),
+    ]
     assert not [text for text in shown if "canary" in text]
 
 
@@ -179,7 +208,9 @@ def test_secrets_that_are_not_there_are_told(spark: SparkSession, web: Service) 
     assert "word" not in str(told.value)
     settings = {"http_secret_header": {"k": "X-Key"}, "http_secret_value": {"k": "v"}}
     made = planner(spark, web.url, more="secret_name: k, headers: {x-key: v}", **settings)
-    with pytest.raises(UserError, match="cannot set both 'secret_name' and an explicit 'X-Key' header - remove one"):
+    with pytest.raises(
+        UserError, match="cannot set both 'secret_name' and an explicit 'X-Key' header - remove one"
+    ):
         made.nodes(reading(made, []), plan(1))
 
 
@@ -200,6 +231,8 @@ def test_a_test_asks_no_service(spark: SparkSession, web: Service) -> None:
         ("schema_override: {id: null}", PLAIN, "Primary key validation failed for node 'ask'"),
     ],
 )
-def test_columns_that_cannot_be_are_told_before_a_run(spark: SparkSession, more: str, schema: pa.Schema, said: str) -> None:
+def test_columns_that_cannot_be_are_told_before_a_run(
+    spark: SparkSession, more: str, schema: pa.Schema, said: str
+) -> None:
     with pytest.raises((SchemaError, UserError), match=said.replace("(", r"\(")):
         planner(spark, "http://localhost:1/", schema, more)

@@ -1,4 +1,7 @@
-"""Filters at sinks with a key, without servers: random changes of few rows against a plain model of what must be in each target."""
+"""Filters at sinks with a key, without servers.
+
+Random changes of few rows against a plain model of what must be in each target.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,10 @@ Rows = list[tuple[Any, ...]]
 
 @dataclass(frozen=True)
 class Case:
-    """A statement, and by its model the rows that one change makes: (key, row), the row None where a filter leaves it out."""
+    """A statement, and by its model the rows that one change makes.
+
+    (key, row), the row None where a filter leaves it out.
+    """
 
     sql: str
     made: Callable[[Change], list[tuple[Any, Any]]]
@@ -82,19 +88,26 @@ def by_branch(c: Change) -> list[tuple[Any, Any]]:
 CASES = {
     "plain": Case("SELECT id, v FROM t WHERE v > 10", one(large)),
     "no_rows": Case("SELECT id, v FROM t WHERE false", one(lambda _: False)),
-    "star": Case("SELECT * EXCEPT (code, xs) FROM t WHERE v > 10 AND v < 30", one(lambda c: large(c) and (c[2] or 0) < 30)),
-    "guarded": Case("SELECT id, 100 / v AS v FROM t WHERE v <> 0", one(lambda c: bool(c[2]), lambda c: (c[1], 100 / c[2] if c[2] else 0))),
-    "nested": Case("WITH c AS (SELECT id, v FROM t WHERE v > 10) SELECT id, w FROM (SELECT id, 1000 div (v - 10) AS w FROM c) WHERE w > 50",
+    "star": Case("SELECT * EXCEPT (code, xs) FROM t WHERE v > 10 AND v <"
+                 " 30", one(lambda c: large(c) and (c[2] or 0) < 30)),
+    "guarded": Case("SELECT id, 100 / v AS v FROM t WHERE v <>"
+                    " 0", one(lambda c: bool(c[2]), lambda c: (c[1], 100 / c[2] if c[2] else 0))),
+    "nested": Case("WITH c AS (SELECT id, v FROM t WHERE v > 10) SELECT id, w FROM (SELECT id, 1000 div (v"
+                   " - 10) AS w FROM c) WHERE w > 50",
         one(lambda c: large(c) and 1000 // ((c[2] or 0) - 10) > 50, lambda c: (c[1], 1000 // (c[2] - 10) if large(c) and c[2] else 0))),
-    "renamed": Case("SELECT id + 1000 AS id, v FROM (SELECT id, v FROM t WHERE v > 10)", one(large, lambda c: (c[1] + 1000, c[2]))),
+    "renamed": Case("SELECT id + 1000 AS id, v FROM (SELECT id, v FROM t WHERE v >"
+                    " 10)", one(large, lambda c: (c[1] + 1000, c[2]))),
     "union": Case("SELECT id, v FROM t WHERE v > 10 UNION ALL SELECT id, -v FROM t WHERE v <= 10", by_branch),
-    "union_reversed": Case("SELECT id, -v AS v FROM t WHERE v <= 10 UNION ALL SELECT id, v FROM t WHERE v > 10", by_branch),
+    "union_reversed": Case("SELECT id, -v AS v FROM t WHERE v <= 10 UNION ALL SELECT id, v FROM t WHERE v >"
+                           " 10", by_branch),
     "chain": Case("SELECT id, v FROM plain WHERE v < 30", one(lambda c: large(c) and (c[2] or 0) < 30)),
     "items": Case("SELECT id, x FROM t LATERAL VIEW explode(xs) e AS x WHERE x > 1", items, key="id, x"),
     "last_item": Case("SELECT id, x FROM t LATERAL VIEW explode(xs) e AS x WHERE x > 1", last_item),
-    "cast_key": Case("SELECT * FROM (SELECT CAST(code AS BIGINT) AS k, id FROM t WHERE code RLIKE '^[0-9]+$') WHERE k IS NOT NULL",
+    "cast_key": Case("SELECT * FROM (SELECT CAST(code AS BIGINT) AS k, id FROM t WHERE code RLIKE"
+                     " '^[0-9]+$') WHERE k IS NOT NULL",
         lambda c: [((int(c[3]), c[1]), (int(c[3]), c[1]))] if c[0] != "d" and digits(c) and c[3] else [], key="k, id"),
-    "said": Case("SELECT id, v, CASE WHEN v = 20 THEN 'd' ELSE _gs_op END AS _gs_op FROM t WHERE v > 10", one(lambda c: large(c) and c[2] != 20)),
+    "said": Case("SELECT id, v, CASE WHEN v = 20 THEN 'd' ELSE _gs_op END AS _gs_op FROM t WHERE v >"
+                 " 10", one(lambda c: large(c) and c[2] != 20)),
     "asks_operation": Case("SELECT id, v FROM t WHERE _gs_op = 'd' OR v > 10", one(large)),
 }  # fmt: skip
 KEPT = "SELECT id, v FROM t WHERE _gs_op <> 'd' AND v > 10"
@@ -112,18 +125,32 @@ def changes(dice: random.Random, count: int) -> list[Change]:
 
 
 def frame_of(spark: SparkSession, given: list[Change], first: int, predicate: str) -> Any:
-    rows = [(c[1], c[2], c[3], list(c[4]) if c[4] is not None else None, c[0], (9, 0, first + at, 0)) for at, c in enumerate(given)]
+    rows = [
+        (c[1], c[2], c[3], list(c[4]) if c[4] is not None else None, c[0], (9, 0, first + at, 0))
+        for at, c in enumerate(given)
+    ]
     frame = spark.createDataFrame(rows, f"{COLUMNS}, {OP} string, {POS} {POS_TYPE}")
     return mark_filtered_rows(frame, predicate) if predicate else frame
 
 
-def planner(spark: SparkSession, transforms: dict[str, str], keys: dict[str, str], more: str = "", append: str = "") -> PipelinePlanner:
-    nodes = "\n".join(f'  {name}: {{type: sql, sql: "{text}"}}' for name, text in transforms.items()) or "  {}"
-    sinks = [f"  to_{name}: {{type: postgres, from: {name}, table: {name}, primary_key: [{key}]}}" for name, key in keys.items()]
+def planner(
+    spark: SparkSession, transforms: dict[str, str], keys: dict[str, str], more: str = "", append: str = ""
+) -> PipelinePlanner:
+    nodes = (
+        "\n".join(f'  {name}: {{type: sql, sql: "{text}"}}' for name, text in transforms.items()) or "  {}"
+    )
+    sinks = [
+        f"  to_{name}: {{type: postgres, from: {name}, table: {name}, primary_key: [{key}]}}"
+        for name, key in keys.items()
+    ]
     sinks += [f"  log: {{type: delta, from: {append}, path: /nowhere}}"] if append else []
-    text = FILE.format(transforms=nodes, sinks="\n".join(sinks), more=more, key="" if append else "primary_key: id, ")
+    text = FILE.format(
+        transforms=nodes, sinks="\n".join(sinks), more=more, key="" if append else "primary_key: id, "
+    )
     payload = arrow_schema(spark.createDataFrame([], COLUMNS).schema)
-    return PipelinePlanner(parse_pipeline(text, "f.yaml"), spark, {"t": FixedSchemaSource(payload)}, Settings())
+    return PipelinePlanner(
+        parse_pipeline(text, "f.yaml"), spark, {"t": FixedSchemaSource(payload)}, Settings()
+    )
 
 
 def delivered(made: PipelinePlanner, frame: Any, count: int) -> Iterator[tuple[str, Rows, list[str]]]:
@@ -142,7 +169,11 @@ def delivered(made: PipelinePlanner, frame: Any, count: int) -> Iterator[tuple[s
 
 def test_targets_hold_what_the_model_says(spark: SparkSession) -> None:
     dice = random.Random(11)
-    made = planner(spark, {name: case.sql for name, case in CASES.items()}, {name: case.key for name, case in CASES.items()})
+    made = planner(
+        spark,
+        {name: case.sql for name, case in CASES.items()},
+        {name: case.key for name, case in CASES.items()},
+    )
     targets: dict[str, dict[Any, Any]] = {name: {} for name in CASES}
     models: dict[str, dict[Any, Any]] = {name: {} for name in CASES}
     first = 0
@@ -170,7 +201,10 @@ def test_targets_hold_what_the_model_says(spark: SparkSession) -> None:
 
 
 def test_sinks_without_a_key_and_filters_on_the_operation_keep_their_meaning(spark: SparkSession) -> None:
-    """Appending sinks get what passes, beside one with a key that gets deletes as well; a source's filter is one of them."""
+    """Appending sinks get what passes, beside one with a key that gets deletes as well.
+
+    A source's filter is one of them.
+    """
     given: list[Change] = [
         ("i", 1, 50, None, None),
         ("u", 1, 5, None, None),
@@ -178,25 +212,44 @@ def test_sinks_without_a_key_and_filters_on_the_operation_keep_their_meaning(spa
         ("d", 2, None, None, None),
         ("d", 3, 70, None, None),
     ]
-    made = planner(spark, {"kept": KEPT, "plain": CASES["plain"].sql}, {"kept": "id", "plain": "id"}, append="kept")
+    made = planner(
+        spark, {"kept": KEPT, "plain": CASES["plain"].sql}, {"kept": "id", "plain": "id"}, append="kept"
+    )
     found = {sink: rows for sink, rows, _ in delivered(made, frame_of(made.spark, given, 0, ""), len(given))}
     assert found["log"] == [("i", 1, 50), ("u", 2, 60)]
     assert found["to_kept"] == [("i", 1, 50), ("d", 1, None), ("u", 2, 60)]
     assert found["to_plain"] == [("i", 1, 50), ("d", 1, None), ("u", 2, 60), ("d", 2, None), ("d", 3, 70)]
-    made = planner(spark, {"all": "SELECT id, 100 / v AS w FROM t"}, {"all": "id"}, more=', filter: "v <> 0"', append="all")
+    made = planner(
+        spark,
+        {"all": "SELECT id, 100 / v AS w FROM t"},
+        {"all": "id"},
+        more=', filter: "v <> 0"',
+        append="all",
+    )
     given = [("i", 1, 50, None, None), ("u", 1, 0, None, None), ("d", 2, None, None, None)]
-    found = {sink: rows for sink, rows, _ in delivered(made, frame_of(made.spark, given, 0, "v <> 0"), len(given))}
+    found = {
+        sink: rows for sink, rows, _ in delivered(made, frame_of(made.spark, given, 0, "v <> 0"), len(given))
+    }
     assert found == {"log": [("i", 1, 2.0)], "to_all": [("i", 1, 2.0), ("d", 1, None), ("d", 2, None)]}
 
 
-def test_a_delete_without_its_key_is_an_error_and_an_update_without_one_is_left_out(spark: SparkSession) -> None:
+def test_a_delete_without_its_key_is_an_error_and_an_update_without_one_is_left_out(
+    spark: SparkSession,
+) -> None:
     made = planner(spark, {"x": "SELECT id, code || 'x' AS k, v FROM t WHERE v > 10"}, {"x": "id, k"})
     given: list[Change] = [("u", 1, 5, None, None), ("u", 1, 20, "a", None)]
     found = {sink: rows for sink, rows, _ in delivered(made, frame_of(made.spark, given, 0, ""), len(given))}
     assert found == {"to_x": [("u", 1, "ax", 20)]}
-    found = {sink: rows for sink, rows, _ in delivered(made, frame_of(made.spark, [("d", 1, None, None, None)], 0, ""), 1)}
+    found = {
+        sink: rows
+        for sink, rows, _ in delivered(made, frame_of(made.spark, [("d", 1, None, None, None)], 0, ""), 1)
+    }
     assert found == {"to_x": [("d", 1, None, None)]}, "the sink refuses it, as it does without a filter"
-    made = planner(spark, {"x": "SELECT id, code || 'x' AS k, v FROM t WHERE v > 10 AND code IS NOT NULL"}, {"x": "id, k"})
+    made = planner(
+        spark,
+        {"x": "SELECT id, code || 'x' AS k, v FROM t WHERE v > 10 AND code IS NOT NULL"},
+        {"x": "id, k"},
+    )
     assert made.retractions.sinks == {"to_x": frozenset()}
 
 
@@ -204,19 +257,26 @@ def test_a_delete_without_its_key_is_an_error_and_an_update_without_one_is_left_
     ("statement", "key", "message"),
     [
         ("SELECT element_at(xs, 1) AS k, id FROM t WHERE size(xs) > 0", "k, id", "the key column `k` is"),
-        ("SELECT id, explode(sequence(1, v)) AS x FROM t WHERE v < 100", "id, x", "the list that rows are made of is `SEQUENCE"),
+        (
+            "SELECT id, explode(sequence(1, v)) AS x FROM t WHERE v < 100",
+            "id, x",
+            "the list that rows are made of is `SEQUENCE",
+        ),
         ("SELECT id, 10 / v FROM t WHERE v <> 0", "id", "`10 / v` has no name"),
     ],
 )
-def test_what_may_fail_for_rows_that_a_filter_leaves_out_is_refused(spark: SparkSession, statement: str, key: str, message: str) -> None:
+def test_what_may_fail_for_rows_that_a_filter_leaves_out_is_refused(
+    spark: SparkSession, statement: str, key: str, message: str
+) -> None:
     with pytest.raises(UserError, match=message):
         planner(spark, {"x": statement}, {"x": key})
 
 
 def test_an_error_of_a_row_that_passes_is_told_as_ever(spark: SparkSession) -> None:
     made = planner(spark, {"x": "SELECT id, CAST(code AS BIGINT) AS n FROM t WHERE v > 10"}, {"x": "id"})
-    assert {sink: rows for sink, rows, _ in delivered(made, frame_of(made.spark, [("i", 1, 5, "no", None)], 0, ""), 1)}["to_x"] == [
-        ("d", 1, None)
-    ]
+    assert {
+        sink: rows
+        for sink, rows, _ in delivered(made, frame_of(made.spark, [("i", 1, 5, "no", None)], 0, ""), 1)
+    }["to_x"] == [("d", 1, None)]
     with pytest.raises(DataError):
         list(delivered(made, frame_of(made.spark, [("i", 1, 20, "no", None)], 0, ""), 1))

@@ -1,4 +1,7 @@
-"""Scripts and functions as nodes of a pipeline: through Spark's workers, by the planner that a run uses, in tests of pipelines too."""
+"""Scripts and functions as nodes of a pipeline.
+
+Through Spark's workers, by the planner that a run uses, in tests of pipelines too.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +111,9 @@ def bench(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     (tmp_path / "programs_of_ours.py").write_text(MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))
     spark.sparkContext.addPyFile(str(tmp_path / "programs_of_ours.py"))
-    return PipelineTestRunner(Settings.model_validate({"home": tmp_path, "python_transforms": {"allow": ["programs_of_ours"]}}))
+    return PipelineTestRunner(
+        Settings.model_validate({"home": tmp_path, "python_transforms": {"allow": ["programs_of_ours"]}})
+    )
 
 
 def ran(bench: PipelineTestRunner, folder: Path, tests: str, pipeline: str = PIPELINE) -> CaseOutcome:
@@ -125,13 +130,25 @@ def test_rows_go_through_all_of_them_and_keep_their_digits(bench: PipelineTestRu
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ("{id: 4, name: boom}", ["row id 4 (partition 0, offset 1)", "Error: no 4 (line 5 of the script, ", "orders.yaml:20:"]),
+        (
+            "{id: 4, name: boom}",
+            ["row id 4 (partition 0, offset 1)", "Error: no 4 (line 5 of the script, ", "orders.yaml:20:"],
+        ),
         ("{id: 4, name: hang}", ["row id 4 (partition 0, offset 1)", "longer than its `timeout` of 500ms"]),
-        ("{id: 4, name: native}", ["row id 4 (partition 0, offset 1)", "native code, which only the kernel can stop"]),
+        (
+            "{id: 4, name: native}",
+            ["row id 4 (partition 0, offset 1)", "native code, which only the kernel can stop"],
+        ),
     ],
 )
-def test_a_bad_row_ends_the_epoch_with_its_name_and_place(bench: PipelineTestRunner, tmp_path: Path, row: str, said: list[str]) -> None:
-    outcome = ran(bench, tmp_path, f"  bad:\n    given: {{s: {{rows: [{{id: 3, name: a}}, {row}]}}}}\n    expect: {{x: {{rows: []}}}}\n")
+def test_a_bad_row_ends_the_epoch_with_its_name_and_place(
+    bench: PipelineTestRunner, tmp_path: Path, row: str, said: list[str]
+) -> None:
+    outcome = ran(
+        bench,
+        tmp_path,
+        f"  bad:\n    given: {{s: {{rows: [{{id: 3, name: a}}, {row}]}}}}\n    expect: {{x: {{rows: []}}}}\n",
+    )
     assert isinstance(outcome.error, UserError)
     assert outcome.error.node == "x"
     assert [part for part in said if part not in str(outcome.error)] == []
@@ -140,31 +157,49 @@ def test_a_bad_row_ends_the_epoch_with_its_name_and_place(bench: PipelineTestRun
 
 
 def test_a_function_that_fails_is_told_with_its_line(bench: PipelineTestRunner, tmp_path: Path) -> None:
-    outcome = ran(bench, tmp_path, '  bad:\n    given: {y: {rows: [{id: 3, n: "13", t: null}]}}\n    expect: {q: {rows: []}}\n')
+    outcome = ran(
+        bench,
+        tmp_path,
+        '  bad:\n    given: {y: {rows: [{id: 3, n: "13", t: null}]}}\n    expect: {q: {rows: []}}\n',
+    )
     assert isinstance(outcome.error, UserError)
     assert outcome.error.node == "p"
     assert "ValueError: thirteen (" in outcome.error.message
     assert "programs_of_ours.py:8)" in outcome.error.message
 
 
-def test_validate_finds_what_does_not_load_with_its_place_in_the_file(spark: SparkSession, tmp_path: Path) -> None:
+def test_validate_finds_what_does_not_load_with_its_place_in_the_file(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     path = tmp_path / "p.yaml"
     path.write_text(PIPELINE.replace("const invoke =", "const invoke = = "))
     found = check_pipeline(load_pipeline(path), Settings(home=tmp_path), lambda: spark).errors
     said = sorted(str(error) for error in found)
     assert len(said) == 2, said
-    line = PIPELINE.split("\n").index(next(line for line in PIPELINE.split("\n") if "const invoke" in line)) + 1
-    assert said[0].startswith(f"{path}:{line}:22: node 'y': the script does not load: SyntaxError")
-    assert f"{path}:{line + 4}:5: node 'p': the settings do not allow Python from `programs_of_ours`" in said[1]
-
-
-def test_a_key_that_a_script_makes_need_not_be_there_before(bench: PipelineTestRunner, tmp_path: Path) -> None:
-    pipeline = PIPELINE.replace(
-        "    schema: {id: int64, n: u256, t: timestamp}", "    primary_key: n\n    schema: {id: int64, n: u256, t: timestamp}"
+    line = (
+        PIPELINE.split("\n").index(next(line for line in PIPELINE.split("\n") if "const invoke" in line)) + 1
     )
-    tests = '  keyed:\n    given: {x: {rows: [{id: 3, big: "4"}]}}\n    expect: {y: {columns: [n], rows: [{n: "4"}, {n: null}]}}\n'
+    assert said[0].startswith(f"{path}:{line}:22: node 'y': the script does not load: SyntaxError")
+    assert (
+        f"{path}:{line + 4}:5: node 'p': the settings do not allow Python from `programs_of_ours`" in said[1]
+    )
+
+
+def test_a_key_that_a_script_makes_need_not_be_there_before(
+    bench: PipelineTestRunner, tmp_path: Path
+) -> None:
+    pipeline = PIPELINE.replace(
+        "    schema: {id: int64, n: u256, t: timestamp}",
+        "    primary_key: n\n    schema: {id: int64, n: u256, t: timestamp}",
+    )
+    tests = (
+        '  keyed:\n    given: {x: {rows: [{id: 3, big: "4"}]}}\n    expect: {y: {columns: [n], rows:'
+        ' [{n: "4"}, {n: null}]}}\n'
+    )
     assert ran(bench, tmp_path, tests, pipeline).passed
-    lost = PIPELINE.replace("schema: {id: int64, n: u256, t: timestamp}", "schema: {n: u256}").replace("SELECT id, n, t", "SELECT n")
+    lost = PIPELINE.replace("schema: {id: int64, n: u256, t: timestamp}", "schema: {n: u256}").replace(
+        "SELECT id, n, t", "SELECT n"
+    )
     lost = lost.replace("id: r.id, ", "").replace("id: BigInt(r.id) + 100n, ", "")
     outcome = ran(bench, tmp_path, tests, lost)
     assert "Primary key validation failed for node 'y'" in str(outcome.error)

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.services.clickhouse_sql import CommandStatement, InsertStatement, QueryStatement, parse_statement
+from headrace.services.clickhouse_sql import (
+    CommandStatement,
+    InsertStatement,
+    QueryStatement,
+    parse_statement,
+)
 
 
 @pytest.mark.parametrize(
@@ -12,11 +17,23 @@ from headrace.services.clickhouse_sql import CommandStatement, InsertStatement, 
     [
         ("SELECT 1", QueryStatement("SELECT 1", None, "")),
         ("select 1 format Native;", QueryStatement("select 1", "Native", "")),
-        ("SELECT 1\n FORMAT JSON SETTINGS max_threads = 1", QueryStatement("SELECT 1", "JSON", "SETTINGS max_threads = 1")),
+        (
+            "SELECT 1\n FORMAT JSON SETTINGS max_threads = 1",
+            QueryStatement("SELECT 1", "JSON", "SETTINGS max_threads = 1"),
+        ),
         ("SELECT 'x FORMAT Native'", QueryStatement("SELECT 'x FORMAT Native'", None, "")),
-        ("SELECT `FORMAT` FROM t -- FORMAT CSV", QueryStatement("SELECT `FORMAT` FROM t -- FORMAT CSV", None, "")),
-        ("/* INSERT */ WITH 1 AS a SELECT a FORMAT CSV", QueryStatement("/* INSERT */ WITH 1 AS a SELECT a", "CSV", "")),
-        ("(SELECT 1) UNION ALL (SELECT 2) FORMAT TSV", QueryStatement("(SELECT 1) UNION ALL (SELECT 2)", "TSV", "")),
+        (
+            "SELECT `FORMAT` FROM t -- FORMAT CSV",
+            QueryStatement("SELECT `FORMAT` FROM t -- FORMAT CSV", None, ""),
+        ),
+        (
+            "/* INSERT */ WITH 1 AS a SELECT a FORMAT CSV",
+            QueryStatement("/* INSERT */ WITH 1 AS a SELECT a", "CSV", ""),
+        ),
+        (
+            "(SELECT 1) UNION ALL (SELECT 2) FORMAT TSV",
+            QueryStatement("(SELECT 1) UNION ALL (SELECT 2)", "TSV", ""),
+        ),
         ("SELECT format x FROM t", QueryStatement("SELECT format x FROM t", None, "")),
         ("SHOW TABLES", QueryStatement("SHOW TABLES", None, "")),
     ],
@@ -30,7 +47,12 @@ def test_statements_that_answer(sql: str, expected: QueryStatement):
     [
         ("INSERT INTO t FORMAT Native\nDATA", "INSERT INTO t", "Native", "DATA"),
         ("INSERT INTO t (a, `FORMAT x`) FORMAT  CSV  \r\n1,2", "INSERT INTO t (a, `FORMAT x`)", "CSV", "1,2"),
-        ("INSERT INTO t SETTINGS async_insert = 0 FORMAT TSV 1\t2", "INSERT INTO t SETTINGS async_insert = 0", "TSV", "1\t2"),
+        (
+            "INSERT INTO t SETTINGS async_insert = 0 FORMAT TSV 1\t2",
+            "INSERT INTO t SETTINGS async_insert = 0",
+            "TSV",
+            "1\t2",
+        ),
         ("-- hello\nINSERT INTO t FORMAT Native\n\n\n", "-- hello\nINSERT INTO t", "Native", "\n\n"),
         ("INSERT INTO t (format) FORMAT JSONEachRow {}", "INSERT INTO t (format)", "JSONEachRow", "{}"),
     ],

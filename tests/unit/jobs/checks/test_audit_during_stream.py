@@ -36,7 +36,11 @@ class Lane:
         self.at = 0
 
     def plan(self):
-        self.ledger.plan(self.lease, EpochPlan(self.at + 1, Phase.LIVE, {"n": self.at}, {"n": self.at + 1}, "h", datetime.now(UTC)), {})
+        self.ledger.plan(
+            self.lease,
+            EpochPlan(self.at + 1, Phase.LIVE, {"n": self.at}, {"n": self.at + 1}, "h", datetime.now(UTC)),
+            {},
+        )
 
     def commit(self, count):
         for _ in range(count):
@@ -46,7 +50,9 @@ class Lane:
 
     def record(self, epoch):
         key = SinkKey(self.lease.pipeline, "p", "main", "out")
-        joined = CommitRecord.for_registration(key, self.lease.generation, epoch - 1, {"n": epoch - 1}, "h", 0)
+        joined = CommitRecord.for_registration(
+            key, self.lease.generation, epoch - 1, {"n": epoch - 1}, "h", 0
+        )
         plan = EpochPlan(epoch, Phase.LIVE, {"n": epoch - 1}, {"n": epoch}, "h", datetime.now(UTC))
         return joined.after_epoch(plan, self.lease.generation, WriteCounts())
 
@@ -68,7 +74,8 @@ def lane(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("held", "meanwhile", "passed"), [(5, 0, True), (5, 3, True), (4, 0, False), (4, 3, False), (6, 0, False), (6, 3, True)]
+    ("held", "meanwhile", "passed"),
+    [(5, 0, True), (5, 3, True), (4, 0, False), (4, 3, False), (6, 0, False), (6, 3, True)],
 )
 def test_epochs_that_are_committed_while_the_sink_is_asked(lane, held, meanwhile, passed):
     found = asked(Moving(lane, held, meanwhile), lane)

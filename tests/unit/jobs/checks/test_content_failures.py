@@ -50,7 +50,9 @@ def test_what_cannot_be_read_is_not_applicable(file: PipelineFile) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError("wrong"), InternalError("wrong")])
-def test_an_internal_error_is_raised_or_logged_but_never_green(file: PipelineFile, error: Exception, caplog: Any) -> None:
+def test_an_internal_error_is_raised_or_logged_but_never_green(
+    file: PipelineFile, error: Exception, caplog: Any
+) -> None:
     with pytest.raises(HeadraceError, match="wrong"):
         audit_of(file, error, raises=True).check("pg")
     found = audit_of(file, error, raises=False).check("pg")
@@ -60,14 +62,23 @@ def test_an_internal_error_is_raised_or_logged_but_never_green(file: PipelineFil
 
 
 class Growing(ContentAudit):
-    """An audit that notes the sizes of its samples. `results` are their (passed, complete), the last one for all further."""
+    """An audit that notes the sizes of its samples.
+
+    `results` are their (passed, complete), the last one for all further.
+    """
 
     results: list[tuple[bool | None, bool]]
 
     def check(self, name: str) -> CheckResult:
         self.sizes = [*getattr(self, "sizes", []), self._budget]
         passed, complete = self.results[min(len(self.sizes), len(self.results)) - 1]
-        return CheckResult("content_matches", name, passed, f"sample {min(len(self.sizes), len(self.results))}", {"complete": complete})
+        return CheckResult(
+            "content_matches",
+            name,
+            passed,
+            f"sample {min(len(self.sizes), len(self.results))}",
+            {"complete": complete},
+        )
 
 
 @pytest.mark.parametrize(
@@ -81,9 +92,16 @@ class Growing(ContentAudit):
     ],
 )
 def test_a_budget_in_seconds_grows_samples_until_one_is_complete_or_differs(
-    file: PipelineFile, results: list[tuple[bool | None, bool]], seconds: float, sizes: list[int], passed: bool | None
+    file: PipelineFile,
+    results: list[tuple[bool | None, bool]],
+    seconds: float,
+    sizes: list[int],
+    passed: bool | None,
 ) -> None:
-    """A sample that cannot know does not replace one that could, and one that says the same again is the last."""
+    """A sample that cannot know does not replace one that could.
+
+    One that says the same again is the last.
+    """
     missing = cast("Any", None)
     audit = Growing(file, missing, missing, missing, missing, None)
     audit.results = results

@@ -17,11 +17,19 @@ from headrace.pipeline.sql.system_columns import OP, POS
 PLACE = pa.struct([("source", pa.int32()), ("part", pa.int32()), ("off", pa.int64()), ("sub", pa.int32())])
 
 
-def rows_of(*rows: tuple[Any, Any, str, int, int, tuple[int, int, int]], version: pa.DataType | None = None) -> pa.Table:
+def rows_of(
+    *rows: tuple[Any, Any, str, int, int, tuple[int, int, int]], version: pa.DataType | None = None
+) -> pa.Table:
     """Return rows of (id, v, operation, tier, window, (source, part, off))."""
     place = [dict(zip(("source", "part", "off", "sub"), (*row[5], 0), strict=True)) for row in rows]
     columns = [[row[at] for row in rows] for at in range(5)]
-    kinds = [pa.float64() if isinstance(rows[0][0], float) else pa.int64(), version or pa.string(), pa.string(), pa.int32(), pa.int32()]
+    kinds = [
+        pa.float64() if isinstance(rows[0][0], float) else pa.int64(),
+        version or pa.string(),
+        pa.string(),
+        pa.int32(),
+        pa.int32(),
+    ]
     arrays = [pa.array(values, kind) for values, kind in zip(columns, kinds, strict=True)]
     return pa.table([*arrays, pa.array(place, PLACE)], names=["id", "v", OP, TIER, WINDOW, POS])
 
@@ -70,7 +78,12 @@ def test_the_highest_version_wins_and_a_delete_without_one_ends_what_came_before
 
 def test_zeros_are_one_key_and_so_are_all_nan() -> None:
     place = [(0, 0, number) for number in range(4)]
-    rows = rows_of(*[(key, str(at[2]), "c", HISTORY, 0, at) for key, at in zip((0.0, -0.0, math.nan, -math.nan), place, strict=True)])
+    rows = rows_of(
+        *[
+            (key, str(at[2]), "c", HISTORY, 0, at)
+            for key, at in zip((0.0, -0.0, math.nan, -math.nan), place, strict=True)
+        ]
+    )
     found, _ = last_rows(rows, ("id",), None)
     assert sorted(found["v"].to_pylist()) == ["1", "3"]
 
@@ -83,8 +96,16 @@ def test_no_rows() -> None:
 
 
 def test_keys_that_differ_are_named() -> None:
-    wanted = pa.table({"id": [1, 2, 3, 4, 5], "v": ["a", "b", None, "d", "e"], "x": [math.nan, 0.0, 1.0, 2.0, 3.0]})
-    found = pa.table({"id": [5, 1, 2, 4, 6, 4], "v": ["e", "a", "other", "d", "f", "d"], "x": [3.0, math.nan, -0.0, 2.0, 1.0, 2.0]})
+    wanted = pa.table(
+        {"id": [1, 2, 3, 4, 5], "v": ["a", "b", None, "d", "e"], "x": [math.nan, 0.0, 1.0, 2.0, 3.0]}
+    )
+    found = pa.table(
+        {
+            "id": [5, 1, 2, 4, 6, 4],
+            "v": ["e", "a", "other", "d", "f", "d"],
+            "x": [3.0, math.nan, -0.0, 2.0, 1.0, 2.0],
+        }
+    )
     difference = compare_tables(wanted, found, ("id",))
     assert (difference.expected, difference.found, difference.differing) == (5, 6, 4)
     assert difference.keys == ("id=2: v differs", "id=3: missing", "id=4: 2 rows, expected 1", "id=6: extra")

@@ -27,7 +27,9 @@ class Lane:
         for _ in range(count):
             at = self.at
             phase = Phase.HISTORY if splits else Phase.LIVE
-            plan = EpochPlan(at + 1, phase, position(at), position(at + 1), "h", datetime.now(UTC), splits=splits)
+            plan = EpochPlan(
+                at + 1, phase, position(at), position(at + 1), "h", datetime.now(UTC), splits=splits
+            )
             self.ledger.plan(self.lease, plan, {})
             self.ledger.commit(self.lease, at + 1, {"a": WriteCounts(1, 1, 0, 0)})
             self.at += 1
@@ -79,7 +81,10 @@ def test_rolled_up_epochs_are_known_by_their_summaries(lane):
     [
         ("delete from headrace_ledger_epoch where number = 3", "epochs 3 to 3 are missing"),
         ("delete from headrace_ledger_epoch where number = 10", "holds 9"),
-        ("update headrace_ledger_epoch set link = 'x' where number = 10", "not the one that an earlier audit verified"),
+        (
+            "update headrace_ledger_epoch set link = 'x' where number = 10",
+            "not the one that an earlier audit verified",
+        ),
     ],
 )
 @pytest.mark.parametrize("verified", [True, False])
@@ -88,7 +93,9 @@ def test_a_change_is_found_with_and_without_a_verified_point(lane, tamper, says,
         lane.walk()
     lane.sql(tamper)
     found = lane.walk()
-    assert any(says in problem for problem in found.problems) or (not verified and "chain breaks" in found.problems[0]), found
+    assert any(says in problem for problem in found.problems) or (
+        not verified and "chain breaks" in found.problems[0]
+    ), found
     assert lane.walk().problems, "a walk that found problems moves no point"
 
 
@@ -103,7 +110,9 @@ def test_a_change_before_the_verified_point_is_found_by_all_epochs(lane):
 def test_a_change_after_the_verified_point_is_found(lane):
     lane.walk()
     lane.commit(3)
-    lane.sql("""update headrace_ledger_epoch set plan = replace(plan, '"0":11', '"0":12') where number = 12""")
+    lane.sql(
+        """update headrace_ledger_epoch set plan = replace(plan, '"0":11', '"0":12') where number = 12"""
+    )
     assert any("src partition 0: 11 to 12" in problem for problem in lane.walk().problems)
 
 
@@ -116,7 +125,9 @@ def test_a_summary_that_was_changed_is_found(lane):
 def test_epochs_that_do_not_join_are_found_also_between_summaries(lane):
     lane.ledger.rewind(lane.lease, position(7), after=1)
     lane.at = 10
-    lane.ledger.plan(lane.lease, EpochPlan(11, Phase.LIVE, position(7), position(11), "h", datetime.now(UTC)), {})
+    lane.ledger.plan(
+        lane.lease, EpochPlan(11, Phase.LIVE, position(7), position(11), "h", datetime.now(UTC)), {}
+    )
     lane.ledger.commit(lane.lease, 11, {})
     assert "src partition 0: 10 to 7" in lane.walk().problems[0]
     assert not lane.walk(restarts=(11,)).problems
@@ -151,7 +162,9 @@ def test_rows_rolled_up_while_they_are_read_are_no_hole(lane, monkeypatch):
 def test_a_rebuilt_ledger_knows_the_lane_from_there_on(tmp_path):
     lane = Lane(tmp_path / "ledger.db")
     key = SinkKey("lost", "p", "main", "a")
-    lane.lease = lane.ledger.rebuild(lane.lease, {"a": CommitRecord.for_registration(key, 4, 7, position(7), "h", 0)}, {}, "h")
+    lane.lease = lane.ledger.rebuild(
+        lane.lease, {"a": CommitRecord.for_registration(key, 4, 7, position(7), "h", 0)}, {}, "h"
+    )
     lane.at = 7
     lane.commit(3)
     found = lane.walk()

@@ -50,7 +50,9 @@ def no_spark() -> SparkSession:
 
 
 def plan(number: int, end: int | None = None) -> EpochPlan:
-    return EpochPlan(number, Phase.LIVE, {"s": number}, {"s": end or number + 1}, "hash", datetime(2025, 1, 1, tzinfo=UTC))
+    return EpochPlan(
+        number, Phase.LIVE, {"s": number}, {"s": end or number + 1}, "hash", datetime(2025, 1, 1, tzinfo=UTC)
+    )
 
 
 class Lane:
@@ -64,7 +66,9 @@ class Lane:
 
     def open(self, entity: str = "known", *, former: bool = False) -> MemoryTable:
         self.generation += 1
-        known = CommittedTables(self.committed, frozenset(self.joined), lambda name, _: self.joined.add(name), former=former)
+        known = CommittedTables(
+            self.committed, frozenset(self.joined), lambda name, _: self.joined.add(name), former=former
+        )
         table = MemoryTable("t", entity, ValueStore(self.path, self.generation), no_spark(), known)
         table.prepare()
         return table
@@ -112,7 +116,12 @@ def test_dying_at_any_moment_of_an_epoch(lane: Lane) -> None:
     del table  # behind them, before the commit
     table = lane.open()
     assert not table.needs_values(plan(2))
-    assert [table.has_values(plan(2)), table.has_values(plan(2, end=9)), table.has_values(plan(1)), table.has_values(plan(3))] == [
+    assert [
+        table.has_values(plan(2)),
+        table.has_values(plan(2, end=9)),
+        table.has_values(plan(1)),
+        table.has_values(plan(3)),
+    ] == [
         True,
         False,
         False,
@@ -161,7 +170,9 @@ def test_a_process_that_was_overtaken_adds_nothing(lane: Lane) -> None:
 def test_a_replay_takes_nothing_into_a_table(lane: Lane) -> None:
     lane.committed = 7
     new = lane.open()
-    assert not new.needs_values(plan(3)), "a table that came later takes values of an epoch that is written again"
+    assert not new.needs_values(plan(3)), (
+        "a table that came later takes values of an epoch that is written again"
+    )
     assert held(new, 3, "a") == [False]
     fill(new, 8, "a")
     lane.committed = 8

@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 from headrace.jobs.explain.formats import Format, render
 from headrace.jobs.explain.json import document
 from headrace.jobs.explain.mermaid import mermaid
-from headrace.jobs.explain.model import ExplainedColumn, ExplainedNode, ExplainedTarget, Explanation, Guarantee, SourcePart
+from headrace.jobs.explain.model import (
+    ExplainedColumn,
+    ExplainedNode,
+    ExplainedTarget,
+    Explanation,
+    Guarantee,
+    SourcePart,
+)
 from headrace.jobs.explain.text import text
 from headrace.jobs.planning.load_path import LoadPath
 from headrace.pipeline.lineage.relations import ColumnLineage, LineageStep, Origin
@@ -48,10 +55,20 @@ def node(name: str, *inputs: str, kind: str = "", key: tuple[str, ...] = ("id",)
         key_from=(name,) if kind == "source" else ("a",),
         columns=(ExplainedColumn("id", "BIGINT"), ExplainedColumn("x", "")),
         complete=True,
-        lineage={"id": ColumnLineage((Origin("a", "id"),)), "x": ColumnLineage((), (LineageStep("t", "x", "'<x>'"),))},
-        parts=(SourcePart("history", "clickhouse", f"db.{name}", has_snapshot=True, description="snapshot"),) if kind == "source" else (),
+        lineage={
+            "id": ColumnLineage((Origin("a", "id"),)),
+            "x": ColumnLineage((), (LineageStep("t", "x", "'<x>'"),)),
+        },
+        parts=(SourcePart("history", "clickhouse", f"db.{name}", has_snapshot=True, description="snapshot"),)
+        if kind == "source"
+        else (),
         target=ExplainedTarget(
-            f"public.{name}", True, "appends", Guarantee("exactly_once", "so it is"), "whole epochs", LoadPath("rows", "why not")
+            f"public.{name}",
+            True,
+            "appends",
+            Guarantee("exactly_once", "so it is"),
+            "whole epochs",
+            LoadPath("rows", "why not"),
         )
         if kind == "sink"
         else None,
@@ -145,10 +162,31 @@ def test_mermaid_labels_come_back_as_they_were(name: str) -> None:
 def test_json_says_all_that_is_known() -> None:
     found = document(explanation(graph("a; t<a; k<t")))
     assert found == json.loads(render(explanation(graph("a; t<a; k<t")), Format.JSON))
-    assert list(found) == ["version", "pipeline", "hash", "offline", "nodes", "edges", "partitions", "splits", "spark_plan"]
-    assert found["edges"] == [{"from": "a", "to": "t", "key": ["id"]}, {"from": "t", "to": "k", "key": ["id"]}]
+    assert list(found) == [
+        "version",
+        "pipeline",
+        "hash",
+        "offline",
+        "nodes",
+        "edges",
+        "partitions",
+        "splits",
+        "spark_plan",
+    ]
+    assert found["edges"] == [
+        {"from": "a", "to": "t", "key": ["id"]},
+        {"from": "t", "to": "k", "key": ["id"]},
+    ]
     source, _, sink = found["nodes"]
-    assert source["reads"] == [{"phase": "history", "type": "clickhouse", "name": "db.a", "snapshot": True, "description": "snapshot"}]
+    assert source["reads"] == [
+        {
+            "phase": "history",
+            "type": "clickhouse",
+            "name": "db.a",
+            "snapshot": True,
+            "description": "snapshot",
+        }
+    ]
     assert source["schema"] == [{"name": "id", "type": "BIGINT"}, {"name": "x", "type": None}]
     assert sink["sink"] == {
         "target": "public.k",
@@ -167,11 +205,18 @@ def test_json_says_all_that_is_known() -> None:
 
 def test_a_dynamic_table_stands_beside_the_stream() -> None:
     table = replace(
-        node("t", "a", kind="transform", key=()), kind="table", type="dynamic_table", asked_by=("s",), notes=(("values", "kept"),)
+        node("t", "a", kind="transform", key=()),
+        kind="table",
+        type="dynamic_table",
+        asked_by=("s",),
+        notes=(("values", "kept"),),
     )
     found = explanation([node("a"), node("s", "a"), table, node("k", "s", kind="sink")])
     lines = text(found).splitlines()
-    assert lines[lines.index("dynamic tables") + 1 :][:2] == ["  t  dynamic table, reads a", "     looked up by s"]
+    assert lines[lines.index("dynamic tables") + 1 :][:2] == [
+        "  t  dynamic table, reads a",
+        "     looked up by s",
+    ]
     assert "  filled by  a, before the same epoch asks" in lines
     assert "  asked by   s" in lines
     assert 'n2[["t<br/>dynamic table"]]' in mermaid(found)
@@ -180,4 +225,7 @@ def test_a_dynamic_table_stands_beside_the_stream() -> None:
     assert (told["t"]["kind"], told["t"]["asked_by"], told["t"]["inputs"]) == ("table", ["s"], ["a"])
     assert told["s"]["asked_by"] == []
     lonely = replace(table, inputs=(), asked_by=())
-    assert "  filled by  others" in text(explanation([node("a"), lonely, node("k", "a", kind="sink")])).splitlines()
+    assert (
+        "  filled by  others"
+        in text(explanation([node("a"), lonely, node("k", "a", kind="sink")])).splitlines()
+    )

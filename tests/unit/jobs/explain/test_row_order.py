@@ -1,4 +1,7 @@
-"""Which row of a key wins: what a file may ask for, and what `headrace explain` says that it rests on. Without servers and without Spark."""
+"""Which row of a key wins: what a file may ask for, and what `headrace explain` says that it rests on.
+
+Without servers and without Spark.
+"""
 
 from __future__ import annotations
 
@@ -32,16 +35,30 @@ OFFSETS = "offset_table: {}"
 POSTGRES = "{{type: postgres, from: src, table: t{}}}"
 ONE_PARTITION = "assumed: one partition of `news` has all messages of a key (id); the file cannot show it"
 BY_OFFSET = "assumed: the sorting key of `src` has the history rows of a key in the order of their offsets"
-HISTORY_PARTITION = "assumed: one partition of the history of `src` has all rows of a key, or partitions run in their order"
+HISTORY_PARTITION = (
+    "assumed: one partition of the history of `src` has all rows of a key, or partitions run in their order"
+)
 WINDOWS = "partitions: {column: at, every: day, start: 2024-01-01, end: 2024-01-02, history_end: 2024-01-02}"
 
 
 @pytest.mark.parametrize(
     ("sink", "hint", "said"),
     [
-        (POSTGRES.format(", version_column: at, primary_key: at"), "not in the key", "`at` is part of the key"),
-        (POSTGRES.format(", version_column: at, on_conflict: nothing"), "one of the two", "contradicts `on_conflict: nothing`"),
-        (POSTGRES.format(", version_column: at, update_where: {at: '>'}"), "one of the two", "and `update_where` both decide"),
+        (
+            POSTGRES.format(", version_column: at, primary_key: at"),
+            "not in the key",
+            "`at` is part of the key",
+        ),
+        (
+            POSTGRES.format(", version_column: at, on_conflict: nothing"),
+            "one of the two",
+            "contradicts `on_conflict: nothing`",
+        ),
+        (
+            POSTGRES.format(", version_column: at, update_where: {at: '>'}"),
+            "one of the two",
+            "and `update_where` both decide",
+        ),
         ("{type: print, from: src, version_column: at}", "", "version_column"),
     ],
 )
@@ -52,20 +69,38 @@ def test_a_version_that_decides_nothing_is_refused(sink: str, hint: str, said: s
 
 
 def test_a_version_needs_a_key() -> None:
-    text = FILE.format(cut=OFFSETS, sink=POSTGRES.format(", version_column: at"), more="").replace("primary_key: id", "")
-    with pytest.raises(PipelineFileError, match="`version_column` needs a key: without one every row is kept"):
+    text = FILE.format(cut=OFFSETS, sink=POSTGRES.format(", version_column: at"), more="").replace(
+        "primary_key: id", ""
+    )
+    with pytest.raises(
+        PipelineFileError, match="`version_column` needs a key: without one every row is kept"
+    ):
         parse_pipeline(text)
 
 
-@pytest.mark.parametrize("kind", [pa.int8(), pa.uint64(), pa.decimal128(38, 9), pa.date32(), pa.timestamp("us"), pa.timestamp("us", "UTC")])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.int8(),
+        pa.uint64(),
+        pa.decimal128(38, 9),
+        pa.date32(),
+        pa.timestamp("us"),
+        pa.timestamp("us", "UTC"),
+    ],
+)
 def test_versions_have_one_order_at_every_sink(kind: pa.DataType) -> None:
     assert not list(version_problems(VERSIONED, "out", pa.schema([("id", pa.int64()), ("at", kind)])))
 
 
-@pytest.mark.parametrize("kind", [pa.string(), pa.float32(), pa.float64(), pa.bool_(), pa.binary(), INT256, pa.list_(pa.int64())])
+@pytest.mark.parametrize(
+    "kind", [pa.string(), pa.float32(), pa.float64(), pa.bool_(), pa.binary(), INT256, pa.list_(pa.int64())]
+)
 def test_other_versions_are_refused_at_their_place(kind: pa.DataType) -> None:
     (problem,) = version_problems(VERSIONED, "out", pa.schema([("id", pa.int64()), ("at", kind)]))
-    assert "which is not a whole number, a decimal of up to 38 digits, a date or a timestamp" in problem.message
+    assert (
+        "which is not a whole number, a decimal of up to 38 digits, a date or a timestamp" in problem.message
+    )
     VERSIONED.locate(problem)
     assert problem.place is not None
     assert problem.place == VERSIONED.place_of("out", "version_column")
@@ -90,7 +125,12 @@ VERSIONED = parse_pipeline(FILE.format(cut=OFFSETS, sink=POSTGRES.format(", vers
         (OFFSETS, "", "", ("guaranteed: ", ONE_PARTITION)),
         (OFFSETS, "sorted by at", "", (BY_OFFSET, ONE_PARTITION)),
         (OFFSETS, None, "", ("unchecked: ", ONE_PARTITION)),
-        ("handoff_lag: 1h", "sorted by at", "", ("guaranteed: history rows of `src` go in the order of its splits", ONE_PARTITION)),
+        (
+            "handoff_lag: 1h",
+            "sorted by at",
+            "",
+            ("guaranteed: history rows of `src` go in the order of its splits", ONE_PARTITION),
+        ),
         (OFFSETS, "", WINDOWS, (HISTORY_PARTITION, "guaranteed: ", ONE_PARTITION)),
         (OFFSETS, "", "job_mode: true", ("guaranteed: ",)),
     ],
@@ -107,7 +147,10 @@ def test_what_the_last_row_rests_on(cut: str, spread: str | None, more: str, not
 def test_a_version_rests_on_nothing() -> None:
     found = said(VERSIONED.model, None)
     assert found
-    assert (found.wins, found.guaranteed) == (f"the row with the highest `at`, and of equal ones {LAST}", True)
+    assert (found.wins, found.guaranteed) == (
+        f"the row with the highest `at`, and of equal ones {LAST}",
+        True,
+    )
 
 
 def test_there_is_no_order_where_every_row_is_kept() -> None:

@@ -27,7 +27,9 @@ def hashed(data: bytes) -> str:
 @given(ROWS)
 @example([b"", bytes(135), bytes(136), bytes(137), bytes(271), bytes(272), None])
 def test_keccak_of_bytes(rows: list[bytes | None]) -> None:
-    assert keccak256(pa.array(rows, pa.binary())).to_pylist() == [None if row is None else hashed(row) for row in rows]
+    assert keccak256(pa.array(rows, pa.binary())).to_pylist() == [
+        None if row is None else hashed(row) for row in rows
+    ]
 
 
 def test_keccak_of_text_and_of_hexadecimal_side_by_side() -> None:
@@ -40,24 +42,33 @@ def test_keccak_of_text_and_of_hexadecimal_side_by_side() -> None:
 @given(st.lists(st.from_regex(r"(0x)?[0-9a-fA-FxXé]{0,6}", fullmatch=True), min_size=1, max_size=8))
 @example(["0x6162", "0xx1", "0xé1", "x0", "0x61\n"])
 def test_keccak_decodes_only_whole_bytes_behind_0x(rows: list[str]) -> None:
-    decoded = [bytes.fromhex(row[2:]) if re.fullmatch("0x([0-9a-fA-F]{2})*", row) else row.encode() for row in rows]
+    decoded = [
+        bytes.fromhex(row[2:]) if re.fullmatch("0x([0-9a-fA-F]{2})*", row) else row.encode() for row in rows
+    ]
     assert keccak256(pa.array(["0x", *rows]).slice(1)).to_pylist() == [hashed(row) for row in decoded]
 
 
 def test_keccak_of_slices_and_many_rows() -> None:
     rows = [str(number) for number in range(3000)]
-    assert keccak256(pa.array(rows).slice(1000, 1500)).to_pylist() == [hashed(row.encode()) for row in rows[1000:2500]]
+    assert keccak256(pa.array(rows).slice(1000, 1500)).to_pylist() == [
+        hashed(row.encode()) for row in rows[1000:2500]
+    ]
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"), [("", "99aa06d3014798d86001c324468d497f"), ("a", "a96faf705af16834e6c632b61e964e1f"), (None, None)]
+    ("text", "wanted"),
+    [("", "99aa06d3014798d86001c324468d497f"), ("a", "a96faf705af16834e6c632b61e964e1f"), (None, None)],
 )
 def test_xxh3(text: str | None, wanted: str | None) -> None:
     assert xxhash(pa.array([text], pa.string())).to_pylist() == [wanted]
 
 
 def encoded(data: bytes) -> str:
-    alphabet, number, found = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz", int.from_bytes(data, "big"), ""
+    alphabet, number, found = (
+        "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz",
+        int.from_bytes(data, "big"),
+        "",
+    )
     while number:
         number, digit = divmod(number, 58)
         found = alphabet[digit] + found
@@ -77,14 +88,23 @@ def test_base58_there_and_back(rows: list[bytes]) -> None:
 
 def test_base58_of_nothing_and_of_no_base58() -> None:
     assert base_encoding.to_base58(pa.array([None, b"a"], pa.binary())).to_pylist() == [None, "2g"]
-    assert base_encoding.from_base58(pa.array([None, "0", "2g", "é", "l" * 90, ""])).to_pylist() == [b"", b"", b"a", b"", b"", b""]
+    assert base_encoding.from_base58(pa.array([None, "0", "2g", "é", "l" * 90, ""])).to_pylist() == [
+        b"",
+        b"",
+        b"a",
+        b"",
+        b"",
+        b"",
+    ]
 
 
 @settings(deadline=None)
 @given(st.integers(-(2**256), 2**256), st.integers(2, 36), st.integers(2, 36))
 def test_bases_there_and_back(number: int, source: int, target: int) -> None:
     def convert(text: str, one: int, other: int) -> str:
-        (found,) = base_encoding.conv_base(pa.array([text]), pa.array([str(one)]), pa.array([str(other)])).to_pylist()
+        (found,) = base_encoding.conv_base(
+            pa.array([text]), pa.array([str(one)]), pa.array([str(other)])
+        ).to_pylist()
         return found
 
     written = convert(str(number), 10, source)
@@ -118,7 +138,8 @@ def test_arguments_that_no_function_can_take_are_told_with_the_call() -> None:
 def test_a_worker_that_fails_is_told_by_its_exception() -> None:
     told = as_headrace_error(
         ValueError(
-            "\n  An exception was thrown:\nTraceback (most recent call last):\n  File x\nKeyError: 'a'\nOSError: no room\n\n\tat org.apache"
+            "\n  An exception was thrown:\nTraceback (most recent call last):\n  File x\nKeyError:"
+            " 'a'\nOSError: no room\n\n\tat org.apache"
         )
     )
     assert told.message == "ValueError: OSError: no room"

@@ -13,7 +13,26 @@ from headrace.jobs.functions import int256
 from headrace.pipeline.functions import ERROR, Group, distinct
 
 U_MAX, I_MAX, I_MIN = 2**256 - 1, 2**255 - 1, -(2**255)
-EDGES = [0, 1, 2, 9, 10, 2**63 - 1, 2**63, 2**64, 10**37, 10**38, 10**74, 10**75 - 1, 10**75, 2**128, 2**255 - 1, 2**255, U_MAX - 1, U_MAX]
+EDGES = [
+    0,
+    1,
+    2,
+    9,
+    10,
+    2**63 - 1,
+    2**63,
+    2**64,
+    10**37,
+    10**38,
+    10**74,
+    10**75 - 1,
+    10**75,
+    2**128,
+    2**255 - 1,
+    2**255,
+    U_MAX - 1,
+    U_MAX,
+]
 UNSIGNED = st.integers(0, 2**64) | st.integers(0, U_MAX) | st.sampled_from(EDGES)
 SIGNED = (
     st.integers(-(2**64), 2**64)
@@ -40,7 +59,9 @@ def texts(numbers: list[int]) -> pa.Array:
 
 
 @pytest.mark.parametrize("operation", EXPECTED)
-@pytest.mark.parametrize(("prefix", "numbers", "low", "high"), [("u256", UNSIGNED, 0, U_MAX), ("i256", SIGNED, I_MIN, I_MAX)])
+@pytest.mark.parametrize(
+    ("prefix", "numbers", "low", "high"), [("u256", UNSIGNED, 0, U_MAX), ("i256", SIGNED, I_MIN, I_MAX)]
+)
 def test_arithmetic_is_that_of_integers_or_an_error(
     operation: str, prefix: str, numbers: st.SearchStrategy[int], low: int, high: int
 ) -> None:
@@ -80,7 +101,9 @@ def test_short_numbers_take_the_quick_way_and_mean_the_same(pairs: list[tuple[in
 def test_signs(numbers: list[int]) -> None:
     for name, wanted in (("i256_neg", [-n for n in numbers]), ("i256_abs", [abs(n) for n in numbers])):
         found = getattr(int256, name)(texts(numbers)).to_pylist()
-        assert [said for said in found if not said.startswith(ERROR)] == [str(n) for n in wanted if n <= I_MAX]
+        assert [said for said in found if not said.startswith(ERROR)] == [
+            str(n) for n in wanted if n <= I_MAX
+        ]
 
 
 @settings(deadline=None)
@@ -90,11 +113,18 @@ def test_bytes_of_both_orders_and_text_come_back(unsigned: list[int], signed: li
         function = getattr(int256, name)
         big = pa.array([n.to_bytes(32, "big", signed=sign) for n in numbers], pa.binary())
         turned = pa.array([n.to_bytes(32, "little", signed=sign)[::-1] for n in numbers], pa.binary(32))
-        for column in (big, turned, texts(numbers), pa.array([f"{'-' if n < 0 else ''}000{abs(n)}" for n in numbers])):
+        for column in (
+            big,
+            turned,
+            texts(numbers),
+            pa.array([f"{'-' if n < 0 else ''}000{abs(n)}" for n in numbers]),
+        ):
             assert function(column).to_pylist() == [str(n) for n in numbers]
 
 
-@pytest.mark.parametrize("kind", [pa.int8(), pa.int64(), pa.uint64(), pa.decimal128(20, 0), pa.large_string()])
+@pytest.mark.parametrize(
+    "kind", [pa.int8(), pa.int64(), pa.uint64(), pa.decimal128(20, 0), pa.large_string()]
+)
 def test_columns_of_any_whole_type_are_taken(kind: pa.DataType) -> None:
     assert int256.to_i256(pa.array([7, 0], pa.int8()).cast(kind)).to_pylist() == ["7", "0"]
     assert int256.u256_add(pa.array([7], pa.int8()).cast(kind), pa.array(["1"])).to_pylist() == ["8"]
@@ -112,7 +142,12 @@ def test_empty_columns_stay_empty() -> None:
     assert len(int256.u256_add(empty, empty)) == len(int256.to_u256(empty)) == 0
 
 
-CASES = [(one, call, said) for one in distinct() if one.group is Group.WIDE and one.arrow for call, said in one.errors]
+CASES = [
+    (one, call, said)
+    for one in distinct()
+    if one.group is Group.WIDE and one.arrow
+    for call, said in one.errors
+]
 
 
 @pytest.mark.parametrize(("function", "call", "said"), CASES, ids=[call[:50] for _, call, _ in CASES])
@@ -120,7 +155,11 @@ def test_errors_of_the_page(function: object, call: str, said: str) -> None:
     name = call.split("(", 1)[0]
     words = call.removeprefix(f"{name}(").removesuffix(")").split(", ")
     columns = [
-        pa.nulls(1) if word == "NULL" else pa.array([bytes.fromhex(word[2:-1])]) if word[0] == "X" else pa.array([word.strip("'")])
+        pa.nulls(1)
+        if word == "NULL"
+        else pa.array([bytes.fromhex(word[2:-1])])
+        if word[0] == "X"
+        else pa.array([word.strip("'")])
         for word in words
     ]
     (found,) = getattr(int256, name)(*columns).to_pylist()

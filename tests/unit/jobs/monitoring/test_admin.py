@@ -46,7 +46,13 @@ def samples() -> SampleBuffer:
 def opened(samples: SampleBuffer) -> Iterator[Opened]:
     made: list[Admin] = []
 
-    def make(port: int = 0, *, inspect: bool = True, error: dict[str, object] | None = None, keep_alive: float = 15.0) -> Admin:
+    def make(
+        port: int = 0,
+        *,
+        inspect: bool = True,
+        error: dict[str, object] | None = None,
+        keep_alive: float = 15.0,
+    ) -> Admin:
         looks = EndpointData(
             lambda: (b"a_metric 1\n", "text/plain"),
             lambda: {"status": "failing" if error else "ok"},
@@ -80,7 +86,11 @@ def events(answer: http.client.HTTPResponse, count: int) -> list[dict[str, objec
 def test_metrics_health_and_error(opened: Opened) -> None:
     well = opened()
     metrics = get(well, "/metrics")
-    assert (metrics.status, metrics.read(), metrics.headers["Content-Type"]) == (200, b"a_metric 1\n", "text/plain")
+    assert (metrics.status, metrics.read(), metrics.headers["Content-Type"]) == (
+        200,
+        b"a_metric 1\n",
+        "text/plain",
+    )
     assert (get(well, "/health").status, get(well, "/admin/error").status) == (200, 204)
     ill = opened(error={"node": "src", "message": "away", "internal": False, "retriable": True})
     assert get(ill, "/health").status == 503
@@ -88,7 +98,9 @@ def test_metrics_health_and_error(opened: Opened) -> None:
     assert (answer.status, json.loads(answer.read())["message"]) == (200, "away")
 
 
-def test_rows_as_server_sent_events_newest_first_then_live_then_the_end(opened: Opened, samples: SampleBuffer) -> None:
+def test_rows_as_server_sent_events_newest_first_then_live_then_the_end(
+    opened: Opened, samples: SampleBuffer
+) -> None:
     admin = opened()
     samples.put("src", [{"id": 1}, {"id": 2}])
     answer = get(admin, "/admin/live-data")
@@ -109,7 +121,10 @@ def test_only_the_nodes_that_were_asked_for(opened: Opened, samples: SampleBuffe
     samples.put("out", [{"id": 2}])
     assert events(answer, 1) == [{"topology_node_key": "out", "data": {"id": 2}}]
     unknown = get(admin, "/admin/live-data?topology_node_keys=out,nope")
-    assert (unknown.status, json.loads(unknown.read())) == (404, {"message": "no node `nope`", "nodes": ["src", "out"]})
+    assert (unknown.status, json.loads(unknown.read())) == (
+        404,
+        {"message": "no node `nope`", "nodes": ["src", "out"]},
+    )
     assert get(opened(inspect=False), "/admin/live-data").status == 404
 
 
@@ -166,7 +181,12 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
     ledger = open_ledger(settings)
 
     def say(**holder: object) -> Path:
-        ledger.acquire("seen", "main", {"host": socket.gethostname(), "pid": 1, "launched_by": "cli", "jvm": None} | holder, 60.0)
+        ledger.acquire(
+            "seen",
+            "main",
+            {"host": socket.gethostname(), "pid": 1, "launched_by": "cli", "jvm": None} | holder,
+            60.0,
+        )
         return path
 
     yield say
@@ -182,7 +202,10 @@ def test_tail_prints_rows_of_the_run_that_the_ledger_names(
     tail(path, "src", as_json=False, rows=2)
     assert capsys.readouterr().out == "id  name\n22  a [bold] name\n1   ∅\n"
     tail(path, None, as_json=True, rows=1)
-    assert json.loads(capsys.readouterr().out) == {"topology_node_key": "src", "data": {"id": 22, "name": "a [bold] name"}}
+    assert json.loads(capsys.readouterr().out) == {
+        "topology_node_key": "src",
+        "data": {"id": 22, "name": "a [bold] name"},
+    }
 
 
 def test_tail_ends_with_the_run(
@@ -201,14 +224,20 @@ def test_tail_ends_with_the_run(
 
 @pytest.mark.usefixtures("running")
 def test_tail_waits_for_a_run_that_starts(
-    opened: Opened, samples: SampleBuffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    opened: Opened,
+    samples: SampleBuffer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     samples.put("out", [{"id": 7}])
     here = {"host": socket.gethostname(), "pid": 1}
     ledger = open_ledger(tail_command.load_settings())
     lease = ledger.acquire("seen", "main", here, 60.0)
     ready = here | {"jvm": None, "admin": opened().address, "inspect": True}
-    monkeypatch.setattr(tail_command, "time", SimpleNamespace(sleep=lambda _: ledger.set_holder(lease, ready)))
+    monkeypatch.setattr(
+        tail_command, "time", SimpleNamespace(sleep=lambda _: ledger.set_holder(lease, ready))
+    )
     tail(tmp_path / "seen.yaml", "out", as_json=True, rows=1)
     said = capsys.readouterr()
     assert (said.err, json.loads(said.out)["data"]) == ("seen is starting; waiting for rows\n", {"id": 7})
@@ -236,12 +265,22 @@ def test_tail_says_why_it_cannot(running: Callable[..., Path], tmp_path: Path) -
     ("holder", "said", "hint"),
     [
         ({}, "does not serve its rows", "HEADRACE__LIVE_DATA_INSPECT_ENABLED=true"),
-        ({"admin": "http://127.0.0.1:9", "inspect": False}, "does not serve its rows", "live_data_inspect_enabled: true"),
-        ({"admin": "http://127.0.0.1:9", "inspect": True, "host": "elsewhere"}, "runs on host elsewhere", "admin_api_host"),
+        (
+            {"admin": "http://127.0.0.1:9", "inspect": False},
+            "does not serve its rows",
+            "live_data_inspect_enabled: true",
+        ),
+        (
+            {"admin": "http://127.0.0.1:9", "inspect": True, "host": "elsewhere"},
+            "runs on host elsewhere",
+            "admin_api_host",
+        ),
         ({"admin": "http://127.0.0.1:1", "inspect": True}, "does not answer at http://127.0.0.1:1", "status"),
     ],
 )
-def test_tail_names_the_setting_or_the_place(running: Callable[..., Path], holder: dict[str, object], said: str, hint: str) -> None:
+def test_tail_names_the_setting_or_the_place(
+    running: Callable[..., Path], holder: dict[str, object], said: str, hint: str
+) -> None:
     with pytest.raises(PipelineStateError, match=said) as raised:
         tail(running(**holder), None, as_json=False, rows=1)
     assert hint in (raised.value.hint or "")

@@ -14,7 +14,11 @@ from headrace.jobs.monitoring.catalog import BY_NAME, METRICS, MetricType
 
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "docs" / "grafana" / "headrace.json").read_text())
 PAGE = (ROOT / "docs" / "reference" / "metrics.md").read_text()
-_PARTS = {MetricType.HISTOGRAM: ("_bucket", "_sum", "_count"), MetricType.COUNTER: ("",), MetricType.GAUGE: ("",)}
+_PARTS = {
+    MetricType.HISTOGRAM: ("_bucket", "_sum", "_count"),
+    MetricType.COUNTER: ("",),
+    MetricType.GAUGE: ("",),
+}
 EXPORTED = {f"{metric.name}{part}" for metric in METRICS for part in _PARTS[metric.kind]}
 
 
@@ -63,14 +67,28 @@ def test_no_two_panels_lie_on_each_other() -> None:
 
 
 def test_the_dashboard_shows_every_kind_of_thing_that_is_measured() -> None:
-    shown = {name for panel in DASHBOARD["panels"] for target in panel["targets"] for name in names(target["expr"])}
+    shown = {
+        name for panel in DASHBOARD["panels"] for target in panel["targets"] for name in names(target["expr"])
+    }
     shown |= names(json.dumps(DASHBOARD["templating"]))
-    left_out = {metric.name for metric in METRICS if not {f"{metric.name}{part}" for part in _PARTS[metric.kind]} & shown}
-    assert left_out == {"checkpoint_acks_received_total", "checkpoint_finalizers_sent_total", "checkpoint_epochs_in_flight"}
+    left_out = {
+        metric.name
+        for metric in METRICS
+        if not {f"{metric.name}{part}" for part in _PARTS[metric.kind]} & shown
+    }
+    assert left_out == {
+        "checkpoint_acks_received_total",
+        "checkpoint_finalizers_sent_total",
+        "checkpoint_epochs_in_flight",
+    }
 
 
 def test_the_page_has_every_metric_as_it_is() -> None:
-    rows = dict(re.findall(r"^\| `([a-z_]+)` \| (.*) \|$", PAGE.split("## All metrics")[1].split("\n## ")[0], re.MULTILINE))
+    rows = dict(
+        re.findall(
+            r"^\| `([a-z_]+)` \| (.*) \|$", PAGE.split("## All metrics")[1].split("\n## ")[0], re.MULTILINE
+        )
+    )
     assert list(rows) == [metric.name for metric in METRICS]
     for name, rest in rows.items():
         metric = BY_NAME[name]

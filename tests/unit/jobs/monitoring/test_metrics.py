@@ -111,18 +111,35 @@ def test_counters_add_up_gauges_are_set_and_histograms_have_the_bounds_of_the_do
     own = (("service_instance_id", "shop"), ("stage", "test"), ("team", "data"))
     assert found["headrace_output_rows_total"] == {(("id", "a"), *own): 12.0}
     assert found["headrace_source_lag_rows"] == {own: 3.0}
-    buckets = {dict(labels)["le"]: value for labels, value in found["headrace_checkpoint_epoch_duration_milliseconds_bucket"].items()}
+    buckets = {
+        dict(labels)["le"]: value
+        for labels, value in found["headrace_checkpoint_epoch_duration_milliseconds_bucket"].items()
+    }
     assert [float(bound) for bound in buckets] == [*map(float, DURATIONS), float("inf")]
-    assert (buckets["100"], buckets["250"], buckets["500"], buckets["3600000"], buckets["+Inf"]) == (2, 3, 4, 4, 5)
+    assert (buckets["100"], buckets["250"], buckets["500"], buckets["3600000"], buckets["+Inf"]) == (
+        2,
+        3,
+        4,
+        4,
+        5,
+    )
     assert found["headrace_checkpoint_epoch_duration_milliseconds_count"] == {own: 5.0}
     meters.record("http_request_latency_milliseconds", 12, {"id": "a"})
-    answers = {dict(labels)["le"]: value for labels, value in scraped(meters)["headrace_http_request_latency_milliseconds_bucket"].items()}
+    answers = {
+        dict(labels)["le"]: value
+        for labels, value in scraped(meters)["headrace_http_request_latency_milliseconds_bucket"].items()
+    }
     assert [float(bound) for bound in answers] == [*map(float, ANSWERS), float("inf")]
     assert (answers["10"], answers["25"], answers["300000"]) == (0, 1, 1)
 
 
 def test_the_prefix_and_what_is_left_out_are_settings() -> None:
-    made = Meters(MetricsSettings(prefix="streamling", metric_deny_list="^source_lag_rows$, ^streamling_kafka_consumer.messages"), "shop")
+    made = Meters(
+        MetricsSettings(
+            prefix="streamling", metric_deny_list="^source_lag_rows$, ^streamling_kafka_consumer.messages"
+        ),
+        "shop",
+    )
     made.add("output_rows_total", 1)
     made.set("source_lag_rows", 1)
     made.set("kafka_consumer_messages_lag", 1)
@@ -148,18 +165,27 @@ def test_a_collector_gets_all_of_it_with_the_headers_of_the_settings(collector: 
     assert {key.lower(): value for key, value in collector.headers[0].items()}["x-token"] == "s3cret"
     (resource,) = request.resource_metrics
     about = {one.key: one.value.string_value for one in resource.resource.attributes}
-    assert (about["service.name"], about["service.instance.id"], about["headrace.run_id"]) == ("headrace", "shop", "run-1")
+    assert (about["service.name"], about["service.instance.id"], about["headrace.run_id"]) == (
+        "headrace",
+        "shop",
+        "run-1",
+    )
     metrics = {metric.name: metric for scope in resource.scope_metrics for metric in scope.metrics}
     assert set(metrics) == {"headrace_output_rows_total", "headrace_checkpoint_epoch_duration_milliseconds"}
     (point,) = metrics["headrace_output_rows_total"].sum.data_points
-    assert (point.as_int, {one.key: one.value.string_value for one in point.attributes}) == (5, {"id": "a", "service_instance_id": "shop"})
+    assert (point.as_int, {one.key: one.value.string_value for one in point.attributes}) == (
+        5,
+        {"id": "a", "service_instance_id": "shop"},
+    )
     (histogram,) = metrics["headrace_checkpoint_epoch_duration_milliseconds"].histogram.data_points
     assert list(histogram.explicit_bounds) == list(map(float, DURATIONS))
     assert "s3cret" not in str(request)
 
 
 def test_batches_go_out_while_the_run_works(collector: Collector) -> None:
-    made = Meters(MetricsSettings(ingestion_endpoint=f"{collector.url}/own/path", batch_interval_secs=0.05), "shop")
+    made = Meters(
+        MetricsSettings(ingestion_endpoint=f"{collector.url}/own/path", batch_interval_secs=0.05), "shop"
+    )
     made.set("epoch", 4)
     assert collector.arrived.wait(30)
     made.close()
@@ -169,7 +195,12 @@ def test_batches_go_out_while_the_run_works(collector: Collector) -> None:
 def test_a_collector_that_is_away_is_said_once_and_disturbs_nothing(caplog: pytest.LogCaptureFixture) -> None:
     port = free_port()
     with caplog.at_level(logging.DEBUG):
-        made = Meters(MetricsSettings(ingestion_endpoint=f"http://127.0.0.1:{port}/token-in-path", batch_interval_secs=0.05), "shop")
+        made = Meters(
+            MetricsSettings(
+                ingestion_endpoint=f"http://127.0.0.1:{port}/token-in-path", batch_interval_secs=0.05
+            ),
+            "shop",
+        )
         made.add("output_rows_total", 5)
         made.close()
         assert scraped_after_close(made) is None
@@ -206,7 +237,14 @@ def test_wrong_settings_are_told_without_their_secrets(given: dict[str, str], sa
 def test_nothing_is_watched_unless_settings_ask_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     file = parse_pipeline(FILE, "shop.yaml")
     assert type(open_monitor(file, Settings(), "")) is NullMonitor
-    assert type(open_monitor(file, Settings.model_validate({"open_telemetry_metrics": {"ingestion_endpoint": "none"}}), "")) is NullMonitor
+    assert (
+        type(
+            open_monitor(
+                file, Settings.model_validate({"open_telemetry_metrics": {"ingestion_endpoint": "none"}}), ""
+            )
+        )
+        is NullMonitor
+    )
     monkeypatch.setattr("headrace.jobs.monitoring.monitor.find_spec", lambda _: None)
     assert type(open_monitor(file, Settings(), "")) is NullMonitor
     with pytest.raises(UserError, match="need the package") as raised:
@@ -217,10 +255,20 @@ def test_nothing_is_watched_unless_settings_ask_for_it(monkeypatch: pytest.Monke
 def test_a_failure_shows_until_an_epoch_is_committed() -> None:
     eyes = RunMonitor(parse_pipeline(FILE, "shop.yaml"), Settings(admin_api_port=0), "")
     eyes.record_failure(TransientError("the broker is away", node="src"))
-    assert eyes._state.error == {"node": "src", "message": "the broker is away", "internal": False, "retriable": True}
+    assert eyes._state.error == {
+        "node": "src",
+        "message": "the broker is away",
+        "internal": False,
+        "retriable": True,
+    }
     assert eyes._health()["status"] == "failing"
     eyes.record_failure(RuntimeError("password=s3cret"))
-    assert eyes._state.error == {"node": None, "message": "RuntimeError", "internal": True, "retriable": False}
+    assert eyes._state.error == {
+        "node": None,
+        "message": "RuntimeError",
+        "internal": True,
+        "retriable": False,
+    }
     found = scraped(eyes._meters)
     assert list(found["headrace_epoch_failing"].values()) == [1.0]
     assert list(found["headrace_checkpoint_epochs_failed_total"].values()) == [2.0]
@@ -261,7 +309,9 @@ def test_an_epoch_that_an_earlier_run_began_is_under_way() -> None:
 
 def test_requests_of_a_handler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        call_metrics, "drain_call_metrics", lambda: {"ask": call_metrics.CallMetrics({("success", "2xx"): [20.0, 300.0]}, 1)}
+        call_metrics,
+        "drain_call_metrics",
+        lambda: {"ask": call_metrics.CallMetrics({("success", "2xx"): [20.0, 300.0]}, 1)},
     )
     eyes = RunMonitor(parse_pipeline(HANDLER, "asked.yaml"), Settings(admin_api_port=0), "")
     plan = EpochPlan(1, Phase.LIVE, {}, {}, "hash", datetime.now(UTC))
@@ -284,7 +334,9 @@ def test_requests_of_a_handler(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_rows_from_outside_are_looked_at_only_where_they_were_staged() -> None:
-    text = HANDLER.replace("sinks:", "  after: {type: sql, sql: select * from ask}\nsinks:").replace("from: ask}", "from: after}")
+    text = HANDLER.replace("sinks:", "  after: {type: sql, sql: select * from ask}\nsinks:").replace(
+        "from: ask}", "from: after}"
+    )
     model = parse_pipeline(text, "asked.yaml").model
     every = ("src", "ask", "after")
 
@@ -300,7 +352,9 @@ def test_rows_from_outside_are_looked_at_only_where_they_were_staged() -> None:
 
 
 def test_no_rows_are_looked_at_of_an_epoch_that_an_earlier_file_began() -> None:
-    former = HANDLER.replace("sinks:", "  after: {type: sql, sql: select * from ask}\nsinks:").replace("from: ask}", "from: after}")
+    former = HANDLER.replace("sinks:", "  after: {type: sql, sql: select * from ask}\nsinks:").replace(
+        "from: ask}", "from: after}"
+    )
     former += "  more: {type: blackhole, from: ask}\n"
     now = parse_pipeline(former.replace("select * from ask", "select * from src"), "asked.yaml")
     eyes = RunMonitor(now, Settings(live_data_inspect_enabled=True), "")
@@ -309,7 +363,9 @@ def test_no_rows_are_looked_at_of_an_epoch_that_an_earlier_file_began() -> None:
         look = eyes.create_observer(model, ["hole"])
         assert look is not None
         for name in ("src", "ask", "after"):
-            look(name, cast("Any", name))  # `ask` is not staged, since no sink that is left to be written reads it
+            look(
+                name, cast("Any", name)
+            )  # `ask` is not staged, since no sink that is left to be written reads it
         looked.append((set(eyes._observation.frames), set(cast("Any", look).counted)))
     assert looked == [({"src", "after"}, {"src", "after"}), (set(), {"src", "ask", "after"})]
     eyes.close()
@@ -327,14 +383,21 @@ def test_an_epoch_goes_on_where_spark_cannot_be_asked(caplog: pytest.LogCaptureF
 
 
 def test_what_is_counted_leads_to_a_sink_that_is_written_or_to_a_table() -> None:
-    text = FILE.replace("sinks:", "  apart: {type: sql, sql: select id from src}\n  more: {type: sql, sql: select id from kept}\nsinks:")
+    text = FILE.replace(
+        "sinks:",
+        "  apart: {type: sql, sql: select id from src}\n  more: {type: sql, sql: select id from"
+        " kept}\nsinks:",
+    )
     text = text.replace("from: kept}", "from: more}")
     model = parse_pipeline(text + "  last: {type: blackhole, from: apart}\n", "shop.yaml").model
     assert upstream_nodes(model, ["hole"]) == {"src", "kept", "more"}
     assert upstream_nodes(model, ["pg"]) == {"src", "kept"}
     assert upstream_nodes(model, ["last"]) == {"src", "apart"}
     assert upstream_nodes(model, []) == frozenset()
-    table = "  seen: {type: dynamic_table, backend_type: InMemory, backend_entity_name: seen, sql: select cast(id as string) from apart}\n"
+    table = (
+        "  seen: {type: dynamic_table, backend_type: InMemory, backend_entity_name: seen, sql: select"
+        " cast(id as string) from apart}\n"
+    )
     check = "\"select id from kept where dynamic_table_check('seen', cast(id as string))\"}"
     asked = text.replace("sinks:", f"{table}sinks:").replace("select id from kept}", check)
     assert upstream_nodes(parse_pipeline(asked, "shop.yaml").model, ["pg"]) == {"src", "kept", "apart"}
@@ -342,7 +405,10 @@ def test_what_is_counted_leads_to_a_sink_that_is_written_or_to_a_table() -> None
 
 def test_figures_of_plugins_stand_beside_the_others(meters: Meters) -> None:
     found = InstalledPlugin("acme.orders", "acme", "1.0", "acme:plugin")
-    before, alone = PluginContext("pg", None, found), PluginContext("acme.orders", None, found, labels={"team": "acme"})
+    before, alone = (
+        PluginContext("pg", None, found),
+        PluginContext("acme.orders", None, found, labels={"team": "acme"}),
+    )
     NoMetrics().counter("rows")
     withdraw = offer(meters, {"pg": {"id": "pg"}})
     before.metrics.counter("rows", 3, table="t")
@@ -359,7 +425,11 @@ def test_figures_of_plugins_stand_beside_the_others(meters: Meters) -> None:
     PluginContext("pg", None, found).metrics.gauge("later", 1)
     said = scraped(meters)
     own = {"service_instance_id": "shop", "stage": "test"}
-    assert said["headrace_plugin_rows_total"] == {tuple(sorted({**own, "team": "data", "id": "pg", "table": "t"}.items())): 5}
+    assert said["headrace_plugin_rows_total"] == {
+        tuple(sorted({**own, "team": "data", "id": "pg", "table": "t"}.items())): 5
+    }
     assert list(said["headrace_plugin_depth"].values()) == [7]
-    assert said["headrace_plugin_wait_milliseconds_count"] == {tuple(sorted({**own, "team": "acme", "plugin": "acme.orders"}.items())): 1}
+    assert said["headrace_plugin_wait_milliseconds_count"] == {
+        tuple(sorted({**own, "team": "acme", "plugin": "acme.orders"}.items())): 1
+    }
     assert "headrace_plugin_later" not in said

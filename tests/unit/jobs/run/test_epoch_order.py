@@ -37,7 +37,10 @@ STEP = EpochRange(Phase.LIVE, {"src": {"stream": {"t": {"0": 5}}}})
 
 
 class Epochs:
-    """A run whose coordinator and writer only note their calls. `failures` are raised by the first attempts to write."""
+    """A run whose coordinator and writer only note their calls.
+
+    `failures` are raised by the first attempts to write.
+    """
 
     def __init__(self, sinks: tuple[str, ...] = ("a", "b"), failures: tuple[HeadraceError, ...] = ()) -> None:
         self.calls: list[str] = []
@@ -49,7 +52,9 @@ class Epochs:
         run.reporter = SimpleNamespace(publish=lambda _: None)
         run.wait = lambda _: self.calls.append("wait")
         run._writer = self._writer
-        run._after_commit = lambda _, counts, steps, __: self.calls.append(f"after commit of {sorted(counts)}, {sorted(steps)}")
+        run._after_commit = lambda _, counts, steps, __: self.calls.append(
+            f"after commit of {sorted(counts)}, {sorted(steps)}"
+        )
         work = Pending(EpochPlan(1, Phase.LIVE, {}, {}, "hash", datetime.now(UTC)), {}, sinks)
         run.coordinator = SimpleNamespace(
             committed=0,
@@ -102,12 +107,21 @@ def test_six_calls_lead_from_the_loop_over_epochs_to_the_sink() -> None:
     def frames(*_: Any) -> Iterator[dict[str, Any]]:
         yield {"a": None}
 
-    planner: Any = SimpleNamespace(file=parse_pipeline(FILE, "shop.yaml"), frames=frames, spark=None, texts={})
+    planner: Any = SimpleNamespace(
+        file=parse_pipeline(FILE, "shop.yaml"), frames=frames, spark=None, texts={}
+    )
     sinks: Any = {"a": CountingSink()}
     epochs.run._writer = lambda _: EpochWriter(planner, {}, sinks)
     epochs.run.run_epoch(STEP)
     loop = calls.index("test_six_calls_lead_from_the_loop_over_epochs_to_the_sink")
-    assert calls[loop + 1 :] == ["run_epoch", "_finish_epoch", "write", "_write_concurrently", "_write_sink", "write"]
+    assert calls[loop + 1 :] == [
+        "run_epoch",
+        "_finish_epoch",
+        "write",
+        "_write_concurrently",
+        "_write_sink",
+        "write",
+    ]
 
 
 def test_a_listener_that_fails_does_not_fail_the_epoch() -> None:
@@ -116,9 +130,13 @@ def test_a_listener_that_fails_does_not_fail_the_epoch() -> None:
         raise OSError(msg)
 
     epochs = Epochs()
-    epochs.run.reporter = RunReporter(parse_pipeline(FILE, "shop.yaml"), EventStream(forward_to_listener(fail)))
+    epochs.run.reporter = RunReporter(
+        parse_pipeline(FILE, "shop.yaml"), EventStream(forward_to_listener(fail))
+    )
     del epochs.run._after_commit
-    epochs.run._stages = epochs.run._rolling = SimpleNamespace(sweep=lambda _: None, after_commit=lambda _: None)
+    epochs.run._stages = epochs.run._rolling = SimpleNamespace(
+        sweep=lambda _: None, after_commit=lambda _: None
+    )
     epochs.run.run_epoch(STEP)
     assert epochs.calls == ["plan", "begin", "lease", "write ('a', 'b')", "commit ['a', 'b']"]
     assert epochs.run.reporter.epochs == 1
@@ -137,7 +155,9 @@ def test_a_failed_write_is_recorded_and_begun_again_before_the_commit() -> None:
     assert epochs.calls == ["plan", *begun, "failure at a", "wait", *begun, *WRITTEN]
 
 
-@pytest.mark.parametrize("failure", [DataError("value 17 does not fit", node="a"), FencedError("another run owns the pipeline")])
+@pytest.mark.parametrize(
+    "failure", [DataError("value 17 does not fit", node="a"), FencedError("another run owns the pipeline")]
+)
 def test_a_write_that_fails_for_good_is_never_committed(failure: HeadraceError) -> None:
     epochs = Epochs(failures=(failure,))
     with pytest.raises(type(failure)):

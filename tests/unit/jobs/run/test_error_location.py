@@ -54,7 +54,9 @@ class Steps:
             return None if phase == "backfill" else STEP
 
         unchanged: Any = lambda position: position  # noqa: E731
-        stream = SimpleNamespace(next=next_range, begin=unchanged, end_position=unchanged, backlog=lambda _: None, lags={})
+        stream = SimpleNamespace(
+            next=next_range, begin=unchanged, end_position=unchanged, backlog=lambda _: None, lags={}
+        )
         return lambda *_: stream
 
     def open(self, run: Any) -> None:
@@ -72,7 +74,9 @@ class Steps:
             commit=lambda counts: counts,
             record_failure=lambda *_: 1,
         )
-        run._writer = lambda _: SimpleNamespace(steps={}, seconds=0.0, write=lambda *_, **__: self.fail("sink"))
+        run._writer = lambda _: SimpleNamespace(
+            steps={}, seconds=0.0, write=lambda *_, **__: self.fail("sink")
+        )
         run._spark = SimpleNamespace()
 
 
@@ -89,7 +93,9 @@ def failed(monkeypatch: pytest.MonkeyPatch, phase: str, error: HeadraceError) ->
         steps.open(run)
 
     monkeypatch.setattr(PipelineRun, "_open", open_run)
-    monkeypatch.setattr(PipelineRun, "assembly", SimpleNamespace(sources={}, planner=SimpleNamespace(spark=None)))
+    monkeypatch.setattr(
+        PipelineRun, "assembly", SimpleNamespace(sources={}, planner=SimpleNamespace(spark=None))
+    )
     monkeypatch.setattr(PipelineRun, "translate_errors", untranslated)
     monkeypatch.setattr("headrace.jobs.run.pipeline_run.explain_death", lambda *_: None)
     monkeypatch.setattr(runner, "BackfillPlanner", steps.planner("backfill"))
@@ -97,7 +103,9 @@ def failed(monkeypatch: pytest.MonkeyPatch, phase: str, error: HeadraceError) ->
     monkeypatch.setattr(runner.positions, "history_complete", lambda *_: True)
     monkeypatch.setattr(runner.positions, "completed_partitions", lambda *_: [""])
     with pytest.raises(type(error)) as raised:
-        runner.run(parse_pipeline(FILE, "shop.yaml"), Settings(), until=Until.CAUGHT_UP, stop=threading.Event())
+        runner.run(
+            parse_pipeline(FILE, "shop.yaml"), Settings(), until=Until.CAUGHT_UP, stop=threading.Event()
+        )
     return raised.value
 
 

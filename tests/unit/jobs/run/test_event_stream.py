@@ -27,7 +27,13 @@ from headrace.jobs.run.events import (
     StreamStalled,
 )
 from headrace.jobs.run.reporter import RunReporter
-from headrace.jobs.run.subscribers import EventStream, HeartbeatDetails, forward_to_listener, forward_to_monitor, log_event
+from headrace.jobs.run.subscribers import (
+    EventStream,
+    HeartbeatDetails,
+    forward_to_listener,
+    forward_to_monitor,
+    log_event,
+)
 from headrace.jobs.staging.pending_calls import PendingCall
 from headrace.pipeline.errors import TargetError, TransientError
 from headrace.pipeline.file.loader import parse_pipeline
@@ -49,7 +55,9 @@ def plan(number: int, phase: Phase = Phase.LIVE) -> EpochPlan:
 
 
 def committed(number: int, rows: int = 5, backlog: int | None = None) -> EpochCommitted:
-    return EpochCommitted(plan(number), {"hole": WriteCounts(rows), "more": WriteCounts(1)}, {"total": 0.5}, backlog)
+    return EpochCommitted(
+        plan(number), {"hole": WriteCounts(rows), "more": WriteCounts(1)}, {"total": 0.5}, backlog
+    )
 
 
 def test_a_failing_subscriber_keeps_no_event_from_the_others(caplog: pytest.LogCaptureFixture) -> None:
@@ -59,13 +67,25 @@ def test_a_failing_subscriber_keeps_no_event_from_the_others(caplog: pytest.LogC
         msg = "the terminal is closed"
         raise OSError(msg)
 
-    events: list[RunEvent] = [EpochStarted(plan(1)), committed(1), PhaseChanged(Phase.LIVE), RunMessage("one"), RunMessage("two")]
+    events: list[RunEvent] = [
+        EpochStarted(plan(1)),
+        committed(1),
+        PhaseChanged(Phase.LIVE),
+        RunMessage("one"),
+        RunMessage("two"),
+    ]
     stream = EventStream(fail, seen.append, fail)
     for event in events:
         stream.publish(event)
     assert seen == events
-    failures = [record for record in caplog.records if "subscriber failed: OSError: the terminal is closed" in record.getMessage()]
-    assert [record.getMessage().split()[0] for record in failures[::2]] == [f"event={type(event).__name__}" for event in events]
+    failures = [
+        record
+        for record in caplog.records
+        if "subscriber failed: OSError: the terminal is closed" in record.getMessage()
+    ]
+    assert [record.getMessage().split()[0] for record in failures[::2]] == [
+        f"event={type(event).__name__}" for event in events
+    ]
     assert all(record.exc_info for record in failures)
 
 
@@ -99,7 +119,12 @@ def test_the_listener_receives_the_events_of_a_run_in_order(monkeypatch: pytest.
 
 def test_messages_and_new_calls_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="headrace")
-    for event in (RunMessage("fine"), RunMessage("look", "warning"), CallsPending("a: x; b: y", {"b": "y"}), PartitionCompleted("", {})):
+    for event in (
+        RunMessage("fine"),
+        RunMessage("look", "warning"),
+        CallsPending("a: x; b: y", {"b": "y"}),
+        PartitionCompleted("", {}),
+    ):
         log_event(event)
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
         ("INFO", "fine"),
@@ -177,9 +202,14 @@ def test_the_heartbeat_stores_what_the_run_waits_for(tmp_path: Path) -> None:
     assert details.read(tmp_path, seen.append) == {"waiting": "scored: tried 3 times"}
     details.read(tmp_path, seen.append)
     details(StreamStalled("src: an open transaction"))
-    assert details.read(tmp_path, seen.append) == {"waiting": "scored: tried 3 times; src: an open transaction"}
+    assert details.read(tmp_path, seen.append) == {
+        "waiting": "scored: tried 3 times; src: an open transaction"
+    }
     for path in tmp_path.glob("*.json"):
-        path.write_text(json.dumps({"node": "scored", "message": "tried 4 times", "until": time.time() + 60}), encoding="utf-8")
+        path.write_text(
+            json.dumps({"node": "scored", "message": "tried 4 times", "until": time.time() + 60}),
+            encoding="utf-8",
+        )
     details(StreamStalled(""))
     details.read(tmp_path, seen.append)
     for path in tmp_path.glob("*.json"):

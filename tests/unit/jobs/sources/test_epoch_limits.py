@@ -41,7 +41,9 @@ class Topic:
 
     def limit(self, most: int) -> dict[int, int]:
         made: Any = self
-        return SizeEstimator(made).limit({part: (0, len(sizes)) for part, sizes in self.sizes.items()}, most)[0]
+        return SizeEstimator(made).limit({part: (0, len(sizes)) for part, sizes in self.sizes.items()}, most)[
+            0
+        ]
 
 
 def test_a_range_of_large_messages_is_cut() -> None:
@@ -67,7 +69,9 @@ def test_small_messages_are_looked_at_in_two_places_and_few_not_at_all() -> None
 def test_bytes_are_shared_and_every_partition_gets_on() -> None:
     topic = Topic({0: [1_000] * 1_000, 1: [1_000] * 20, 2: [2 * MIB] * 3, 3: []})
     ends = topic.limit(200_000)
-    assert ends == {0: 90, 1: 20, 2: 1}, "what a partition leaves goes to the others; one message is always taken"
+    assert ends == {0: 90, 1: 20, 2: 1}, (
+        "what a partition leaves goes to the others; one message is always taken"
+    )
 
 
 def test_splits_are_taken_by_rows_and_by_bytes() -> None:
@@ -112,7 +116,9 @@ JOB = "Job aborted due to stage failure: Task 0 in stage 1.0 failed 1 times, mos
         (JOB + "java.net.ConnectException: Connection refused", TransientError, True, False),
     ],
 )
-def test_only_causes_that_pass_are_tried_without_end(text: str, kind: type, *, retriable: bool, blocks: bool) -> None:
+def test_only_causes_that_pass_are_tried_without_end(
+    text: str, kind: type, *, retriable: bool, blocks: bool
+) -> None:
     error = as_headrace_error(RuntimeError(text))
     assert (type(error), error.retriable, error.blocks) == (kind, retriable, blocks)
 

@@ -29,7 +29,9 @@ def handoff(options: str, loaded: int, earliest: int) -> Handoff:
     """A table with the offsets below `loaded`, and a topic that starts at `earliest`."""
     node: Any = parse_pipeline(FILE % options).model.sources["src"]
     table = SimpleNamespace(measure_offsets=lambda *_: TableOffsets({"0": PartitionOffsets(0, loaded)}))
-    stream = SimpleNamespace(earliest_offsets=lambda: {"offsets": {"0": earliest}}, find_filled_gaps=lambda _: {})
+    stream = SimpleNamespace(
+        earliest_offsets=lambda: {"offsets": {"0": earliest}}, find_filled_gaps=lambda _: {}
+    )
     return Handoff("src", node, [table], stream)  # pyright: ignore[reportArgumentType]
 
 

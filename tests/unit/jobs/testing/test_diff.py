@@ -41,7 +41,9 @@ def test_rows_of_one_key_are_matched_and_their_columns_named() -> None:
     assert found is not None
     assert found.missing == [2]
     assert found.extra == rows((4, "d"))
-    assert [(change.at, change.columns, change.found) for change in found.changed] == [(1, ("v",), {"id": 2, "v": "x"})]
+    assert [(change.at, change.columns, change.found) for change in found.changed] == [
+        (1, ("v",), {"id": 2, "v": "x"})
+    ]
 
 
 def test_without_a_key_nothing_is_matched() -> None:
@@ -101,7 +103,11 @@ def postgres(**more: Any) -> Any:
         (postgres(), [("i", 1, 5), ("d", 1, None), ("u", 1, 7)], rows((1, 7))),
         (postgres(on_conflict="nothing"), [("i", 1, 5), ("u", 1, 4)], rows((1, 5))),
         (postgres(on_conflict="nothing"), [("i", 1, 5), ("d", 1, None), ("i", 1, 4)], rows((1, 4))),
-        (postgres(update_where={"v": ">"}), [("i", 1, 5), ("u", 1, 4), ("u", 1, 5), ("u", 1, 9), ("u", 1, 8)], rows((1, 9))),
+        (
+            postgres(update_where={"v": ">"}),
+            [("i", 1, 5), ("u", 1, 4), ("u", 1, 5), ("u", 1, 9), ("u", 1, 8)],
+            rows((1, 9)),
+        ),
         (postgres(update_where={"v": "<"}), [("i", 1, 5), ("u", 1, 6), ("u", 1, 2)], rows((1, 2))),
         (postgres(update_where={"v": ">"}), [("i", 1, 5), ("u", 1, None)], rows((1, 5))),
         (postgres(update_where={"v": ">"}), [("i", 1, 5), ("d", 1, None), ("i", 1, 3)], rows((1, 3))),
@@ -117,9 +123,13 @@ def test_a_delta_table_holds_what_its_merge_is_given() -> None:
     draw = random.Random(7)
     steps = changes(*((draw.choice("iuud"), draw.randrange(6), draw.randrange(9)) for _ in range(60)))
     places = [{"source": 0, "part": 0, "off": at, "sub": 0} for at in range(len(steps))]
-    merged = last_by_key("s", pa.Table.from_pylist(steps).append_column("_gs_pos", pa.array(places, POS_ARROW)), ("id",)).to_pylist()
+    merged = last_by_key(
+        "s", pa.Table.from_pylist(steps).append_column("_gs_pos", pa.array(places, POS_ARROW)), ("id",)
+    ).to_pylist()
     there = [(row["id"], row["v"]) for row in merged if row["_gs_op"] != "d"]
-    assert sorted(there) == sorted((row["id"], row["v"]) for row in apply_to_target("s", SimpleNamespace(type="delta"), ("id",), steps))
+    assert sorted(there) == sorted(
+        (row["id"], row["v"]) for row in apply_to_target("s", SimpleNamespace(type="delta"), ("id",), steps)
+    )
     assert 0 < len(there) < 6
 
 

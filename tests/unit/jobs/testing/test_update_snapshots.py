@@ -29,7 +29,9 @@ def rows(*triples: tuple[Any, Any, Any]) -> list[dict[str, Any]]:
 
 def outcome(found: Case, came: list[dict[str, Any]], schema: pa.Schema = SCHEMA) -> CaseOutcome:
     both = expectation(found, "priced", schema, ("id",), came)
-    difference = compare("priced", both.expected, both.found, both.key, ordered=both.ordered, tolerance=both.tolerance)
+    difference = compare(
+        "priced", both.expected, both.found, both.key, ordered=both.ordered, tolerance=both.tolerance
+    )
     return CaseOutcome(found, 0.0, [difference] if difference else [], {"priced": both})
 
 
@@ -88,9 +90,15 @@ def test_only_what_changed_is_written(tmp_path: Path) -> None:
         ("rows:\n        - {id: 1, v: a, w: 1}\n", [], "rows: []\n"),
         ("rows: [{id: 1, v: a, w: 1}]\n", rows((1, "b", 1.0)), "rows:\n          - {id: 1, v: b, w: 1.0}\n"),
         (
-            "ordered: true\n        rows:\n          - {v: a, id: 1, w: 1}\n          - {v: b, id: 2, w: 2}\n",
+            (
+                "ordered: true\n        rows:\n          - {v: a, id: 1, w: 1}\n          - {v: b, id: 2, w:"
+                " 2}\n"
+            ),
             rows((2, "b", 2.0), (1, "a", 1.0)),
-            "ordered: true\n        rows:\n          - {v: b, id: 2, w: 2.0}\n          - {v: a, id: 1, w: 1.0}\n",
+            (
+                "ordered: true\n        rows:\n          - {v: b, id: 2, w: 2.0}\n          - {v: a, id: 1, w:"
+                " 1.0}\n"
+            ),
         ),
         (
             "columns: id, v\n        rows:\n          - {id: 1, v: x}",
@@ -119,7 +127,10 @@ def test_the_forms_of_rows(before: str, came: list[Any], after: str, tmp_path: P
 def test_rows_inside_of_one_line_stay_there(tmp_path: Path) -> None:
     found = case(tmp_path, "  t: {expect: {priced: {rows: [], columns: id}}}\n")
     update(outcome(found, rows((1, "a", 1.0), (2, "a", 1.0))))
-    assert "  t: {expect: {priced: {rows: [{id: 1}, {id: 2}], columns: id}}}\n" in (tmp_path / "orders.test.yaml").read_text()
+    assert (
+        "  t: {expect: {priced: {rows: [{id: 1}, {id: 2}], columns: id}}}\n"
+        in (tmp_path / "orders.test.yaml").read_text()
+    )
 
 
 def test_values_of_every_type_read_back_as_what_came(tmp_path: Path) -> None:
@@ -177,22 +188,37 @@ def test_a_csv_file_keeps_the_order_of_its_columns(tmp_path: Path) -> None:
     ("tests", "said"),
     [
         ("  t: {expect_error: x}\n", "expects an error"),
-        ("  t:\n    given: {orders: {rows: &r [{id: 1}]}}\n    expect: {priced: {columns: id, rows: *r}}\n", "come from an alias"),
+        (
+            (
+                "  t:\n    given: {orders: {rows: &r [{id: 1}]}}\n    expect: {priced: {columns: id, rows:"
+                " *r}}\n"
+            ),
+            "come from an alias",
+        ),
     ],
 )
 def test_what_is_not_rewritten(tests: str, said: str, tmp_path: Path) -> None:
     found = case(tmp_path, tests)
     before = (tmp_path / "orders.test.yaml").read_text()
-    failed = CaseOutcome(found, 0.0, unraised="x") if "error" in tests else outcome(found, rows((2, "a", 1.0)))
+    failed = (
+        CaseOutcome(found, 0.0, unraised="x") if "error" in tests else outcome(found, rows((2, "a", 1.0)))
+    )
     with pytest.raises(UserError, match=said):
         update(failed)
     assert (tmp_path / "orders.test.yaml").read_text() == before
 
 
-def test_nothing_is_written_that_would_not_read_back_as_what_came(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_written_that_would_not_read_back_as_what_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = case(tmp_path, "  t:\n    expect:\n      priced:\n        rows: []\n")
     before = (tmp_path / "orders.test.yaml").read_text()
-    for wrong in (before, before.replace("[]", "[{id: 1, v: a, w: 2}]"), "tests: {}", before.replace("[]", "[{id: x, v: a, w: 1}]")):
+    for wrong in (
+        before,
+        before.replace("[]", "[{id: 1, v: a, w: 2}]"),
+        "tests: {}",
+        before.replace("[]", "[{id: x, v: a, w: 1}]"),
+    ):
         monkeypatch.setattr("headrace.jobs.testing.update_snapshots.respelled", lambda *_, new=wrong: new)
         with pytest.raises(UserError, match="cannot be rewritten where they stand"):
             update(outcome(found, rows((1, "a", 1.0))))
@@ -204,18 +230,28 @@ def test_tests_inside_of_a_pipeline_file_are_rewritten_there(tmp_path: Path) -> 
     path.write_text(f"{ORDERS}tests:\n  t: {{expect: {{priced: {{rows: [], columns: id}}}}}}\n")
     (found,) = load_cases(path)
     update(outcome(found, rows((1, "a", 1.0))))
-    assert path.read_text() == f"{ORDERS}tests:\n  t: {{expect: {{priced: {{rows: [{{id: 1}}], columns: id}}}}}}\n"
+    assert (
+        path.read_text()
+        == f"{ORDERS}tests:\n  t: {{expect: {{priced: {{rows: [{{id: 1}}], columns: id}}}}}}\n"
+    )
 
 
 def test_a_failure_is_told_in_eighty_columns(tmp_path: Path) -> None:
     found = case(
-        tmp_path, "  t:\n    expect:\n      priced:\n        rows:\n" + "".join(f"          - {{id: {n}, v: a, w: 1}}\n" for n in range(30))
+        tmp_path,
+        "  t:\n    expect:\n      priced:\n        rows:\n"
+        + "".join(f"          - {{id: {n}, v: a, w: 1}}\n" for n in range(30)),
     )
     came = rows((0, "b" * 90, 2.0), *((number, "a", 1.0) for number in range(4, 30)), (77, "new", 1.0))
     lines = failure(outcome(found, came))
-    assert lines[:2] == ["priced: 28 rows came, 30 expected: 3 missing, 1 not expected, 1 different", "  ~ {id: 0}"]
+    assert lines[:2] == [
+        "priced: 28 rows came, 30 expected: 3 missing, 1 not expected, 1 different",
+        "  ~ {id: 0}",
+    ]
     assert "      w: expected 1.0, came 2.0" in lines
-    assert [line for line in lines if line.startswith("  - ")] == [f"  - {{id: {number}, v: a, w: 1.0}}" for number in (1, 2, 3)]
+    assert [line for line in lines if line.startswith("  - ")] == [
+        f"  - {{id: {number}, v: a, w: 1.0}}" for number in (1, 2, 3)
+    ]
     assert "  + {id: 77, v: new, w: 1.0}" in lines
     assert lines[-1] == f"the test is at {tmp_path}/orders.test.yaml:3:3"
     assert max(len(line) for line in lines[:-1]) <= 80

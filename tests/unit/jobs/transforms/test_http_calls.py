@@ -1,4 +1,7 @@
-"""What a task of a handler sends, tries again, gives up, and makes of answers: against a real server, without Spark."""
+"""What a task of a handler sends, tries again, gives up, and makes of answers.
+
+Against a real server, without Spark.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,12 @@ from headrace.connectors.row_errors import explain_failure
 from headrace.connectors.spark_types import POS_ARROW
 from headrace.jobs.staging.pending_calls import PendingCall, read_pending_calls
 from headrace.jobs.transforms.http import client as calls
-from headrace.jobs.transforms.http.call_metrics import CallCounter, CallMetrics, call_accumulator, drain_call_metrics
+from headrace.jobs.transforms.http.call_metrics import (
+    CallCounter,
+    CallMetrics,
+    call_accumulator,
+    drain_call_metrics,
+)
 from headrace.jobs.transforms.http.circuit_breaker import Breaker
 from headrace.jobs.transforms.http.client import HandlerTask, Service
 from headrace.jobs.transforms.http.decode import ResponseDecoder
@@ -60,7 +68,14 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def task(
-    web: Web, *, size: int = 10, single: bool = False, version: int = 0, schema: pa.Schema = SCHEMA, key: Any = (0,), **more: Any
+    web: Web,
+    *,
+    size: int = 10,
+    single: bool = False,
+    version: int = 0,
+    schema: pa.Schema = SCHEMA,
+    key: Any = (0,),
+    **more: Any,
 ) -> HandlerTask:
     service = Service(
         **{
@@ -81,16 +96,33 @@ def task(
     return HandlerTask(service, ResponseDecoder(schema, version, single), size, "uuid/ask/7", key, Count())
 
 
-def batch(count: int, *, start: int = 0, wrap: Callable[[dict[str, Any]], Any] = lambda row: row) -> pa.RecordBatch:
+def batch(
+    count: int, *, start: int = 0, wrap: Callable[[dict[str, Any]], Any] = lambda row: row
+) -> pa.RecordBatch:
     rows = [{"id": n, "name": f"n{n}", "_gs_op": "i"} for n in range(start, start + count)]
     places = [{"source": 0, "part": 1, "off": row["id"], "sub": 0} for row in rows]
-    columns = [pa.array([json.dumps(wrap(row)) for row in rows]), pa.array(["i"] * count), pa.array(places, POS_ARROW)]
-    return pa.RecordBatch.from_arrays([*columns, pa.array([row["id"] for row in rows], pa.int64())], names=["c0", "c1", "c2", "c3"])
+    columns = [
+        pa.array([json.dumps(wrap(row)) for row in rows]),
+        pa.array(["i"] * count),
+        pa.array(places, POS_ARROW),
+    ]
+    return pa.RecordBatch.from_arrays(
+        [*columns, pa.array([row["id"] for row in rows], pa.int64())], names=["c0", "c1", "c2", "c3"]
+    )
 
 
 def run(made: HandlerTask, *batches: pa.RecordBatch) -> list[dict[str, Any]]:
     found = pa.Table.from_batches(list(made(batches or (batch(25),)))).to_pylist()
-    return [{"id": row["c0"], "name": row["c1"], "op": row["c2"], "off": row["c3"]["off"], "sub": row["c3"]["sub"]} for row in found]
+    return [
+        {
+            "id": row["c0"],
+            "name": row["c1"],
+            "op": row["c2"],
+            "off": row["c3"]["off"],
+            "sub": row["c3"]["sub"],
+        }
+        for row in found
+    ]
 
 
 def failure(made: HandlerTask, *batches: pa.RecordBatch) -> HeadraceError:
@@ -139,7 +171,9 @@ def test_what_may_pass_is_tried_again(quick: None, fault: Any) -> None:
         assert len(run(made)) == 25
     assert len(web.asked) == 5
     assert made.count.calls.retries == 2
-    status = {"reset": "network_error", "torn": "body_read_error", "hang": "timeout"}.get(fault) or f"{fault // 100}xx"
+    status = {"reset": "network_error", "torn": "body_read_error", "hang": "timeout"}.get(
+        fault
+    ) or f"{fault // 100}xx"
     assert len(made.count.calls.latencies["retriable_error", status]) == 2
     assert len(made.count.calls.latencies["success", "2xx"]) == 3
 
@@ -181,7 +215,12 @@ def dripping(before: bytes, drops: bytes) -> Iterator[Any]:
             "HTTP 200, and the body was not there within 0.3 s",
             "body_read_error",
         ),
-        (b"HTTP/1.1 200 OK\r\nX: %(drops)s\r\nContent-Length: %(length)d\r\n\r\n", b"x" * 50, "no answer within 0.3 s", "timeout"),
+        (
+            b"HTTP/1.1 200 OK\r\nX: %(drops)s\r\nContent-Length: %(length)d\r\n\r\n",
+            b"x" * 50,
+            "no answer within 0.3 s",
+            "timeout",
+        ),
     ],
     ids=["body", "headers"],
 )
@@ -198,13 +237,24 @@ def test_a_service_is_left_alone_for_as_long_as_it_says(monkeypatch: pytest.Monk
     waits: list[Any] = []
     monkeypatch.setattr(threading.Event, "wait", lambda _, timeout=None: waits.append(timeout) or False)
     with served(faults=[(429, b"", {"Retry-After": "7"})]) as web:
-        calls.HttpCaller(task(web).service).send(calls.RequestBatch(batch(1), b"[]", "k"), threading.Event(), CallCounter())
+        calls.HttpCaller(task(web).service).send(
+            calls.RequestBatch(batch(1), b"[]", "k"), threading.Event(), CallCounter()
+        )
     assert 7.0 in waits
 
 
 @pytest.mark.parametrize(
     ("said", "seconds"),
-    [("3", 3), ("0.5", 0.5), ("-1", 0), ("inf", 3600), ("nan", 0), ("soon", None), ("", None), ("Wed, 21 Oct 2015 07:28:00 GMT", 0)],
+    [
+        ("3", 3),
+        ("0.5", 0.5),
+        ("-1", 0),
+        ("inf", 3600),
+        ("nan", 0),
+        ("soon", None),
+        ("", None),
+        ("Wed, 21 Oct 2015 07:28:00 GMT", 0),
+    ],
 )
 def test_retry_after_by_number_and_by_date(said: str, seconds: float | None) -> None:
     assert calls._retry_after(said) == seconds
@@ -215,7 +265,10 @@ def test_a_refusal_is_final_and_told_without_secrets(status: int) -> None:
     with served(lambda _: (status, b'{"error": "token s3cret\\nis wrong"}', {})) as web:
         told = failure(task(web))
     assert isinstance(told, UserError)
-    assert told.message == f'POST http://service/rows: non-retriable HTTP {status}: {{"error": "token ***\\nis wrong"}}'
+    assert (
+        told.message
+        == f'POST http://service/rows: non-retriable HTTP {status}: {{"error": "token ***\\nis wrong"}}'
+    )
     assert told.node == "ask"
     assert len(web.asked) == 1
 
@@ -262,7 +315,10 @@ def test_who_looks_at_the_run_is_told_of_a_service_that_does_not_answer(
     with served(answer) as web:
         assert len(run(task(web, wait=PendingCall(tmp_path, "ask")), batch(5))) == 5
     assert seen[0] == {}
-    assert re.fullmatch(r"POST http://service/rows: tried 3 times in \d s, and again; the last: HTTP 503: busy, \*\*\*", seen[3]["ask"])
+    assert re.fullmatch(
+        r"POST http://service/rows: tried 3 times in \d s, and again; the last: HTTP 503: busy, \*\*\*",
+        seen[3]["ask"],
+    )
     assert read_pending_calls(tmp_path) == {}
     with served(lambda _: (503, b"", {})) as web:
         failure(task(web, wait=PendingCall(tmp_path, "ask"), retry_timeout=0.3))
@@ -291,7 +347,17 @@ def test_nobody_believes_the_word_of_a_worker_that_was_killed(tmp_path: Path) ->
 
 def test_an_open_circuit_sends_one_probe_at_a_time(quick: None) -> None:
     with served(lambda _: (500, b"", {})) as web:
-        told = failure(task(web, single=True, concurrency=4, circuit_failures=3, circuit_reset_after=0.05, retry_timeout=1.0), batch(8))
+        told = failure(
+            task(
+                web,
+                single=True,
+                concurrency=4,
+                circuit_failures=3,
+                circuit_reset_after=0.05,
+                retry_timeout=1.0,
+            ),
+            batch(8),
+        )
         many = len(web.asked)
     assert "the circuit is open after 3 failures in a row" in told.message
     assert many < 4 + 1.0 / 0.05 + 4
@@ -299,7 +365,9 @@ def test_an_open_circuit_sends_one_probe_at_a_time(quick: None) -> None:
 
 def test_a_circuit_closes_when_the_probe_comes_back(quick: None) -> None:
     with served(faults=[500] * 4) as web:
-        found = run(task(web, single=True, concurrency=2, circuit_failures=2, circuit_reset_after=0.02), batch(6))
+        found = run(
+            task(web, single=True, concurrency=2, circuit_failures=2, circuit_reset_after=0.02), batch(6)
+        )
     assert [row["id"] for row in found] == [0, 1, 2, 3, 4, 5]
     assert len(web.asked) == 10
 
@@ -325,7 +393,9 @@ def test_a_breaker_by_its_clock() -> None:
     assert breaker.times_opened == 1
 
 
-def test_a_probe_that_breaks_in_an_unforeseen_way_keeps_nobody_waiting(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_that_breaks_in_an_unforeseen_way_keeps_nobody_waiting(
+    quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with served() as web:
         caller = calls.HttpCaller(task(web, circuit_failures=1, circuit_reset_after=0.0).service)
     caller.breaker.failed()
@@ -389,7 +459,10 @@ def test_without_a_key_rows_stand_in_the_order_of_the_answer() -> None:
 
 def test_positions_nest() -> None:
     sent = batch(2)
-    places = pa.array([{"source": 0, "part": 0, "off": 5, "sub": 3}, {"source": 0, "part": 0, "off": 5, "sub": 4}], POS_ARROW)
+    places = pa.array(
+        [{"source": 0, "part": 0, "off": 5, "sub": 3}, {"source": 0, "part": 0, "off": 5, "sub": 4}],
+        POS_ARROW,
+    )
     with served() as web:
         found = run(task(web), sent.set_column(2, "c2", places))
     assert [row["sub"] for row in found] == [3 * FAN_OUT, 4 * FAN_OUT + 1]
@@ -402,7 +475,11 @@ def test_single_rows_may_vanish_or_multiply() -> None:
 
     with served(answer) as web:
         found = run(task(web, single=True), batch(3))
-    assert [(row["id"], row["op"], row["off"], row["sub"]) for row in found] == [(1, "i", 1, 0), (2, "i", 2, 0), (2, "d", 2, 1)]
+    assert [(row["id"], row["op"], row["off"], row["sub"]) for row in found] == [
+        (1, "i", 1, 0),
+        (2, "i", 2, 0),
+        (2, "d", 2, 1),
+    ]
 
 
 def test_the_operation_is_the_answers_else_the_requests() -> None:
@@ -429,17 +506,22 @@ def test_version_1_wraps_and_unwraps() -> None:
     ("answer", "said"),
     [
         (b"", "the body is empty"),
-        (b"<html>starting</html>", "failed to parse JSON in batch mode: expected an array of objects, found no JSON"),
+        (b"<html>starting</html>", ("failed to parse JSON in batch mode: expected an array of objects, found"
+                                   " no JSON")),
         (b'{"id": 1}', "failed to parse JSON in batch mode: expected an array of objects, found an object"),
         (b"null", "expected an array of objects, found null"),
         (b'[{"id": 1', "failed to parse JSON in batch mode"),
         (b"[1]", "row 0 is a number, an object is expected"),
         (b"[null]", "row 0 is null, an object is expected"),
-        (b'[{"id": "one", "name": "x", "_gs_op": "i"}]', "row 0, column `id` is declared as int64, found a text \"one\""),
-        (b'[{"id": 1.5, "name": "x", "_gs_op": "i"}]', 'row 0, column `id` is declared as int64, found a number "1.5"'),
+        ((b'[{"id": "one", "name": "x", "_gs_op":'
+         b' "i"}]'), "row 0, column `id` is declared as int64, found a text \"one\""),
+        ((b'[{"id": 1.5, "name": "x", "_gs_op":'
+         b' "i"}]'), 'row 0, column `id` is declared as int64, found a number "1.5"'),
         (b'[{"id": true, "_gs_op": "i"}]', "row 0, column `id` is declared as int64, found a boolean true"),
-        (b'[{"id": 9223372036854775808, "_gs_op": "i"}]', "row 0, column `id` is declared as int64, found a number"),
-        (b'[{"id": 1, "name": {"a": 1}, "_gs_op": "i"}]', "row 0, column `name` is declared as string, found an object"),
+        ((b'[{"id": 9223372036854775808, "_gs_op":'
+         b' "i"}]'), "row 0, column `id` is declared as int64, found a number"),
+        ((b'[{"id": 1, "name": {"a": 1}, "_gs_op":'
+         b' "i"}]'), "row 0, column `name` is declared as string, found an object"),
         (b'[{"id": 1, "name": "x", "_gs_op": "x"}]', "`_gs_op` is `x` in 1 rows; allowed: i, u, d"),
         (b'[{"id": 1, "name": "x", "_gs_op": 5}]', "row 0: `_gs_op` is a number; allowed: i, u, d"),
         (b'[{"id": 99, "name": "x"}]', "1 of 1 rows lack `_gs_op`"),

@@ -24,7 +24,11 @@ CASES: list[tuple[pa.DataType, Any, Any]] = [
     (pa.string(), 'a "quoted"\nline, \u00e4 \U0001f600', 'a "quoted"\nline, \u00e4 \U0001f600'),
     (pa.decimal128(10, 2), "1.20", Decimal("1.20")),
     (pa.decimal128(10, 2), 7, Decimal("7.00")),
-    (pa.decimal128(38, 18), "12345678901234567890.123456789012345678", Decimal("12345678901234567890.123456789012345678")),
+    (
+        pa.decimal128(38, 18),
+        "12345678901234567890.123456789012345678",
+        Decimal("12345678901234567890.123456789012345678"),
+    ),
     (pa.binary(), "00ff", b"\x00\xff"),
     (pa.binary(), "0xAB", b"\xab"),
     (pa.binary(), "", b""),
@@ -67,7 +71,17 @@ def test_both_ways_read_the_same(kind: pa.DataType, said: Any, meant: Any) -> No
 
 
 @pytest.mark.parametrize(
-    "kind", [pa.int64(), pa.string(), pa.binary(), pa.date32(), pa.timestamp("us", tz="UTC"), UINT256, pa.list_(pa.int64())], ids=str
+    "kind",
+    [
+        pa.int64(),
+        pa.string(),
+        pa.binary(),
+        pa.date32(),
+        pa.timestamp("us", tz="UTC"),
+        UINT256,
+        pa.list_(pa.int64()),
+    ],
+    ids=str,
 )
 def test_what_is_common_goes_the_fast_way(kind: pa.DataType) -> None:
     said = next(case[1] for case in CASES if case[0] == kind)
@@ -78,11 +92,14 @@ def test_what_is_common_goes_the_fast_way(kind: pa.DataType) -> None:
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        (pa.int8(), 128), (pa.int64(), "1"), (pa.float64(), "1"), (pa.float64(), "NaN"), (pa.bool_(), 1), (pa.string(), 5),
-        (pa.decimal128(4, 2), "123.00"), (pa.decimal128(4, 2), "1.234"), (pa.decimal128(4, 2), "x"), (pa.binary(), "abc"), (pa.binary(), "zz"),
-        (pa.date32(), "2025-02-30"), (pa.date32(), 5), (pa.timestamp("us", tz="UTC"), "soon"), (pa.timestamp("us"), "2025-01-02T03:04:05Z"),
-        (UINT256, "-1"), (UINT256, str(2**256)), (UINT256, "1.5"), (INT256, str(2**255)), (pa.decimal256(40, 2), "1.234"),
-        (pa.list_(pa.int64()), [1, "x"]), (pa.list_(pa.int64()), {"a": 1}), (pa.struct([("a", pa.int32())]), [1]),
+        (pa.int8(), 128), (pa.int64(), "1"), (pa.float64(), "1"), (pa.float64(), "NaN"), (pa.bool_(), 1),
+        (pa.string(), 5), (pa.decimal128(4, 2), "123.00"), (pa.decimal128(4, 2), "1.234"),
+        (pa.decimal128(4, 2), "x"), (pa.binary(), "abc"), (pa.binary(), "zz"), (pa.date32(), "2025-02-30"),
+        (pa.date32(), 5), (pa.timestamp("us", tz="UTC"), "soon"),
+        (pa.timestamp("us"), "2025-01-02T03:04:05Z"), (UINT256, "-1"), (UINT256, str(2**256)),
+        (UINT256, "1.5"), (INT256, str(2**255)), (pa.decimal256(40, 2), "1.234"),
+        (pa.list_(pa.int64()), [1, "x"]), (pa.list_(pa.int64()), {"a": 1}),
+        (pa.struct([("a", pa.int32())]), [1]),
     ],
     ids=str,
 )  # fmt: skip
@@ -118,7 +135,9 @@ def test_a_body_cannot_bring_rows_of_its_own_frame() -> None:
 def test_many_rows_and_none() -> None:
     made = ResponseDecoder(pa.schema([("a", pa.int64()), ("b", pa.binary())]), 0, single=False)
     found: DecodedResponse = made.read(
-        json.dumps([{"a": n, "b": None if n % 7 == 0 else f"{n:08x}", "_gs_op": "u"} for n in range(5000)]).encode()
+        json.dumps(
+            [{"a": n, "b": None if n % 7 == 0 else f"{n:08x}", "_gs_op": "u"} for n in range(5000)]
+        ).encode()
     )
     assert found.rows == 5000
     assert found.columns[1].to_pylist() == [None if n % 7 == 0 else n.to_bytes(4, "big") for n in range(5000)]

@@ -1,4 +1,7 @@
-"""Functions of the user's own: what they get, which rows come of what they return, and what they are told of their mistakes."""
+"""Functions of the user's own.
+
+What they get, which rows come of what they return, and what they are told of their mistakes.
+"""
 
 from __future__ import annotations
 
@@ -116,12 +119,21 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         del sys.modules[name]
 
 
-def call(name: str, table: pa.Table = TABLE, schema: dict[str, str] | None = None, ops: str = "", sub: int = 0, **options: Any) -> pa.Table:
+def call(
+    name: str,
+    table: pa.Table = TABLE,
+    schema: dict[str, str] | None = None,
+    ops: str = "",
+    sub: int = 0,
+    **options: Any,
+) -> pa.Table:
     """What becomes of the table."""
     batch = options.pop("batch_size", None)
     payload = final_schema("n", schema, table.schema)
     made = PythonTransformTask("n", f"rates_of_ours.fx:{name}", options, payload, batch)
-    return pa.Table.from_batches(made.rows(hidden(table, ops, sub).to_batches(), with_hidden(payload)), with_hidden(payload))
+    return pa.Table.from_batches(
+        made.rows(hidden(table, ops, sub).to_batches(), with_hidden(payload)), with_hidden(payload)
+    )
 
 
 def test_it_gets_the_payload_and_the_operation_and_nothing_else() -> None:
@@ -147,7 +159,14 @@ def test_rows_made_of_one_are_numbered_in_their_order() -> None:
     found = call("twice", schema={"id": "int64"})
     assert found.column("id").to_pylist() == [1, 2, 3, 1, 2, 3]
     assert found.column("_gs_op").to_pylist() == ["u"] * 6
-    assert [(one["off"], one["sub"]) for one in found.column(POS).to_pylist()] == [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (2, 1)]
+    assert [(one["off"], one["sub"]) for one in found.column(POS).to_pylist()] == [
+        (0, 0),
+        (1, 0),
+        (2, 0),
+        (0, 1),
+        (1, 1),
+        (2, 1),
+    ]
     with pytest.raises(DataError, match="the limit is three"):
         call("twice", schema={"id": "int64"}, sub=FAN_OUT**3 // 8)
 
@@ -162,7 +181,11 @@ def test_batches_are_cut_to_size() -> None:
         ("fewer", SchemaError, "made 2 rows of 3 and does not say which became which"),
         ("wrong_row", SchemaError, "does not count the 3 input rows"),
         ("wrong_op", DataError, "must be i, u or d"),
-        ("texts", DataError, "column `id` of what `rates_of_ours.fx:texts` returned is string and must be int64"),
+        (
+            "texts",
+            DataError,
+            "column `id` of what `rates_of_ours.fx:texts` returned is string and must be int64",
+        ),
         ("nothing", SchemaError, "returned NoneType"),
         ("columns", SchemaError, "returned no column `id`"),
         ("doubled", SchemaError, "returned `id` twice"),
@@ -199,8 +222,14 @@ def test_its_own_error_is_told_with_its_own_line(module: Path) -> None:
         ("rates_of_ours.nothing:f", "there is no module `rates_of_ours.nothing`"),
         ("rates_of_ours.fx:nobody", "there is no function `nobody` in the module `rates_of_ours.fx`"),
         ("rates_of_ours.fx:number", "there is no function `number`"),
-        ("rates_of_ours.broken:f", "the module `rates_of_ours.broken` does not load: RuntimeError: no licence"),
-        ("rates_of_ours.needs:f", "does not load: ModuleNotFoundError: No module named 'a_package_that_nobody_has'"),
+        (
+            "rates_of_ours.broken:f",
+            "the module `rates_of_ours.broken` does not load: RuntimeError: no licence",
+        ),
+        (
+            "rates_of_ours.needs:f",
+            "does not load: ModuleNotFoundError: No module named 'a_package_that_nobody_has'",
+        ),
     ],
 )
 def test_a_function_that_is_not_there_is_told_before_any_row(path: str, said: str) -> None:
@@ -221,22 +250,31 @@ def test_a_function_that_is_not_there_is_told_before_any_row(path: str, said: st
         ("any_options", {"what": 1}, ""),
     ],
 )
-def test_options_that_a_function_does_not_take_are_told_before_any_row(function: str, options: dict[str, Any], said: str) -> None:
-    node = PythonTransformConfig.model_validate({"from": "s", "function": f"rates_of_ours.fx:{function}", "options": options})
+def test_options_that_a_function_does_not_take_are_told_before_any_row(
+    function: str, options: dict[str, Any], said: str
+) -> None:
+    node = PythonTransformConfig.model_validate(
+        {"from": "s", "function": f"rates_of_ours.fx:{function}", "options": options}
+    )
     settings = load_settings(python_transforms={"allow": ["rates_of_ours"]})
     if not said:
         check_function(node, settings, "n")
         return
     with pytest.raises(UserError) as caught:
         check_function(node, settings, "n")
-    assert caught.value.message == f"`rates_of_ours.fx:{function}` cannot be called with a batch and these `options`: {said}"
+    assert (
+        caught.value.message
+        == f"`rates_of_ours.fx:{function}` cannot be called with a batch and these `options`: {said}"
+    )
     assert caught.value.hint.startswith(f"It is {function}(batch")
 
 
 def test_only_the_settings_allow_a_module() -> None:
     with pytest.raises(UserError) as caught:
         allowed("rates_of_ours.fx:f", [], "n")
-    assert "the settings do not allow Python from `rates_of_ours.fx` (allowed: nothing)" in caught.value.message
+    assert (
+        "the settings do not allow Python from `rates_of_ours.fx` (allowed: nothing)" in caught.value.message
+    )
     assert "python_transforms: {allow: [rates_of_ours]}" in caught.value.hint
     assert "HEADRACE__PYTHON_TRANSFORMS__ALLOW=rates_of_ours." in caught.value.hint
     allowed("rates_of_ours.fx:f", ["other", "rates_of_ours"], "n")

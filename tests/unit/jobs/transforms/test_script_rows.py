@@ -16,7 +16,9 @@ ONE = [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}, {"id": 3, "name": None}]
 
 @pytest.mark.parametrize("name", ["process(input)", "invoke(input)"])
 def test_both_names_are_called(name: str) -> None:
-    assert bare(f"function {name} {{ return {{...input, id: input.id * 10}} }}", ONE) == [row | {"id": row["id"] * 10} for row in ONE]
+    assert bare(f"function {name} {{ return {{...input, id: input.id * 10}} }}", ONE) == [
+        row | {"id": row["id"] * 10} for row in ONE
+    ]
 
 
 def test_a_constant_will_do() -> None:
@@ -42,7 +44,11 @@ def test_nothing_drops_the_row(nothing: str) -> None:
 
 
 def test_an_array_fans_out_and_is_numbered() -> None:
-    found = run("function process(r) { return r.id === 2 ? r : [r, null, {id: -r.id}] }", pa.Table.from_pylist(ONE), sub=3)
+    found = run(
+        "function process(r) { return r.id === 2 ? r : [r, null, {id: -r.id}] }",
+        pa.Table.from_pylist(ONE),
+        sub=3,
+    )
     assert found.column("id").to_pylist() == [1, -1, 2, 3, -3]
     pos = found.column(POS).to_pylist()
     assert [(one["off"], one["sub"] - 3 * FAN_OUT) for one in pos] == [(0, 0), (0, 2), (1, 0), (2, 0), (2, 2)]
@@ -51,14 +57,19 @@ def test_an_array_fans_out_and_is_numbered() -> None:
 
 def test_a_fourth_fan_out_in_a_row_is_refused_and_not_wrapped_round() -> None:
     table = pa.Table.from_pylist(ONE)
-    assert run("function process(r) { return r }", table, sub=FAN_OUT**2).column(POS)[0].as_py()["sub"] == FAN_OUT**3
+    assert (
+        run("function process(r) { return r }", table, sub=FAN_OUT**2).column(POS)[0].as_py()["sub"]
+        == FAN_OUT**3
+    )
     with pytest.raises(DataError, match="the limit is three"):
         run("function process(r) { return r }", table, sub=FAN_OUT**3 // 8)
 
 
 def test_with_a_schema_there_are_its_columns_alone_in_the_order_of_their_names() -> None:
     found = run(
-        "function process(r) { return {b: r.name, a: r.id, c: 1} }", pa.Table.from_pylist(ONE), {"z": "string", "b": "string", "a": "int32"}
+        "function process(r) { return {b: r.name, a: r.id, c: 1} }",
+        pa.Table.from_pylist(ONE),
+        {"z": "string", "b": "string", "a": "int32"},
     )
     assert found.column_names == ["a", "b", "z", "_gs_op", "_gs_pos"]
     assert found.schema.field("a").type == pa.int32()
@@ -70,8 +81,14 @@ def test_columns_that_are_left_out_are_null_without_a_schema() -> None:
 
 
 def test_the_operation_is_seen_carried_over_and_set() -> None:
-    assert [row["_gs_op"] for row in rows("function process(r) { return {id: r.id} }", ONE, ops="iud")] == ["i", "u", "d"]
-    assert [row["name"] for row in rows("function process(r) { return {name: r._gs_op} }", ONE, ops="iud")] == ["i", "u", "d"]
+    assert [row["_gs_op"] for row in rows("function process(r) { return {id: r.id} }", ONE, ops="iud")] == [
+        "i",
+        "u",
+        "d",
+    ]
+    assert [
+        row["name"] for row in rows("function process(r) { return {name: r._gs_op} }", ONE, ops="iud")
+    ] == ["i", "u", "d"]
     deletes = rows("function process(r) { return [r, {...r, _gs_op: 'd'}] }", ONE, ops="iii")
     assert [row["_gs_op"] for row in deletes] == ["i", "d"] * 3
     mutated = rows("function process(r) { r._gs_op = undefined; return {id: r.id} }", ONE, ops="ddd")
@@ -113,8 +130,9 @@ def test_an_error_of_the_script_is_told_with_its_line_and_its_place() -> None:
     with pytest.raises(DataError) as caught:
         rows(source, ONE)
     assert (
-        "row id 3 (partition 7, offset 2): TypeError: cannot read property 'length' of null (line 3 of the script)" in caught.value.message
-    )
+        "row id 3 (partition 7, offset 2): TypeError: cannot read property 'length' of null (line 3 of the"
+        " script)"
+    ) in caught.value.message
     made = script(source, pa.Table.from_pylist(ONE).schema, at=FileLocation("f.yaml", 11, 7))
     with pytest.raises(DataError, match=r"line 3 of the script, f\.yaml:13:"):
         list(made.rows(hidden(pa.Table.from_pylist(ONE)).to_batches(), pa.schema([])))
@@ -163,11 +181,18 @@ def test_a_place_is_told_only_where_there_is_one() -> None:
         assert str(caught.value.place) == at
         assert caught.value.message.endswith(where) if where else "line" not in caught.value.message
     with pytest.raises(UserError, match=r"deterministic: false` \(line 2 of the script, p\.yaml:41:"):
-        run("function process(r) {\n  r.id = Math.random();\n  return r;\n}\n", columns, at=FileLocation("p.yaml", 40, 7))
+        run(
+            "function process(r) {\n  r.id = Math.random();\n  return r;\n}\n",
+            columns,
+            at=FileLocation("p.yaml", 40, 7),
+        )
 
 
 def test_clocks_stand_at_the_epochs_time_and_chance_is_refused() -> None:
-    source = "function process(r) { return {id: Date.now(), name: new Date().toISOString() + Date() + (new Date() instanceof Date)} }"
+    source = (
+        "function process(r) { return {id: Date.now(), name: new Date().toISOString() + Date() + (new"
+        " Date() instanceof Date)} }"
+    )
     given = hidden(pa.Table.from_pylist(ONE))
     made = script(source, pa.Table.from_pylist(ONE).schema).at(datetime(2024, 5, 6, 7, 8, 9, tzinfo=UTC))
     found = pa.Table.from_batches(made.rows(given.to_batches(), given.schema))
@@ -176,14 +201,19 @@ def test_clocks_stand_at_the_epochs_time_and_chance_is_refused() -> None:
     for way in ("Math.random()", "new (new Date(0).constructor)().getTime() > 1e9 || performance.now()"):
         with pytest.raises(DataError, match=r"deterministic: false|performance"):
             bare(f"function process(r) {{ return {{id: {way}}} }}", ONE)
-    assert bare("function process(r) { return {id: new Date(2020, 0, 1) - 0, name: '' + Date.UTC(1970, 0)} }", ONE)[0] == {
+    assert bare(
+        "function process(r) { return {id: new Date(2020, 0, 1) - 0, name: '' + Date.UTC(1970, 0)} }", ONE
+    )[0] == {
         "id": 1577836800000,
         "name": "0",
     }
 
 
 def test_what_is_not_deterministic_has_clock_chance_and_memory() -> None:
-    source = "let n = 0; function process(r) { n += 1; return {id: n, name: `${Date.now() > 1.6e12} ${Math.random() < 1}`} }"
+    source = (
+        "let n = 0; function process(r) { n += 1; return {id: n, name: `${Date.now() > 1.6e12}"
+        " ${Math.random() < 1}`} }"
+    )
     assert bare(source, ONE, deterministic=False) == [{"id": n, "name": "true true"} for n in (1, 2, 3)]
 
 
@@ -191,7 +221,10 @@ def test_what_is_not_deterministic_has_clock_chance_and_memory() -> None:
     "source",
     [
         "let n = 0; function process(r) { n += 1; return {id: n} }",
-        "const seen = new Set(); function process(r) { if (seen.size) return null; seen.add(r.id); return r }",
+        (
+            "const seen = new Set(); function process(r) { if (seen.size) return null; seen.add(r.id); return r"
+            " }"
+        ),
         "let last = null; function process(r) { const found = [r, last]; last = r; return found }",
     ],
 )
@@ -209,7 +242,10 @@ def test_rows_that_share_a_place_are_no_memory() -> None:
     """As UNION ALL of a source with itself makes them."""
     given = hidden(pa.Table.from_pylist(ONE))
     (batch,) = pa.concat_tables([given, given]).combine_chunks().to_batches()
-    for source, count in (("function process(r) { return [r, r] }", 12), ("function process(r) { return r.id < 3 ? r : null }", 4)):
+    for source, count in (
+        ("function process(r) { return [r, r] }", 12),
+        ("function process(r) { return r.id < 3 ? r : null }", 4),
+    ):
         found = script(source, pa.Table.from_pylist(ONE).schema).rows([batch], given.schema)
         assert pa.Table.from_batches(found, given.schema).num_rows == count
 
@@ -227,7 +263,19 @@ def test_no_rows_are_no_rows() -> None:
 
 
 def test_names_of_columns_are_only_names() -> None:
-    names = ["__proto__", "constructor", 'a"b', "a\\b", "`", "toString", "ü", "a b", "${x}", "hasOwnProperty", "length"]
+    names = [
+        "__proto__",
+        "constructor",
+        'a"b',
+        "a\\b",
+        "`",
+        "toString",
+        "ü",
+        "a b",
+        "${x}",
+        "hasOwnProperty",
+        "length",
+    ]
     row = {name: index for index, name in enumerate(names)}
     assert bare("function process(r) { return r }", [row, row]) == [row, row]
     assert bare("function process(r) { r.toString = 99; r.constructor = 98; return r }", [row]) == [

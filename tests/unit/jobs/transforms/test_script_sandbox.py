@@ -64,7 +64,9 @@ def test_time_is_limited(body: str) -> None:
     assert "longer than its `timeout` of 300ms" in said or "memory_limit" in said
 
 
-@pytest.mark.parametrize("body", ["new Array(4294967295).join('')", "'a'.repeat(5e6).indexOf('a'.repeat(2e6) + 'b')"])
+@pytest.mark.parametrize(
+    "body", ["new Array(4294967295).join('')", "'a'.repeat(5e6).indexOf('a'.repeat(2e6) + 'b')"]
+)
 def test_time_is_limited_inside_of_native_code(body: str) -> None:
     said = ended(body)
     assert "timeout` of 300ms (it was in native code, which only the kernel can stop)" in said
@@ -92,7 +94,9 @@ def test_memory_is_limited(body: str) -> None:
 
 
 def test_memory_that_is_caught_and_asked_for_again_ends_in_time() -> None:
-    assert "timeout" in ended("let a = []; for (;;) { try { a.push(new Uint8Array(1e6)) } catch (e) { a = [] } }")
+    assert "timeout" in ended(
+        "let a = []; for (;;) { try { a.push(new Uint8Array(1e6)) } catch (e) { a = [] } }"
+    )
 
 
 @pytest.mark.parametrize(
@@ -100,7 +104,10 @@ def test_memory_that_is_caught_and_asked_for_again_ends_in_time() -> None:
     [
         ("return Array.from({length: 100001}, () => r)", "100001 rows of one, and 100000 are allowed"),
         ("return {name: 'x'.repeat(17 << 20)}", "longer than 16777216 characters"),
-        ("const s = 'x'.repeat(1 << 20); return Array.from({length: 40}, () => ({name: s}))", "longer than 16777216 characters"),
+        (
+            "const s = 'x'.repeat(1 << 20); return Array.from({length: 40}, () => ({name: s}))",
+            "longer than 16777216 characters",
+        ),
     ],
 )
 def test_what_comes_back_is_limited(body: str, said: str) -> None:
@@ -109,7 +116,10 @@ def test_what_comes_back_is_limited(body: str, said: str) -> None:
 
 def test_much_that_is_allowed_comes_in_pieces() -> None:
     found = run(
-        "function process(r) { return {name: 'x'.repeat(1 << 20)} }", pa.table({"name": ["a"] * 24}), timeout="20s", memory_limit="64MiB"
+        "function process(r) { return {name: 'x'.repeat(1 << 20)} }",
+        pa.table({"name": ["a"] * 24}),
+        timeout="20s",
+        memory_limit="64MiB",
     )
     assert [len(name) for name in found.column("name").to_pylist()] == [1 << 20] * 24
 
@@ -163,24 +173,40 @@ def test_names_at_the_top_of_a_script_are_its_own() -> None:
     taken += ",Set,Map,Function,parse,columns,out,at,count,emit,encoders,process_"
     before = f"const bytes = new this.Uint8Array([255]), [{taken}] = '{taken}'.split(',').map(() => null);"
     schema = pa.schema(
-        {"id": pa.int64(), "list": pa.list_(pa.int64()), "map": pa.map_(pa.string(), pa.int64()), "b": pa.binary(), "text": pa.string()}
+        {
+            "id": pa.int64(),
+            "list": pa.list_(pa.int64()),
+            "map": pa.map_(pa.string(), pa.int64()),
+            "b": pa.binary(),
+            "text": pa.string(),
+        }
     )
     given = [{"id": 2**53 + 1, "list": [1, 2**60], "map": [("k", 2**61)], "b": b"x", "text": "t"}] * 2
     table = pa.Table.from_pylist(given, schema)
     found = run(f"{before} function process(r) {{ return {{...r, b: bytes, text: {{a: [1n]}}}} }}", table)
-    assert found.select(schema.names).to_pylist() == [row | {"b": b"\xff", "text": '{"a":["1"]}'} for row in given]
+    assert found.select(schema.names).to_pylist() == [
+        row | {"b": b"\xff", "text": '{"a":["1"]}'} for row in given
+    ]
 
 
 @pytest.mark.parametrize(
     ("value", "column"),
     [
         ("new Proxy([], {get: (t, k) => k === 'length' ? 2 : '1]}\\n{\"v\":[1'})", "list"),
-        ("new (class extends Uint8Array { get length() { return 1 } *[Symbol.iterator]() { yield {toString: () => 'zz'} } })(0)", "b"),
+        (
+            (
+                "new (class extends Uint8Array { get length() { return 1 } *[Symbol.iterator]() { yield"
+                " {toString: () => 'zz'} } })(0)"
+            ),
+            "b",
+        ),
         ("{toJSON: () => '\\n'}", "list"),
     ],
 )
 def test_values_that_lie_about_themselves_stay_in_their_column(value: str, column: str) -> None:
-    table = pa.Table.from_pylist([{"id": 1}, {"id": 2}], pa.schema({"id": pa.int64(), "list": pa.list_(pa.int64()), "b": pa.binary()}))
+    table = pa.Table.from_pylist(
+        [{"id": 1}, {"id": 2}], pa.schema({"id": pa.int64(), "list": pa.list_(pa.int64()), "b": pa.binary()})
+    )
     with pytest.raises(UserError) as caught:
         run(f"function process(r) {{ return {{id: r.id, {column}: {value}}} }}", table)
     assert f"`{column}`" in caught.value.message or "Error: " in caught.value.message
@@ -214,7 +240,10 @@ def test_objects_of_a_script_may_have_names_of_built_ins() -> None:
 
 def test_there_is_nothing_to_reach_outside() -> None:
     names = "require,fetch,std,os,print,module,exports,WebAssembly,setTimeout,XMLHttpRequest,Deno,Bun,scriptArgs,load,read,gc,__dirname,performance"
-    source = f"function process(r) {{ return {{name: '{names}'.split(',').filter((n) => n !== 'process' && n in globalThis).join()}} }}"
+    source = (
+        f"function process(r) {{ return {{name: '{names}'.split(',').filter((n) => n !== 'process' &&"
+        f" n in globalThis).join()}} }}"
+    )
     assert bare(source, GIVEN) == [{"id": None, "name": ""}] * 2
     assert "TypeError" in ended("import('fs').then(() => 0); return null.x")
     assert bare("function process(r) { console.log(r); console.error(r); return r }", GIVEN) == GIVEN
@@ -229,7 +258,10 @@ def test_nothing_is_left_for_the_next_script() -> None:
         assert second is first, "the process is kept"
     source = "globalThis.leak = 'secret'; let hidden = 1; function process(r) { return r }"
     assert bare(source, GIVEN, deterministic=False) == GIVEN
-    assert bare("function process(r) { return {name: typeof leak + typeof hidden} }", GIVEN)[0]["name"] == "undefinedundefined"
+    assert (
+        bare("function process(r) { return {name: typeof leak + typeof hidden} }", GIVEN)[0]["name"]
+        == "undefinedundefined"
+    )
 
 
 def test_after_a_hostile_script_the_next_one_works() -> None:
@@ -252,21 +284,35 @@ def of(vm: ScriptProcess) -> Any:
 
 def opened(vm: ScriptProcess) -> None:
     """A script is loaded."""
-    shape = '{"inputs": [{"name": "id"}, {"name": "_gs_op"}], "outputs": [{"name": "id", "as": "string", "said": "string"}]}'
+    shape = (
+        '{"inputs": [{"name": "id"}, {"name": "_gs_op"}], "outputs": [{"name": "id", "as": "string",'
+        ' "said": "string"}]}'
+    )
     vm.open(vms.Program("function process(r) { return r }", shape, deterministic=True, fixed=0))
 
 
-@pytest.mark.skipif(not Path("/proc/self/limits").exists(), reason="limits of a process can be read on Linux alone")
-def test_the_process_has_no_secrets_no_files_and_little_memory(vm: ScriptProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(
+    not Path("/proc/self/limits").exists(), reason="limits of a process can be read on Linux alone"
+)
+def test_the_process_has_no_secrets_no_files_and_little_memory(
+    vm: ScriptProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened(vm)
     place = Path(f"/proc/{of(vm).pid}")
     assert b"PATH" not in place.joinpath("environ").read_bytes()
-    limits = {line[:26].strip(): line[26:].split()[:2] for line in place.joinpath("limits").read_text().splitlines()[1:]}
+    limits = {
+        line[:26].strip(): line[26:].split()[:2]
+        for line in place.joinpath("limits").read_text().splitlines()[1:]
+    }
     assert limits["Max open files"] == ["0", "0"]
     assert limits["Max file size"] == ["0", "0"]
     assert limits["Max processes"] == ["0", "0"]
     assert int(limits["Max address space"][0]) < 1 << 30
-    assert sorted(os.readlink(one).split(":")[0] for one in place.joinpath("fd").iterdir()) == ["/dev/null", "pipe", "pipe"]
+    assert sorted(os.readlink(one).split(":")[0] for one in place.joinpath("fd").iterdir()) == [
+        "/dev/null",
+        "pipe",
+        "pipe",
+    ]
 
 
 def test_a_process_that_stands_still_is_ended(vm: ScriptProcess, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,13 +324,20 @@ def test_a_process_that_stands_still_is_ended(vm: ScriptProcess, monkeypatch: py
     assert of(vm).wait(5) == -signal.SIGKILL
 
 
-def test_many_rows_that_take_long_together_are_no_silence(vm: ScriptProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_rows_that_take_long_together_are_no_silence(
+    vm: ScriptProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
     slow = "function process(r) { const began = Date.now(); while (Date.now() - began < 25); return r }"
-    shape = '{"inputs": [{"name": "id"}, {"name": "_gs_op"}], "outputs": [{"name": "id", "as": "string", "said": "string"}]}'
+    shape = (
+        '{"inputs": [{"name": "id"}, {"name": "_gs_op"}], "outputs": [{"name": "id", "as": "string",'
+        ' "said": "string"}]}'
+    )
     vm.open(vms.Program(slow, shape, deterministic=False, fixed=0))
     heads: list[bytes] = []
     read = vm._read
-    monkeypatch.setattr(ScriptProcess, "_read", lambda _, size, row: heads.append(found := read(size, row)) or found)
+    monkeypatch.setattr(
+        ScriptProcess, "_read", lambda _, size, row: heads.append(found := read(size, row)) or found
+    )
     assert len(list(vm.rows('[[["1","2","3"],["i","i","i"]],[]]'))) == 1
     assert [head[:1] for head in heads if len(head) == 5] == [b"a", b"a", b"r", b"d"]
 
@@ -303,7 +356,10 @@ def test_a_process_ends_with_its_parent(vm: ScriptProcess) -> None:
 
 
 def test_limits_of_a_script_hold_while_it_loads() -> None:
-    for top, said in (("while (true);", "timeout"), ("const a = []; for (;;) a.push(new Uint8Array(1e6));", "memory")):
+    for top, said in (
+        ("while (true);", "timeout"),
+        ("const a = []; for (;;) a.push(new Uint8Array(1e6));", "memory"),
+    ):
         with pytest.raises(HeadraceError, match=said) as caught:
             rows(f"{top} function process(r) {{ return r }}", GIVEN)
         assert not isinstance(caught.value, AssertionError)

@@ -18,7 +18,9 @@ from headrace.pipeline.errors import DataError, SchemaError
 from headrace.pipeline.types.int256 import INT256, UINT256
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
-WHOLE = st.one_of(st.integers(-(2**63), 2**63 - 1), st.sampled_from([2**53 - 1, 2**53, 2**53 + 1, -(2**53) - 1, 0, -1]))
+WHOLE = st.one_of(
+    st.integers(-(2**63), 2**63 - 1), st.sampled_from([2**53 - 1, 2**53, 2**53 + 1, -(2**53) - 1, 0, -1])
+)
 COLUMNS: dict[str, tuple[pa.DataType, Any]] = {
     "i64": (pa.int64(), WHOLE),
     "i8": (pa.int8(), st.integers(-128, 127)),
@@ -37,7 +39,14 @@ COLUMNS: dict[str, tuple[pa.DataType, Any]] = {
         st.dictionaries(TEXT, st.none() | st.floats(), max_size=3).map(lambda found: list(found.items())),
     ),
     "struct": (
-        pa.struct([("a", pa.int64()), ("b", pa.list_(pa.string())), ("c", pa.decimal128(10, 2)), ("__proto__", pa.binary())]),
+        pa.struct(
+            [
+                ("a", pa.int64()),
+                ("b", pa.list_(pa.string())),
+                ("c", pa.decimal128(10, 2)),
+                ("__proto__", pa.binary()),
+            ]
+        ),
         st.fixed_dictionaries(
             {
                 "a": st.none() | WHOLE,
@@ -65,7 +74,11 @@ def plain(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("source", [IDENTITY, REBUILT], ids=["as they came", "made anew"])
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(st.lists(ROW, min_size=1, max_size=5))
 def test_every_value_comes_back_as_it_went(source: str, given_rows: list[dict[str, Any]]) -> None:
     table = pa.Table.from_pylist(given_rows, SCHEMA)
@@ -76,7 +89,9 @@ def test_every_value_comes_back_as_it_went(source: str, given_rows: list[dict[st
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(ROW, min_size=3, max_size=6), st.integers(0, 2), st.integers(1, 3))
-def test_slices_of_columns_are_written_like_whole_ones(given_rows: list[dict[str, Any]], start: int, count: int) -> None:
+def test_slices_of_columns_are_written_like_whole_ones(
+    given_rows: list[dict[str, Any]], start: int, count: int
+) -> None:
     table = hidden(pa.Table.from_pylist(given_rows, SCHEMA))
     part = table.slice(start, count).combine_chunks().to_batches()[0]
     fresh = pa.RecordBatch.from_pylist(part.to_pylist(), part.schema)
@@ -182,7 +197,11 @@ def test_what_a_type_refuses(source: str, kind: str, said: str) -> None:
 def test_whole_numbers_are_numbers_and_become_bigint_where_a_number_would_round() -> None:
     given_rows = [{"id": 2**53 - 1, "t": ""}, {"id": 2**53 + 1, "t": ""}, {"id": None, "t": ""}]
     found = bare("function process(r) { return {id: r.id, t: typeof r.id} }", given_rows)
-    assert [(row["id"], row["t"]) for row in found] == [(2**53 - 1, "number"), (2**53 + 1, "bigint"), (None, "object")]
+    assert [(row["id"], row["t"]) for row in found] == [
+        (2**53 - 1, "number"),
+        (2**53 + 1, "bigint"),
+        (None, "object"),
+    ]
     with pytest.raises(DataError, match=r"TypeError: cannot (convert|mix) BigInt"):
         bare("function process(r) { return {id: r.id + 1} }", given_rows[1:])
 
@@ -205,7 +224,10 @@ def test_exact_numbers_and_times_arrive_as_text() -> None:
 
 def test_wide_integers_are_digits_and_are_counted_with_as_bigint() -> None:
     schema = pa.schema({"u": UINT256, "i": INT256})
-    table = pa.table([pa.ExtensionArray.from_storage(kind, pa.array(["5", None])) for kind in (UINT256, INT256)], schema=schema)
+    table = pa.table(
+        [pa.ExtensionArray.from_storage(kind, pa.array(["5", None])) for kind in (UINT256, INT256)],
+        schema=schema,
+    )
     found = run("function process(r) { return r.u ? {u: BigInt(r.u) ** 100n, i: -BigInt(r.i)} : r }", table)
     assert found.column("u").to_pylist() == [str(5**100), None]
     assert found.column("i").to_pylist() == ["-5", None]

@@ -1,4 +1,7 @@
-"""What Streamling's topology files say that a file of ours need not: taken as it is, with a word where it does nothing here."""
+"""What Streamling's topology files say that a file of ours need not.
+
+Taken as it is, with a word where it does nothing here.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +75,9 @@ def test_a_definition_around_the_file_is_taken_off():
     plain = parse_pipeline(TOPOLOGY, "t.yaml")
     assert wrapped.hash == plain.hash
     assert wrapped.place("sinks", "out", "table").line == 18
-    assert [line(warning) for warning in wrapped.warnings] == [line(warning) + 1 for warning in plain.warnings]
+    assert [line(warning) for warning in wrapped.warnings] == [
+        line(warning) + 1 for warning in plain.warnings
+    ]
 
 
 @pytest.mark.parametrize(
@@ -92,8 +97,15 @@ def test_a_file_without_a_name_is_named_after_itself(shown, name):
 
 def test_a_source_without_a_key_before_a_sink_that_could_use_one():
     found = parse_pipeline(TOPOLOGY.replace("    primary_key: id\n", ""), "t.yaml").warnings
-    assert next(str(warning) for warning in found).startswith("t.yaml:2:3: node 'blocks': Can't determine primary key for source 'blocks'!")
-    own = TOPOLOGY.replace("    primary_key: id\n", "").replace("table: blocks", "table: blocks\n    primary_key: id")
+    assert next(str(warning) for warning in found).startswith(
+        "t.yaml:2:3: node 'blocks': Can't determine primary key for source 'blocks'!"
+    )
+    own = TOPOLOGY.replace("    primary_key: id\n", "").replace(
+        "table: blocks", "table: blocks\n    primary_key: id"
+    )
     assert not any("primary key" in warning.message for warning in parse_pipeline(own, "t.yaml").warnings)
-    printed = TOPOLOGY.replace("    primary_key: id\n", "").split("  out:")[0] + "  out: {type: print, from: blocks}\n"
+    printed = (
+        TOPOLOGY.replace("    primary_key: id\n", "").split("  out:")[0]
+        + "  out: {type: print, from: blocks}\n"
+    )
     assert not any("primary key" in warning.message for warning in parse_pipeline(printed, "t.yaml").warnings)

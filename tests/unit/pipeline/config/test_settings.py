@@ -17,7 +17,11 @@ from headrace.pipeline.config import settings as module
 from headrace.pipeline.config.settings import describe_setting_lookup, load_settings
 from headrace.pipeline.errors import SettingsError
 
-SERVICES = {"services": {"postgres": {"host": "local", "port": 3, "user": "u", "password": "local-word", "dbname": "d"}}}
+SERVICES = {
+    "services": {
+        "postgres": {"host": "local", "port": 3, "user": "u", "password": "local-word", "dbname": "d"}
+    }
+}
 
 
 @pytest.fixture(autouse=True)
@@ -78,10 +82,15 @@ def test_a_secret_by_reference_in_the_config_file(reference: str, word: str) -> 
     config(
         f"postgres_sink: {{password: {reference}}}\nclickhouse_source: {{password: {reference}}}\n"
         f"kafka_source: {{options: {{sasl.username: me, sasl.password: {reference}}}}}\n"
-        f"state_backend: {{postgres: {{password: {reference}}}}}\npostgres_sink_connections: {{orders: {{password: {reference}}}}}\n"
+        f"state_backend: {{postgres: {{password: {reference}}}}}\npostgres_sink_connections: {{orders:"
+        f" {{password: {reference}}}}}\n"
     )
     settings = load_settings()
-    found = [settings.postgres_sink.password, settings.clickhouse_source.password, settings.kafka_source.options["sasl.password"]]
+    found = [
+        settings.postgres_sink.password,
+        settings.clickhouse_source.password,
+        settings.kafka_source.options["sasl.password"],
+    ]
     found += [settings.state_backend.postgres.password, settings.postgres_for("orders").password]
     assert [secret.get_secret_value() for secret in found] == [word] * 5
     assert settings.kafka_source.options["sasl.username"].get_secret_value() == "me"
@@ -100,13 +109,18 @@ def test_a_secret_by_reference_in_the_config_file(reference: str, word: str) -> 
         ("HEADRACE__POSTGRES_SINK_CONNECTIONS__ANY__PASSWORD", '{"file": "word"}'),
     ],
 )
-def test_a_secret_by_reference_in_the_environment(variable: str, value: str, word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secret_by_reference_in_the_environment(
+    variable: str, value: str, word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(variable, value)
     assert load_settings().postgres_for("any").password.get_secret_value() == word
 
 
 def test_a_reference_of_a_stronger_place_stands_alone(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    config("kafka_source: {options: {sasl.password: {env: NOT_SET}, sasl.username: me}}\npostgres_sink: {password: {file: nowhere}}")
+    config(
+        "kafka_source: {options: {sasl.password: {env: NOT_SET}, sasl.username: me}}\npostgres_sink:"
+        " {password: {file: nowhere}}"
+    )
     monkeypatch.setenv("HEADRACE__KAFKA_SOURCE__OPTIONS", '{"sasl.password": {"file": "word"}}')
     monkeypatch.setenv("HEADRACE__POSTGRES_SINK__PASSWORD", "plain")
     settings = load_settings()
@@ -117,7 +131,10 @@ def test_a_reference_of_a_stronger_place_stands_alone(word: str, monkeypatch: py
     assert settings.postgres_sink.password.get_secret_value() == "plain"
 
 
-@pytest.mark.parametrize("text", ["{", "{not json}", '{"a": 1}', '{"env": "A", "file": "b"}', "  two words ", "pass\\word", "ünïcode"])
+@pytest.mark.parametrize(
+    "text",
+    ["{", "{not json}", '{"a": 1}', '{"env": "A", "file": "b"}', "  two words ", "pass\\word", "ünïcode"],
+)
 def test_a_password_may_look_like_anything(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE__POSTGRES_SINK__PASSWORD", text)
     assert load_settings().postgres_sink.password.get_secret_value() == text
@@ -133,7 +150,9 @@ def test_a_secret_file_loses_one_line_end_and_nothing_else() -> None:
 def test_a_secret_file_that_cannot_be_read_is_named_without_what_it_holds() -> None:
     config("postgres_sink: {password: {file: word}}")
     Path("word").write_bytes(b"tr0ub4dor \xff")
-    with pytest.raises(SettingsError, match=r"postgres_sink.password: refers to the file word, which cannot be read: no text") as caught:
+    with pytest.raises(
+        SettingsError, match=r"postgres_sink.password: refers to the file word, which cannot be read: no text"
+    ) as caught:
         load_settings()
     assert "tr0ub4dor" not in str(caught.value)
 
@@ -178,7 +197,8 @@ live_data_inspect_enabled: false
 def test_a_ledger_in_memory_is_refused_with_the_reason(said: str) -> None:
     config(f"state_backend: {{backend_type: {said}}}\n")
     with pytest.raises(
-        SettingsError, match=rf"state_backend.backend_type: must be `sqlite` or `postgres`: a ledger in memory \(`{said}`\)"
+        SettingsError,
+        match=rf"state_backend.backend_type: must be `sqlite` or `postgres`: a ledger in memory \(`{said}`\)",
     ):
         load_settings()
 
@@ -187,7 +207,11 @@ def test_a_config_file_of_streamling_is_taken_as_it_is(caplog: pytest.LogCapture
     config(STREAMLING)
     settings = load_settings()
     ledger, kafka, postgres = settings.state_backend, settings.kafka_source, settings.postgres_sink
-    assert (settings.log_format, settings.enforce_primary_keys, ledger.backend_type) == ("json", True, "postgres")
+    assert (settings.log_format, settings.enforce_primary_keys, ledger.backend_type) == (
+        "json",
+        True,
+        "postgres",
+    )
     assert (ledger.postgres.user, ledger.postgres.password.get_secret_value(), ledger.postgres.db) == (
         "graph-node",
         "state-word",
@@ -209,16 +233,21 @@ def test_a_config_file_of_streamling_is_taken_as_it_is(caplog: pytest.LogCapture
     assert settings.postgres_for_tables().password.get_secret_value() == "other"
     assert len(said) == 17
     assert (
-        "setting=checkpoint_interval_sec place=config.yaml:8:1 ignored=yes instead=Say `epoch: {interval: 5s}` in the pipeline file."
-        in said
+        "setting=checkpoint_interval_sec place=config.yaml:8:1 ignored=yes instead=Say `epoch: {interval:"
+        " 5s}` in the pipeline file."
+    ) in said
+    assert any(
+        line.startswith("setting=state_backend.postgres.state_schema_name place=config.yaml:13:")
+        for line in said
     )
-    assert any(line.startswith("setting=state_backend.postgres.state_schema_name place=config.yaml:13:") for line in said)
     assert not [line for line in said if "word" in line]
     load_settings()
     assert len(caplog.records) == len(said), "told twice"
 
 
-def test_a_streamling_environment_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_streamling_environment_is_taken_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     for name, value in {
         "POSTGRES_SINK__PASS": "pg-word",
         "STATE_BACKEND__BACKEND_TYPE": "Sqlite",
@@ -241,13 +270,18 @@ def test_a_streamling_environment_is_taken_as_it_is(monkeypatch: pytest.MonkeyPa
     assert "hidden-word" not in repr(settings)
     said = {record.getMessage().split(" ignored")[0] for record in caplog.records}
     assert said == {
-        "setting=kafka_source.consumer_fetch_timeout_sec place=STREAMLING__KAFKA_SOURCE__CONSUMER_FETCH_TIMEOUT_SEC",
+        (
+            "setting=kafka_source.consumer_fetch_timeout_sec"
+            " place=STREAMLING__KAFKA_SOURCE__CONSUMER_FETCH_TIMEOUT_SEC"
+        ),
         "setting=record_batch_size place=STREAMLING__RECORD_BATCH_SIZE",
     }
     assert "hidden-word" not in caplog.text
 
 
-def test_a_setting_of_ours_by_its_own_prefix_goes_before_what_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_setting_of_ours_by_its_own_prefix_goes_before_what_is_ignored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("HEADRACE__RECORD_BATCH_SIZE", "10")
     load_settings()
     monkeypatch.setenv("HEADRACE__RECORD_BATCH_SIZ", "10")
@@ -260,18 +294,23 @@ def test_what_is_ignored_says_what_there_is_instead() -> None:
     for name, instead in IGNORED.items():
         assert instead.endswith("."), name
         section, _, key = name.rpartition(".")
-        assert section in ("", "state_backend.postgres", "dynamic_table_backend.postgres") or section in fields, name
+        assert (
+            section in ("", "state_backend.postgres", "dynamic_table_backend.postgres") or section in fields
+        ), name
         assert key not in fields or section, f"{name} is a setting"
 
 
 def test_the_places_of_a_setting_that_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert describe_setting_lookup("iceberg.warehouse") == (
-        "looked at HEADRACE__ICEBERG__WAREHOUSE (not set), STREAMLING__ICEBERG__WAREHOUSE (not set), config.yaml (not there), "
+        "looked at HEADRACE__ICEBERG__WAREHOUSE (not set), STREAMLING__ICEBERG__WAREHOUSE (not set),"
+        " config.yaml (not there), "
         ".headrace/services.json (not there), the default (taken)"
     )
     Path("config.json").write_text('{"iceberg": {"warehouse": ""}}')
     monkeypatch.setenv("HEADRACE_HOME", "elsewhere")
-    assert describe_setting_lookup("iceberg.warehouse").endswith("config.json:1:14 (taken), elsewhere/services.json (not there)")
+    assert describe_setting_lookup("iceberg.warehouse").endswith(
+        "config.json:1:14 (taken), elsewhere/services.json (not there)"
+    )
 
 
 def test_yaml_of_the_docs_is_settings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,5 +330,11 @@ def test_the_docs_name_every_setting() -> None:
     text = (ROOT / "docs/reference/settings.md").read_text()
     for name, field in module.Settings.model_fields.items():
         assert f"`{name}" in text, name
-        inner = field.annotation if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel) else None
-        assert all(f"`{key}`" in text or f"{name}.{key}" in text for key in (inner.model_fields if inner else ())), name
+        inner = (
+            field.annotation
+            if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+            else None
+        )
+        assert all(
+            f"`{key}`" in text or f"{name}.{key}" in text for key in (inner.model_fields if inner else ())
+        ), name

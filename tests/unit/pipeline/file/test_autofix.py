@@ -45,13 +45,23 @@ def test_another_tools_spelling_becomes_ours() -> None:
     ]
     assert parse_pipeline(text, "feed.yaml").hash == parse_pipeline(OLD, "feed.yaml").hash
     assert parse_pipeline(text, "feed.yaml").warnings == ()
-    for kept in ("# from the old system", "# the feed", "# where it goes", "# quoted", '"chain.blocks"', "'blocks'"):
+    for kept in (
+        "# from the old system",
+        "# the feed",
+        "# where it goes",
+        "# quoted",
+        '"chain.blocks"',
+        "'blocks'",
+    ):
         assert kept in text
     assert fix_file_text(text, "feed.yaml") == (text, [])
 
 
 def test_a_file_in_todays_spelling_is_left_alone_to_the_byte() -> None:
-    text = "version: 1\nname: a\nsources:\n    s:   {type: kafka, topic: t, schema: {id: int64}}\nsinks: { p: {type: print, from: s} }"
+    text = (
+        "version: 1\nname: a\nsources:\n    s:   {type: kafka, topic: t, schema: {id: int64}}\nsinks: {"
+        " p: {type: print, from: s} }"
+    )
     assert fix_file_text(text, "a.yaml") == (text, [])
 
 
@@ -109,7 +119,10 @@ name: orders
 def test_sql_that_only_another_dialect_can_read_gets_its_name() -> None:
     text, said = fix_file_text(THEIRS, "orders.yaml")
     assert said == [
-        "node 'clean': added `dialect: datafusion`, since Spark cannot read its SQL (postgres would read the same)",
+        (
+            "node 'clean': added `dialect: datafusion`, since Spark cannot read its SQL (postgres would read"
+            " the same)"
+        ),
         "node 'chosen': added `dialect: datafusion`, since Spark cannot read its SQL",
     ]
     added = THEIRS.replace("    sql: |\n", "    dialect: datafusion\n    sql: |\n")
@@ -119,11 +132,15 @@ def test_sql_that_only_another_dialect_can_read_gets_its_name() -> None:
 
 def test_a_dialect_is_added_beside_other_spellings() -> None:
     old = OLD.replace(
-        "  transforms: {}\n", "  transforms:\n    some: {type: sql, sql: \"SELECT id FROM blocks WHERE at::text ~ 'x'\"}\n"
+        "  transforms: {}\n",
+        "  transforms:\n    some: {type: sql, sql: \"SELECT id FROM blocks WHERE at::text ~ 'x'\"}\n",
     ).replace("from: blocks", "from: some")
     text, said = fix_file_text(old, "feed.yaml")
     assert said[:2] == [
-        "node 'some': added `dialect: datafusion`, since Spark cannot read its SQL (postgres would read the same)",
+        (
+            "node 'some': added `dialect: datafusion`, since Spark cannot read its SQL (postgres would read the"
+            " same)"
+        ),
         "took off `definition:` round the file",
     ]
     assert "some: {type: sql, dialect: datafusion, sql:" in text
@@ -139,10 +156,15 @@ def test_a_dialect_is_added_beside_other_spellings() -> None:
 )
 def test_what_has_several_meanings_or_none_is_for_people(statement: str) -> None:
     with pytest.raises(PipelineFileError):
-        fix_file_text(THEIRS.replace("SELECT id FROM orders'", f"{statement.replace(chr(39), chr(39) * 2)}'"), "orders.yaml")
+        fix_file_text(
+            THEIRS.replace("SELECT id FROM orders'", f"{statement.replace(chr(39), chr(39) * 2)}'"),
+            "orders.yaml",
+        )
 
 
-@pytest.mark.parametrize("text", ["a: [", "- a\n", "transforms: 5\n", "transforms: {a: 5, b: {sql: 7}}\n", ""])
+@pytest.mark.parametrize(
+    "text", ["a: [", "- a\n", "transforms: 5\n", "transforms: {a: 5, b: {sql: 7}}\n", ""]
+)
 def test_what_is_no_pipeline_is_for_people(text: str) -> None:
     with pytest.raises(PipelineFileError):
         fix_file_text(text, "a.yaml")

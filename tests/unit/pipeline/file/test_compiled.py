@@ -1,4 +1,7 @@
-"""What the ledger stores of a file reads back as the same file: an open epoch may have to be finished by it."""
+"""What the ledger stores of a file reads back as the same file.
+
+An open epoch may have to be finished by it.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,9 @@ partitions: {column: at, every: day, start: 2024-01-01, end: 2024-02-01}
 EXAMPLE = ROOT / "examples" / "flights.yaml"
 
 
-@pytest.mark.parametrize("file", [load_pipeline(EXAMPLE), parse_pipeline(LAGGING)], ids=["example", "lagging"])
+@pytest.mark.parametrize(
+    "file", [load_pipeline(EXAMPLE), parse_pipeline(LAGGING)], ids=["example", "lagging"]
+)
 def test_a_compiled_file_reads_back(file):
     again = from_compiled(file.compiled())
     assert again.hash == file.hash

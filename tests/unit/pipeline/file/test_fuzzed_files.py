@@ -53,9 +53,11 @@ WORDS = [
 ODD = st.one_of(
     st.sampled_from(
         [
-            None, True, "", " ", "~", "null", "*", "&a", "!!binary aGk=", "${X", "${NOT_SET_ANYWHERE}", "${A:-}", "\t", "\x00", "\ud800", "é\u202e",
-            0, -1, 2**63, 10**400, 1.5, float("inf"), float("nan"), [], {}, [[]], [{}], {"type": {}}, {"type": "sql"}, {"": ""},
-            "select", "SELECT", "SELECT 1", "SELECT * FROM", "SELECT (((", "WITH a AS (SELECT 1) SELECT * FROM a", "99999999999999w",
+            None, True, "", " ", "~", "null", "*", "&a", "!!binary aGk=", "${X", "${NOT_SET_ANYWHERE}",
+            "${A:-}", "\t", "\x00", "\ud800", "é\u202e", 0, -1, 2**63, 10**400, 1.5, float("inf"),
+            float("nan"), [], {}, [[]], [{}], {"type": {}}, {"type": "sql"}, {"": ""},
+            "select", "SELECT", "SELECT 1", "SELECT * FROM", "SELECT (((", ("WITH a AS (SELECT 1) SELECT *"
+                                                                           " FROM a"), "99999999999999w",
             "1e999s", "2013-99",
         ]
     ),
@@ -96,16 +98,30 @@ def nodes_of(tree: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def flow(tree: Any) -> str:
-    """YAML in one line, with text in double quotes, so that any value can be written, and keys may come twice."""
+    """YAML in one line, with text in double quotes, so that any value can be written.
+
+    Keys may come twice.
+    """
     if isinstance(tree, dict | Twice):
         return "{" + ", ".join(f"{flow(key)}: {flow(value)}" for key, value in tree.items()) + "}"
     if isinstance(tree, list):
         return "[" + ", ".join(map(flow, tree)) + "]"
     if isinstance(tree, str):
-        return '"' + "".join(char if 32 <= ord(char) < 127 and char not in '"\\' else f"\\U{ord(char):08x}" for char in tree) + '"'
+        return (
+            '"'
+            + "".join(
+                char if 32 <= ord(char) < 127 and char not in '"\\' else f"\\U{ord(char):08x}"
+                for char in tree
+            )
+            + '"'
+        )
     if isinstance(tree, float):
         return {"inf": ".inf", "-inf": "-.inf", "nan": ".nan"}.get(str(tree), str(tree))
-    return {None: "null", True: "true", False: "false"}.get(tree, str(tree)) if tree is None or isinstance(tree, bool) else str(tree)
+    return (
+        {None: "null", True: "true", False: "false"}.get(tree, str(tree))
+        if tree is None or isinstance(tree, bool)
+        else str(tree)
+    )
 
 
 class Twice:
@@ -131,7 +147,11 @@ def mutated(draw: st.DrawFn) -> str:
         for part in above:
             here = here[part]
         odd = draw(ODD)
-        match draw(st.sampled_from(["drop", "rename", "double", "replace", "wrap", "graft"])) if isinstance(here, dict) else "replace":
+        match (
+            draw(st.sampled_from(["drop", "rename", "double", "replace", "wrap", "graft"]))
+            if isinstance(here, dict)
+            else "replace"
+        ):
             case "drop":
                 del here[key]
             case "rename":
@@ -166,7 +186,9 @@ def scribbled(draw: st.DrawFn) -> str:
     return text
 
 
-MANY = settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+MANY = settings(
+    max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+)
 
 
 @MANY
@@ -193,7 +215,8 @@ def test_a_file_that_was_scribbled_in(text: str) -> None:
 @example("[" * 3000)
 @example("a:\n" + "".join(" " * depth + "a:\n" for depth in range(1, 400)))
 @example(
-    "a: &a [x,x,x,x,x,x,x,x,x]\nb: &b [*a,*a,*a,*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b,*b,*b,*b]\nd: &d [*c,*c,*c,*c,*c,*c]\ne: [*d,*d,*d,*d,*d,*d,*d]\n"
+    "a: &a [x,x,x,x,x,x,x,x,x]\nb: &b [*a,*a,*a,*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b,*b,*b,*b]\nd: &d"
+    " [*c,*c,*c,*c,*c,*c]\ne: [*d,*d,*d,*d,*d,*d,*d]\n"
 )
 def test_what_was_never_a_pipeline_file(text: str) -> None:
     with pytest.raises(PipelineFileError):
@@ -207,7 +230,9 @@ def test_what_was_never_a_pipeline_file(text: str) -> None:
         max_size=14,
     ).map(" ".join)
     | st.text(max_size=20)
-    | st.sampled_from(["(" * 2000, "SELECT " + "-" * 3000 + "1 FROM events", "SELECT " + "NOT " * 3000 + "a FROM events"])
+    | st.sampled_from(
+        ["(" * 2000, "SELECT " + "-" * 3000 + "1 FROM events", "SELECT " + "NOT " * 3000 + "a FROM events"]
+    )
 )
 def test_any_text_as_sql(sql: str) -> None:
     reads(SMALL.replace("SELECT id, at FROM events UNION ALL SELECT id, at FROM table", flow(sql)))

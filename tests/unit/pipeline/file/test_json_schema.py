@@ -29,7 +29,10 @@ Kind = Literal["object", "array", "string", "integer", "number", "boolean", "nul
 
 
 class Schema(BaseModel):
-    """The part of JSON Schema that is used; a keyword beyond it, or one that holds the wrong thing, is an error."""
+    """The part of JSON Schema that is used.
+
+    A keyword beyond it, or one that holds the wrong thing, is an error.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -64,7 +67,13 @@ class Schema(BaseModel):
             (not self.ref or root.definitions[self.ref.rsplit("/", 1)[1]].takes(value, root))
             and (not self.anyOf or any(part.takes(value, root) for part in self.anyOf))
             and (not self.oneOf or sum(part.takes(value, root) for part in self.oneOf) == 1)
-            and (not kinds or any(isinstance(value, KINDS[kind]) and isinstance(value, bool) == (kind == "boolean") for kind in kinds))
+            and (
+                not kinds
+                or any(
+                    isinstance(value, KINDS[kind]) and isinstance(value, bool) == (kind == "boolean")
+                    for kind in kinds
+                )
+            )
             and self._takes_content(value, root)
         )
 
@@ -117,9 +126,15 @@ def takes(text: str) -> bool:
 def examples() -> list[str]:
     """Every pipeline file that is shown to anybody, from the examples and from the pages."""
     pages = [
-        block for page in PAGES for block in re.findall(r"^version: 1\n.*?(?=^(?:EOF|```)$)", page.read_text(), re.MULTILINE | re.DOTALL)
+        block
+        for page in PAGES
+        for block in re.findall(
+            r"^version: 1\n.*?(?=^(?:EOF|```)$)", page.read_text(), re.MULTILINE | re.DOTALL
+        )
     ]
-    return [path.read_text() for path in sorted((ROOT / "examples").glob("*.yaml")) if ".test." not in path.name] + pages
+    return [
+        path.read_text() for path in sorted((ROOT / "examples").glob("*.yaml")) if ".test." not in path.name
+    ] + pages
 
 
 @pytest.mark.parametrize("text", [GOOD, *examples()])
@@ -172,7 +187,13 @@ def test_mistakes_that_a_schema_can_see_do_not_pass(here, wrong):
         ("sinks:", "transforms:\nsinks:"),
         ("epoch:", "job_mode: ${JOB:-false}\nepoch:"),
         ("interval: 1s", "interval: 1h 30m"),
-        ("epoch:", "tests: {one: {now: 2025-01-01, given: {src: {rows: [{id: 1}]}}, expect: {out: {rows: [], tolerance: 0.1}}}}\nepoch:"),
+        (
+            "epoch:",
+            (
+                "tests: {one: {now: 2025-01-01, given: {src: {rows: [{id: 1}]}}, expect: {out: {rows: [],"
+                " tolerance: 0.1}}}}\nepoch:"
+            ),
+        ),
     ],
 )
 def test_other_ways_to_write_it_pass_as_they_do_with_validate(here, other):

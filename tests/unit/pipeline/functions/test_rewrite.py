@@ -1,4 +1,7 @@
-"""Statements with functions, as text: counts of arguments, paths, patterns, clauses, ids, and what a plugin adds."""
+"""Statements with functions, as text.
+
+Counts of arguments, paths, patterns, clauses, ids, and what a plugin adds.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,16 @@ from sqlglot import exp
 
 from headrace.pipeline import functions
 from headrace.pipeline.errors import UserError
-from headrace.pipeline.functions import DialectScope, Function, Group, distinct, expand, number_generated_rows, parsed_names, register
+from headrace.pipeline.functions import (
+    DialectScope,
+    Function,
+    Group,
+    distinct,
+    expand,
+    number_generated_rows,
+    parsed_names,
+    register,
+)
 from headrace.pipeline.functions.registry import _found
 from headrace.pipeline.sql import statements
 from headrace.pipeline.sql.dialects.translation import DIALECTS
@@ -29,7 +41,11 @@ def expanded(select: str) -> str:
 @pytest.mark.parametrize(
     ("call", "said", "hint"),
     [
-        ("u256_add(a)", "`u256_add` takes 2 arguments, found 1", "It is called as u256_add(uint256, uint256)."),
+        (
+            "u256_add(a)",
+            "`u256_add` takes 2 arguments, found 1",
+            "It is called as u256_add(uint256, uint256).",
+        ),
         ("is_json(a, b, c)", "`is_json` takes 1 to 2 arguments, found 3", "is_json(text"),
         ("uuid7(1)", "`uuid7` takes 0 arguments, found 1", "uuid7()"),
         ("coalesce_meta()", "`coalesce_meta` takes 1 or more arguments, found 0", "coalesce_meta(a, b, ...)"),
@@ -48,12 +64,23 @@ def test_mistakes_are_told_with_the_signature(call: str, said: str, hint: str) -
 
 
 @pytest.mark.parametrize(
-    "call", ["split(a, ',')", "hex(a)", "regexp_extract(a, 'b', 1)", "elt(1, a)", "parse_json(a)", "instr(a, b)", "url_decode(a)"]
+    "call",
+    [
+        "split(a, ',')",
+        "hex(a)",
+        "regexp_extract(a, 'b', 1)",
+        "elt(1, a)",
+        "parse_json(a)",
+        "instr(a, b)",
+        "url_decode(a)",
+    ],
 )
 def test_names_of_spark_stay_sparks(call: str) -> None:
     assert (
         expanded(call).lower()
-        == sqlglot.parse_one(f"SELECT {call} FROM t", dialect=statements.DIALECT).sql(dialect=statements.DIALECT).lower()
+        == sqlglot.parse_one(f"SELECT {call} FROM t", dialect=statements.DIALECT)
+        .sql(dialect=statements.DIALECT)
+        .lower()
     )
     assert call.split("(", maxsplit=1)[0].upper() in parsed_names("datafusion")
 
@@ -61,9 +88,13 @@ def test_names_of_spark_stay_sparks(call: str) -> None:
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_names_that_spark_lacks_mean_the_same_in_every_dialect(dialect: str) -> None:
     """Literals of bytes and maps are written otherwise in some."""
-    shown = [(one, call) for one in distinct() if one.where is DialectScope.EVERYWHERE for call, _ in one.examples]
+    shown = [
+        (one, call) for one in distinct() if one.where is DialectScope.EVERYWHERE for call, _ in one.examples
+    ]
     for function, call in [(one, call) for one, call in shown if "X'" not in call and "map(" not in call]:
-        text = statements.compile_statement(statements.parse(f"SELECT {call} AS x FROM t", dialect=dialect), (), now=NOW, node="n")
+        text = statements.compile_statement(
+            statements.parse(f"SELECT {call} AS x FROM t", dialect=dialect), (), now=NOW, node="n"
+        )
         assert not re.search(rf"\b{function.name}\(", text, re.IGNORECASE), call
 
 
@@ -72,7 +103,8 @@ def test_names_mean_the_same_in_small_and_capital_letters() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "said"), [("to_u256('007')", "'7'"), ("to_u256(5)", "'5'"), ("to_i256(-5)", "'-5'"), ("to_i256('-0')", "'0'")]
+    ("call", "said"),
+    [("to_u256('007')", "'7'"), ("to_u256(5)", "'5'"), ("to_i256(-5)", "'-5'"), ("to_i256('-0')", "'0'")],
 )
 def test_numbers_that_are_written_out_are_no_calls(call: str, said: str) -> None:
     assert expanded(call) == f"SELECT {said} FROM t"
@@ -98,15 +130,24 @@ def test_nested_arithmetic_is_checked_once() -> None:
 def test_a_document_is_parsed_once_unless_it_is_odd(call: str) -> None:
     """Where Spark shares nothing between two places, as in WHERE and in the branches of CASE."""
     found = sqlglot.parse_one(expanded(f"CASE WHEN c THEN {call} END"), dialect=statements.DIALECT)
-    for part in list(found.find_all(exp.Coalesce, exp.And, exp.Or)):  # what stands behind the first is asked only if that says nothing
+    for part in list(
+        found.find_all(exp.Coalesce, exp.And, exp.Or)
+    ):  # what stands behind the first is asked only if that says nothing
         part.replace(part.this)
     assert len(re.findall("GET_JSON_OBJECT|PARSE_JSON|FROM_JSON", found.sql(dialect=statements.DIALECT))) == 1
 
 
 def test_a_column_leaves_it_to_spark_to_share() -> None:
-    for column in ("json_value(a, '$.b')", "CAST(json_value(a, '$.b') AS INT) AS b", "(json_query(a, '$.b'))"):
+    for column in (
+        "json_value(a, '$.b')",
+        "CAST(json_value(a, '$.b') AS INT) AS b",
+        "(json_query(a, '$.b'))",
+    ):
         assert "REGEXP" not in expanded(column)
-    for other in ("1 FROM t WHERE json_value(a, '$.b') = '1' UNION ALL SELECT 1", "upper(json_value(a, '$.b'))"):
+    for other in (
+        "1 FROM t WHERE json_value(a, '$.b') = '1' UNION ALL SELECT 1",
+        "upper(json_value(a, '$.b'))",
+    ):
         assert "REGEXP" in expanded(other)
 
 
@@ -117,12 +158,16 @@ def test_a_search_that_is_written_out_goes_through_no_list() -> None:
 
 
 def test_a_column_called_as_a_clock_is_reached_by_quoting() -> None:
-    assert expanded("`current_time`, t.current_time, current_time") == "SELECT `current_time`, t.current_time, '05:06:07.890000' FROM t"
+    assert (
+        expanded("`current_time`, t.current_time, current_time")
+        == "SELECT `current_time`, t.current_time, '05:06:07.890000' FROM t"
+    )
 
 
 def test_output_columns_that_are_wide() -> None:
     query = statements.parse(
-        "SELECT u256_add(a, b) AS s, CASE WHEN x THEN i256_neg(a) ELSE to_i256('1') END AS c, (to_u256(a)) AS p, coalesce(w, to_u256(a)) AS k,"
+        "SELECT u256_add(a, b) AS s, CASE WHEN x THEN i256_neg(a) ELSE to_i256('1') END AS c, (to_u256(a))"
+        " AS p, coalesce(w, to_u256(a)) AS k,"
         " coalesce_meta(NULL, w) AS meta, u256_to_string(a) AS text FROM t"
     )
     found = apply_types(query, {"t": {"w": type_of_wide(UINT256)}})
@@ -147,7 +192,15 @@ def test_ids_of_rows_made_of_one_row_follow_from_its_number() -> None:
 
 
 def test_a_function_that_is_registered_is_known() -> None:
-    made = Function(name="Twice", signature="twice(int)", group=Group.PLUGIN, meaning="", result="int", examples=(), sql="_1 * 2")
+    made = Function(
+        name="Twice",
+        signature="twice(int)",
+        group=Group.PLUGIN,
+        meaning="",
+        result="int",
+        examples=(),
+        sql="_1 * 2",
+    )
     register(made)
     try:
         assert expanded("twice(a + 1) AS b") == "SELECT ((a + 1) * 2) AS b FROM t"

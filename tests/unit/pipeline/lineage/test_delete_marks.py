@@ -26,7 +26,10 @@ sinks:
 
 
 def found(first: str, *, key: str = "id", sink: str = "id", more: str = "") -> Retractions:
-    return retractions(parse_pipeline(FILE.format(first=first, key=key, sink=sink, more=more), "f.yaml").model, lambda _: True)
+    return retractions(
+        parse_pipeline(FILE.format(first=first, key=key, sink=sink, more=more), "f.yaml").model,
+        lambda _: True,
+    )
 
 
 def test_rows_are_marked_from_the_filter_on() -> None:
@@ -44,7 +47,9 @@ def test_a_filter_deletes_only_by_a_key_that_holds_the_sources_own() -> None:
     """The last large order of a customer is not deleted by a small one: it is another row."""
     assert found("select id, n from s where v > 1", sink="n").sinks == {}
     assert found("select id, n from s where v > 1", sink="id, n").sinks == {"out": frozenset()}
-    assert found("select concat(id, '-', n) as id from s where v > 1", key="[id, n]").sinks == {"out": frozenset()}
+    assert found("select concat(id, '-', n) as id from s where v > 1", key="[id, n]").sinks == {
+        "out": frozenset()
+    }
     assert found("select id, n from s where v > 1", key="[id, n]").sinks == {}
 
 
@@ -52,11 +57,15 @@ def test_a_version_and_the_key_of_one_sink_alone_leave_no_row_out_for_good() -> 
     text = "select * from s where n is not null"
     assert found(text, sink="id, n").filtering == {}
     assert found(text).filtering == {"a": "WHERE NOT n IS NULL"}
-    model = FILE.format(first=text, key="id", sink="id, n", more="").replace("{type: print, from: b}", "{type: delta, from: b, path: x}")
+    model = FILE.format(first=text, key="id", sink="id, n", more="").replace(
+        "{type: print, from: b}", "{type: delta, from: b, path: x}"
+    )
     both = retractions(parse_pipeline(model, "f.yaml").model, lambda _: True)
     assert both.keys["a"] == {"id"}
     assert both.filtering == {"a": "WHERE NOT n IS NULL"}
-    versioned = FILE.format(first=text, key="id", sink="id", more="").replace("table: out,", "table: out, version_column: n,")
+    versioned = FILE.format(first=text, key="id", sink="id", more="").replace(
+        "table: out,", "table: out, version_column: n,"
+    )
     made = retractions(parse_pipeline(versioned, "f.yaml").model, lambda _: True)
     assert (made.needs["a"], made.keys["a"], made.marked) == ({"id", "n"}, {"id"}, {"a", "b"})
 
@@ -79,11 +88,15 @@ def test_a_version_and_the_key_of_one_sink_alone_leave_no_row_out_for_good() -> 
     ],
 )
 def test_a_shared_target_takes_a_filter_of_keys_alone(text: str, deletes: bool) -> None:
-    shared = FILE.format(first=text, key="id", sink="id, n", more="").replace("table: out,", "table: out, share: true,")
+    shared = FILE.format(first=text, key="id", sink="id, n", more="").replace(
+        "table: out,", "table: out, share: true,"
+    )
     made = retractions(parse_pipeline(shared, "f.yaml").model, lambda _: True)
     assert bool(made.sinks) is deletes
     alone = retractions(parse_pipeline(shared.replace(", share: true", ""), "f.yaml").model, lambda _: True)
-    assert alone.sinks, "a filter of a target of one's own deletes: an earlier version of the file may have let the row in"
+    assert alone.sinks, (
+        "a filter of a target of one's own deletes: an earlier version of the file may have let the row in"
+    )
 
 
 @pytest.mark.parametrize(
@@ -100,7 +113,9 @@ def test_a_shared_target_takes_a_filter_of_keys_alone(text: str, deletes: bool) 
         ("select s.k as id from (select st as s from t)", ["id"], {"t": {"st"}}),
     ],
 )
-def test_columns_are_traced_to_what_they_are_made_of(text: str, wanted: list[str], inputs: dict[str, set[str]]) -> None:
+def test_columns_are_traced_to_what_they_are_made_of(
+    text: str, wanted: list[str], inputs: dict[str, set[str]]
+) -> None:
     assert trace(statements.parse(text), wanted) == inputs
 
 
@@ -127,9 +142,9 @@ def test_conditions_on_the_operation_leave_rows_out_for_good() -> None:
 
 def test_a_statement_without_marks_stays_as_it_is() -> None:
     text = "SELECT id, 10 / v AS w FROM t"
-    assert statements.compile_statement(text, HIDDEN, marking=Marking(frozenset({"id"}), marked=False)) == statements.compile_statement(
-        text, HIDDEN
-    )
+    assert statements.compile_statement(
+        text, HIDDEN, marking=Marking(frozenset({"id"}), marked=False)
+    ) == statements.compile_statement(text, HIDDEN)
     marked = statements.compile_statement(
         "SELECT id, 10 / v AS w FROM t WHERE v <> 0", HIDDEN, marking=Marking(frozenset({"id"}), marked=False)
     )

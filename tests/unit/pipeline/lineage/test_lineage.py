@@ -12,17 +12,29 @@ from headrace.pipeline.lineage.columns import NodeLineage, lineage
 from headrace.pipeline.lineage.relations import ColumnLineage
 from headrace.pipeline.model.nodes import PipelineModel
 
-SRC = {"id": "BIGINT", "Name": "STRING", "n": "INT", "addr": "STRUCT<city: STRING, zip: STRING>", "tags": "ARRAY<STRING>"}
+SRC = {
+    "id": "BIGINT",
+    "Name": "STRING",
+    "n": "INT",
+    "addr": "STRUCT<city: STRING, zip: STRING>",
+    "tags": "ARRAY<STRING>",
+}
 OTHER = {"key": "BIGINT", "label": "STRING"}
 
 
 def model(*texts: str, **transforms: str) -> PipelineModel:
-    """Sources `src` and `other`; transforms t1, t2, … over each other's names, and one sink on the last of them."""
+    """Sources `src` and `other`.
+
+    Transforms t1, t2, … over each other's names, and one sink on the last of them.
+    """
     named = {f"t{place}": text for place, text in enumerate(texts, 1)} | transforms
     return PipelineModel.model_validate(
         {
             "name": "p",
-            "sources": {"src": {"type": "clickhouse", "table_name": "a"}, "other": {"type": "clickhouse", "table_name": "b"}},
+            "sources": {
+                "src": {"type": "clickhouse", "table_name": "a"},
+                "other": {"type": "clickhouse", "table_name": "b"},
+            },
             "transforms": {name: {"type": "sql", "sql": text} for name, text in named.items()},
             "sinks": {"out": {"type": "blackhole", "from": list(named)[-1] if named else "src"}},
         }
@@ -37,7 +49,9 @@ def told(*texts: str, known: bool = True, **more: Any) -> NodeLineage:
 def short(derived: ColumnLineage) -> str:
     """`src.id, src.n | t1.x = id + n`, `-` for no source column."""
     origins = ", ".join(f"{origin.node}.{origin.column}" for origin in derived.origins) or "-"
-    return " | ".join([origins, *(f"{step.node}.{step.column} = {step.expression}" for step in derived.steps)])
+    return " | ".join(
+        [origins, *(f"{step.node}.{step.column} = {step.expression}" for step in derived.steps)]
+    )
 
 
 def columns(*texts: str, **more: Any) -> dict[str, str]:
@@ -57,9 +71,11 @@ CASES: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "renamed and in brackets": (("SELECT (id) AS a FROM src",), {"a": "src.id"}),
     "exchanged": (("SELECT id AS n, n AS id FROM src",), {"n": "src.id", "id": "src.n"}),
     "names in another case": (("SELECT ID, SRC.NAME AS nm FROM src",), {"ID": "src.id", "nm": "src.Name"}),
-    "quoted names": (("SELECT `name` AS `my name` FROM src", "SELECT `MY NAME` AS x FROM t1"), {"x": "src.Name"}),
+    "quoted names": ((("SELECT `name` AS `my name` FROM"
+                      " src"), "SELECT `MY NAME` AS x FROM t1"), {"x": "src.Name"}),
     "a literal": (("SELECT id, 'x' AS kind FROM src",), {"id": "src.id", "kind": "- | t1.kind = 'x'"}),
-    "a clock": (("SELECT id, current_timestamp() AS at FROM src",), {"id": "src.id", "at": "- | t1.at = CURRENT_TIMESTAMP()"}),
+    "a clock": ((("SELECT id, current_timestamp() AS at FROM"
+                 " src"),), {"id": "src.id", "at": "- | t1.at = CURRENT_TIMESTAMP()"}),
     "a cast": (("SELECT CAST(id AS STRING) AS id FROM src",), {"id": "src.id | t1.id = CAST(id AS STRING)"}),
     "case": (
         ("SELECT CASE WHEN n > 1 THEN name ELSE 'none' END AS c FROM src",),
@@ -67,7 +83,8 @@ CASES: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     ),
     "where is no lineage": (("SELECT id FROM src WHERE n > 1",), {"id": "src.id"}),
     "a field of a struct": (("SELECT addr.city FROM src",), {"city": "src.addr | t1.city = addr.city"}),
-    "a field by the table's name": (("SELECT src.addr.zip AS z FROM src",), {"z": "src.addr | t1.z = src.addr.zip"}),
+    "a field by the table's name": ((("SELECT src.addr.zip AS z FROM"
+                                     " src"),), {"z": "src.addr | t1.z = src.addr.zip"}),
     "a field of an item": (("SELECT tags[0] AS first FROM src",), {"first": "src.tags | t1.first = tags[0]"}),
     "a lambda's names are no columns": (
         ("SELECT transform(tags, n -> upper(n)) AS up FROM src",),
@@ -77,14 +94,16 @@ CASES: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
         ("SELECT transform(tags, x -> concat(x, name)) AS up FROM src",),
         {"up": "src.tags, src.Name | t1.up = TRANSFORM(tags, x -> CONCAT(x, name))"},
     ),
-    "an item": (("SELECT id, explode(tags) AS tag FROM src",), {"id": "src.id", "tag": "src.tags | t1.tag = EXPLODE(tags)"}),
+    "an item": ((("SELECT id, explode(tags) AS tag FROM"
+                 " src"),), {"id": "src.id", "tag": "src.tags | t1.tag = EXPLODE(tags)"}),
     "an item behind FROM": (
         ("SELECT s.id, upper(u.tag) AS up FROM src AS s, unnest(s.tags) AS u(tag)",),
         {"id": "src.id", "up": "src.tags | t1.tag = EXPLODE(s.tags) | t1.up = UPPER(u.tag)"},
     ),
     "an item and its number": (
         ("SELECT n AS was, tag, no FROM src LATERAL VIEW posexplode(tags) e AS no, tag",),
-        {"was": "src.n", "tag": "src.tags | t1.tag = POSEXPLODE(tags)", "no": "src.tags | t1.no = POSEXPLODE(tags)"},
+        {"was": "src.n", "tag": "src.tags | t1.tag ="
+                                " POSEXPLODE(tags)", "no": "src.tags | t1.no = POSEXPLODE(tags)"},
     ),
     "a struct of all": (
         ("SELECT struct(*) AS whole FROM other",),
@@ -94,7 +113,8 @@ CASES: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
         ("SELECT n + 1 AS m, m * 2 AS k FROM src",),
         {"m": "src.n | t1.m = n + 1", "k": "src.n | t1.m = n + 1 | t1.k = m * 2"},
     ),
-    "a column goes before an alias": (("SELECT id AS n, n + 1 AS m FROM src",), {"n": "src.id", "m": "src.n | t1.m = n + 1"}),
+    "a column goes before an alias": ((("SELECT id AS n, n + 1 AS m FROM"
+                                       " src"),), {"n": "src.id", "m": "src.n | t1.m = n + 1"}),
     "several in a row": (
         ("SELECT id, n + 1 AS a FROM src", "SELECT *, a * 2 AS b FROM t1", "SELECT b AS c, 'k' AS k FROM t2"),
         {"c": "src.n | t1.a = n + 1 | t2.b = a * 2", "k": "- | t3.k = 'k'"},
@@ -103,12 +123,17 @@ CASES: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
         ("SELECT q.x AS y FROM (SELECT n + 1 AS x, id FROM src) AS q",),
         {"y": "src.n | t1.x = n + 1"},
     ),
-    "a subquery that names its columns": (("SELECT a, b FROM (SELECT id, n FROM src) AS q(a, b)",), {"a": "src.id", "b": "src.n"}),
+    ("a subquery that names its"
+    " columns"): (("SELECT a, b FROM (SELECT id, n FROM src) AS q(a, b)",), {"a": "src.id", "b": "src.n"}),
     "WITH": (("WITH c AS (SELECT id AS a FROM src) SELECT a FROM c",), {"a": "src.id"}),
-    "WITH that names its columns": (("WITH c(x, y) AS (SELECT id, n FROM src) SELECT y AS z FROM c AS d",), {"z": "src.n"}),
-    "WITH over WITH": (("WITH c AS (SELECT id AS a FROM src), d AS (SELECT a AS b FROM c) SELECT * FROM d",), {"b": "src.id"}),
-    "WITH inside": (("SELECT * FROM (WITH c AS (SELECT id FROM src) SELECT * FROM c) AS q",), {"id": "src.id"}),
-    "WITH hides a node": (("WITH other AS (SELECT id AS key FROM src) SELECT key FROM other",), {"key": "src.id"}),
+    "WITH that names its columns": ((("WITH c(x, y) AS (SELECT id, n FROM src) SELECT y AS z FROM c AS"
+                                     " d"),), {"z": "src.n"}),
+    "WITH over WITH": ((("WITH c AS (SELECT id AS a FROM src), d AS (SELECT a AS b FROM c) SELECT * FROM"
+                        " d"),), {"b": "src.id"}),
+    "WITH inside": ((("SELECT * FROM (WITH c AS (SELECT id FROM src) SELECT * FROM c) AS"
+                     " q"),), {"id": "src.id"}),
+    "WITH hides a node": ((("WITH other AS (SELECT id AS key FROM src) SELECT key FROM"
+                           " other"),), {"key": "src.id"}),
     "UNION ALL goes by place": (
         ("SELECT id, name FROM src UNION ALL SELECT key, label FROM other",),
         {"id": "src.id, other.key", "name": "src.Name, other.label"},
@@ -121,7 +146,8 @@ CASES: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
         ("SELECT id AS key, name AS label FROM src UNION ALL BY NAME SELECT label, key FROM other",),
         {"key": "src.id, other.key", "label": "src.Name, other.label"},
     ),
-    "UNION ALL of brackets": (("(SELECT id FROM src) UNION ALL (SELECT key + 1 FROM other)",), {"id": "src.id, other.key | t1.key + 1 = key + 1"}),
+    "UNION ALL of brackets": ((("(SELECT id FROM src) UNION ALL (SELECT key + 1 FROM"
+                               " other)"),), {"id": "src.id, other.key | t1.key + 1 = key + 1"}),
     "UNION ALL with a constant branch": (
         ("SELECT id, name FROM src UNION ALL SELECT key, 'b' AS kind FROM other",),
         {"id": "src.id, other.key", "name": "src.Name | t1.kind = 'b'"},
@@ -135,7 +161,8 @@ CASES: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
         {"a": "src.id, src.n"},
     ),
     "a function without an alias": (("SELECT upper(name) FROM src",), {"UPPER(name)": "src.Name | t1.UPPER(name) = UPPER(name)"}),
-    "a comment": (("SELECT id /* the key */ AS k, n -- how many\n + 1 AS m FROM src",), {"k": "src.id", "m": "src.n | t1.m = n + 1"}),
+    "a comment": ((("SELECT id /* the key */ AS k, n -- how many\n + 1 AS m FROM"
+                   " src"),), {"k": "src.id", "m": "src.n | t1.m = n + 1"}),
 }  # fmt: skip
 
 
@@ -148,11 +175,31 @@ def test_columns_and_what_they_come_from(case: str) -> None:
 
 OPEN = {
     "named columns": (("SELECT id, n + 1 AS m FROM src",), {"id": "src.id", "m": "src.n | t1.m = n + 1"}, ""),
-    "a star": (("SELECT *, n + 1 AS m FROM src",), {"m": "src.n | t1.m = n + 1"}, "the columns of `src` are not known"),
-    "through a star": (("SELECT *, 1 AS one FROM src", "SELECT one, Id AS k FROM t1"), {"one": "- | t1.one = 1", "k": "src.Id"}, ""),
-    "an alias hides nothing": (("SELECT id AS x, x + 1 AS y FROM src",), {"x": "src.id", "y": "src.id | t1.y = x + 1"}, ""),
-    "left out of a star": (("SELECT * EXCEPT (n), 'x' AS n FROM src", "SELECT N AS m FROM t1"), {"m": "- | t1.n = 'x'"}, ""),
-    "union of named": (("SELECT id FROM src UNION ALL SELECT key FROM other",), {"id": "src.id, other.key"}, ""),
+    "a star": (
+        ("SELECT *, n + 1 AS m FROM src",),
+        {"m": "src.n | t1.m = n + 1"},
+        "the columns of `src` are not known",
+    ),
+    "through a star": (
+        ("SELECT *, 1 AS one FROM src", "SELECT one, Id AS k FROM t1"),
+        {"one": "- | t1.one = 1", "k": "src.Id"},
+        "",
+    ),
+    "an alias hides nothing": (
+        ("SELECT id AS x, x + 1 AS y FROM src",),
+        {"x": "src.id", "y": "src.id | t1.y = x + 1"},
+        "",
+    ),
+    "left out of a star": (
+        ("SELECT * EXCEPT (n), 'x' AS n FROM src", "SELECT N AS m FROM t1"),
+        {"m": "- | t1.n = 'x'"},
+        "",
+    ),
+    "union of named": (
+        ("SELECT id FROM src UNION ALL SELECT key FROM other",),
+        {"id": "src.id, other.key"},
+        "",
+    ),
     "no transform": ((), {}, "the columns of `src` are not known"),
 }
 
@@ -161,19 +208,27 @@ OPEN = {
 def test_sources_whose_columns_are_not_known(case: str) -> None:
     texts, wanted, unknown = OPEN[case]
     found = told(*texts, known=False)
-    assert ({name: short(derived) for name, derived in found.columns.items()}, found.unknown) == (wanted, unknown)
+    assert ({name: short(derived) for name, derived in found.columns.items()}, found.unknown) == (
+        wanted,
+        unknown,
+    )
 
 
 @pytest.mark.parametrize(
     ("texts", "said"),
     [
-        (("SELECT * FROM src UNION ALL SELECT * FROM other",), "transform `t1`: UNION ALL takes columns by their place, and the columns of `src`"),
-        (("SELECT gone FROM other", "SELECT gone AS g FROM t1"), "transform `t1`: no column `gone` is there to read"),
+        ((("SELECT * FROM src UNION ALL SELECT * FROM"
+          " other"),), "transform `t1`: UNION ALL takes columns by their place, and the columns of `src`"),
+        (("SELECT gone FROM other", "SELECT gone AS g FROM t1"), ("transform `t1`: no column `gone` is there"
+                                                                 " to read")),
         (("SELECT a FROM (SELECT * FROM src) AS q(a)",), "transform `t1`: it names 1 columns by their place"),
-        (("SELECT inline(x) FROM src",), "transform `t1`: how many columns one of its items stands for is not known"),
+        (("SELECT inline(x) FROM src",), ("transform `t1`: how many columns one of its items stands for is"
+                                         " not known")),
         (("SELECT id FROM src UNION ALL SELECT * FROM other",), "UNION ALL takes columns by their place"),
-        (("SELECT id FROM src LATERAL VIEW explode(tags) e",), "what the columns of `EXPLODE(tags)` are called is not in the SQL"),
-        (("SELECT e.* FROM src LATERAL VIEW explode(tags) e AS x",), "`e.*` with the items of a list is not analyzed"),
+        ((("SELECT id FROM src LATERAL VIEW explode(tags)"
+          " e"),), "what the columns of `EXPLODE(tags)` are called is not in the SQL"),
+        ((("SELECT e.* FROM src LATERAL VIEW explode(tags) e AS"
+          " x"),), "`e.*` with the items of a list is not analyzed"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_told_says_why(texts: tuple[str, ...], said: str) -> None:
@@ -208,12 +263,18 @@ def test_spark_s_own_names_and_types_count_where_they_are_known() -> None:
         "id": "src.id",
     }
     assert list(found.types.values()) == ["BIGINT", "STRING", "STRING", "BIGINT"]
-    assert told("SELECT id FROM src", t1={"id": "BIGINT", "n": "INT"}).unknown.endswith("it has other columns than its SELECT list says")
+    assert told("SELECT id FROM src", t1={"id": "BIGINT", "n": "INT"}).unknown.endswith(
+        "it has other columns than its SELECT list says"
+    )
 
 
 def test_a_sink_has_the_columns_of_what_it_reads_and_so_has_every_node() -> None:
     found = lineage(
-        model("SELECT id AS k FROM src", "SELECT key FROM other", "SELECT k FROM t1 UNION ALL SELECT key FROM t2"),
+        model(
+            "SELECT id AS k FROM src",
+            "SELECT key FROM other",
+            "SELECT k FROM t1 UNION ALL SELECT key FROM t2",
+        ),
         {"src": SRC, "other": OTHER},
     )
     assert list(found) == ["src", "other", "t1", "t2", "t3", "out"]
@@ -225,11 +286,15 @@ def test_a_name_with_a_dot() -> None:
     spoken = {
         "name": "p",
         "sources": {"raw.orders": {"type": "kafka", "topic": "o", "schema": {"id": "int64"}}},
-        "transforms": {"t": {"type": "sql", "sql": "SELECT raw.orders.id AS a, orders.id AS b, id AS c FROM raw.orders"}},
+        "transforms": {
+            "t": {"type": "sql", "sql": "SELECT raw.orders.id AS a, orders.id AS b, id AS c FROM raw.orders"}
+        },
         "sinks": {"out": {"type": "blackhole", "from": "t"}},
     }
     found = lineage(PipelineModel.model_validate(spoken), {"raw.orders": {"id": "BIGINT"}})["out"]
-    assert {name: short(derived) for name, derived in found.columns.items()} == dict.fromkeys("abc", "raw.orders.id")
+    assert {name: short(derived) for name, derived in found.columns.items()} == dict.fromkeys(
+        "abc", "raw.orders.id"
+    )
 
 
 NAMES = st.sampled_from(["a", "B", "c d", "select", "ü"])
@@ -250,7 +315,14 @@ def chains(draw: st.DrawFn) -> tuple[list[str], list[str], dict[str, str]]:
     texts = []
     for place in range(draw(st.integers(1, 5))):
         kept = draw(st.lists(st.sampled_from(list(comes)), min_size=1, max_size=4))
-        names = draw(st.lists(st.sampled_from(["x", "Y y", "from", "é", "z9"]), min_size=len(kept), max_size=len(kept), unique=True))
+        names = draw(
+            st.lists(
+                st.sampled_from(["x", "Y y", "from", "é", "z9"]),
+                min_size=len(kept),
+                max_size=len(kept),
+                unique=True,
+            )
+        )
         items = [
             f"`{old}` AS `{new}`" if draw(st.booleans()) else f"upper(`{old.upper()}`) AS `{new}`"
             for old, new in zip(kept, names, strict=True)
@@ -262,10 +334,13 @@ def chains(draw: st.DrawFn) -> tuple[list[str], list[str], dict[str, str]]:
 
 
 @given(chains())
-def test_every_column_has_an_entry_and_a_renamed_one_its_true_source(chain: tuple[list[str], list[str], dict[str, str]]) -> None:
+def test_every_column_has_an_entry_and_a_renamed_one_its_true_source(
+    chain: tuple[list[str], list[str], dict[str, str]],
+) -> None:
     source, texts, comes = chain
     found = lineage(model(*texts), {"src": dict.fromkeys(source, "STRING")})["out"]
     assert found.unknown == ""
-    assert {name: [(origin.node, origin.column) for origin in derived.origins] for name, derived in found.columns.items()} == {
-        name: [("src", column)] for name, column in comes.items()
-    }
+    assert {
+        name: [(origin.node, origin.column) for origin in derived.origins]
+        for name, derived in found.columns.items()
+    } == {name: [("src", column)] for name, column in comes.items()}

@@ -61,7 +61,8 @@ def test_an_entry_leads_to_its_classes(kind: str, entry: SourceEntry | SinkEntry
 def test_the_model_of_the_file_imports_no_driver() -> None:
     code = (
         "import sys; import headrace.pipeline.model.nodes;"
-        " print([name for name in ('pyspark', 'psycopg', 'adbc_driver_postgresql', 'confluent_kafka', 'clickhouse_connect', 'delta')"
+        " print([name for name in ('pyspark', 'psycopg', 'adbc_driver_postgresql', 'confluent_kafka',"
+        " 'clickhouse_connect', 'delta')"
         " if name in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -1,4 +1,7 @@
-"""A handler in a pipeline file: what may be said, what is a mistake, and that no secret stays in what is stored."""
+"""A handler in a pipeline file.
+
+What may be said, what is a mistake, and that no secret stays in what is stored.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,10 @@ def told(more: str) -> str:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ("schema_override: {a: Int63}", "column `a`: unsupported data type `Int63` in schema; did you mean `int64`?"),
+        (
+            "schema_override: {a: Int63}",
+            "column `a`: unsupported data type `Int63` in schema; did you mean `int64`?",
+        ),
         ("schema_override: {_gs_op: Utf8}", "`_gs_op` cannot be overridden"),
         ("payload_version: 2", "`payload_version` cannot be `2`"),
         ("headers: {'bad name': x}", "`bad name` cannot be a header's name"),
@@ -84,16 +90,24 @@ def test_forever_is_among_what_the_retry_timeout_takes() -> None:
 
 def test_names_of_arrow_are_taken() -> None:
     model: Any = parsed(
-        'schema_override: {a: LargeUtf8, b: "Timestamp(Microsecond, Some(\\"UTC\\"))", c: "Decimal128(10, 2)", d: null}'
+        'schema_override: {a: LargeUtf8, b: "Timestamp(Microsecond, Some(\\"UTC\\"))", c: "Decimal128(10,'
+        ' 2)", d: null}'
     ).model
-    assert model.transforms["ask"].schema_override == {"a": "utf8", "b": "timestamp", "c": "Decimal128(10, 2)", "d": None}
+    assert model.transforms["ask"].schema_override == {
+        "a": "utf8",
+        "b": "timestamp",
+        "c": "Decimal128(10, 2)",
+        "d": None,
+    }
 
 
 def test_variables_stay_as_they_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASK_TOKEN", "canary")
     monkeypatch.setenv("ASK_SIZE", "7")
     text = FILE.replace("https://host/rows", "https://host/rows?key=${ASK_TOKEN}")
-    file = parse_pipeline(text.replace("MORE", "headers: {X-Key: 'k ${ASK_TOKEN}'}, batch_size: '${ASK_SIZE}'"))
+    file = parse_pipeline(
+        text.replace("MORE", "headers: {X-Key: 'k ${ASK_TOKEN}'}, batch_size: '${ASK_SIZE}'")
+    )
     node: Any = file.model.transforms["ask"]
     assert (node.headers["X-Key"], node.batch_size) == ("k ${ASK_TOKEN}", 7)
     assert "canary" not in str(file.compiled())
@@ -109,8 +123,13 @@ def test_variables_stay_as_they_are_written(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_secrets_that_stand_in_the_file_are_worth_a_word() -> None:
-    file = parse_pipeline(FILE.replace("https://host", "https://u:word@host").replace("MORE", "headers: {Authorization: abc}"))
-    assert [word.message for word in file.warnings] == ["`url` holds a password", "the header `Authorization` holds a secret"]
+    file = parse_pipeline(
+        FILE.replace("https://host", "https://u:word@host").replace("MORE", "headers: {Authorization: abc}")
+    )
+    assert [word.message for word in file.warnings] == [
+        "`url` holds a password",
+        "the header `Authorization` holds a secret",
+    ]
     assert not parsed("headers: {Authorization: '${TOKEN:-x}'}").warnings
 
 
@@ -139,14 +158,20 @@ def test_what_has_an_effect_is_part_of_the_pipeline() -> None:
 
 def test_who_is_impure_and_who_reads_it() -> None:
     model = parsed().model
-    assert nondeterministic_nodes(model) == {"ask": "it calls an HTTP service, whose responses can differ between calls"}
+    assert nondeterministic_nodes(model) == {
+        "ask": "it calls an HTTP service, whose responses can differ between calls"
+    }
     assert nondeterministic_upstream(model, "one") == ["ask"]
     assert nondeterministic_upstream(model, "two") == []
 
 
-@pytest.mark.parametrize(("header", "value", "said"), [("", "v", "http_secret_header.k"), ("H", "", "http_secret_value.k")])
+@pytest.mark.parametrize(
+    ("header", "value", "said"), [("", "v", "http_secret_header.k"), ("H", "", "http_secret_value.k")]
+)
 def test_half_a_secret_is_told(header: str, value: str, said: str) -> None:
-    settings = Settings.model_validate({"http_secret_header": {"k": header}, "http_secret_value": {"k": value}})
+    settings = Settings.model_validate(
+        {"http_secret_header": {"k": header}, "http_secret_value": {"k": value}}
+    )
     with pytest.raises(SettingsError, match=said):
         settings.http_secret("K")
 
@@ -158,8 +183,16 @@ SECRET = {"http_secret_header": {"crm": "X-Key"}, "http_secret_value": {"crm": "
     ("more", "settings", "said"),
     [
         ("secret_name: crm", {}, "the secret `crm` has no `http_secret_header.crm`"),
-        ("secret_name: crm, headers: {x-key: a}", SECRET, "cannot set both 'secret_name' and an explicit 'X-Key' header - remove one"),
-        ("secret_name: crm", SECRET | {"http_secret_value": {"crm": "a\nb"}}, "the header `X-Key` has a control character in it"),
+        (
+            "secret_name: crm, headers: {x-key: a}",
+            SECRET,
+            "cannot set both 'secret_name' and an explicit 'X-Key' header - remove one",
+        ),
+        (
+            "secret_name: crm",
+            SECRET | {"http_secret_value": {"crm": "a\nb"}},
+            "the header `X-Key` has a control character in it",
+        ),
         ("headers: {X-A: '${ASK_TOKEN}'}", {}, "the header `X-A` has a control character in it"),
     ],
 )
@@ -177,4 +210,7 @@ def test_a_run_with_half_a_secret_begins_nothing(
 
 
 def test_a_whole_secret_is_enough() -> None:
-    assert find_endpoint_errors(parsed("secret_name: CRM, headers: {X-A: b}"), Settings.model_validate(SECRET)) == []
+    assert (
+        find_endpoint_errors(parsed("secret_name: CRM, headers: {X-A: b}"), Settings.model_validate(SECRET))
+        == []
+    )

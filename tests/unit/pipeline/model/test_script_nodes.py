@@ -31,11 +31,15 @@ PYTHON = {"function": "'shop.rates:in_euro'"}
 def file(kind: str, **keys: Any) -> str:
     """The pipeline with these keys of its transform."""
     base = SCRIPT if kind == "script" else PYTHON
-    return FILE % (kind, "\n".join(f"    {key}: {value}" for key, value in (base | keys).items() if value is not None))
+    return FILE % (
+        kind,
+        "\n".join(f"    {key}: {value}" for key, value in (base | keys).items() if value is not None),
+    )
 
 
 @pytest.mark.parametrize(
-    ("said", "meant"), [("js", "javascript"), ("JavaScript", "javascript"), ("ts", "typescript"), ("typescript", "typescript")]
+    ("said", "meant"),
+    [("js", "javascript"), ("JavaScript", "javascript"), ("ts", "typescript"), ("typescript", "typescript")],
 )
 def test_languages_have_short_names(said: str, meant: str) -> None:
     node: Any = parse_pipeline(file("script", language=said)).model.transforms["n"]
@@ -44,7 +48,8 @@ def test_languages_have_short_names(said: str, meant: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "size"), [("64MiB", 64 << 20), ("64 mib", 64 << 20), ("100MB", 10**8), ("1GiB", 1 << 30), (16777216, 16 << 20)]
+    ("said", "size"),
+    [("64MiB", 64 << 20), ("64 mib", 64 << 20), ("100MB", 10**8), ("1GiB", 1 << 30), (16777216, 16 << 20)],
 )
 def test_memory_has_a_unit_or_none(said: Any, size: int) -> None:
     node: Any = parse_pipeline(file("script", memory_limit=said, timeout="500ms")).model.transforms["n"]
@@ -65,10 +70,18 @@ def test_memory_has_a_unit_or_none(said: Any, size: int) -> None:
         ("script", {"batch_size": 0}, "`batch_size` must be a whole number above 0"),
         ("script", {"schema": "{}"}, "`schema` is empty"),
         ("script", {"schema": "{a: integer}"}, "column `a`: unsupported data type `integer`"),
-        ("script", {"telemetry": "{labels: {language: x}}"}, "the label `language` is set by Headrace itself"),
+        (
+            "script",
+            {"telemetry": "{labels: {language: x}}"},
+            "the label `language` is set by Headrace itself",
+        ),
         ("script", {"options": "{}"}, "unknown key `options`"),
         ("script", {"from": "nobody"}, "reads `nobody`, which is no source or transform"),
-        ("python", {"function": "shop.rates"}, "`function`: `shop.rates` names no function; write it as `package.module:name`"),
+        (
+            "python",
+            {"function": "shop.rates"},
+            "`function`: `shop.rates` names no function; write it as `package.module:name`",
+        ),
         ("python", {"schema": "{a: texts}"}, "column `a`: unsupported data type `texts`"),
         ("python", {"script": "x"}, "unknown key `script`"),
     ],
@@ -93,8 +106,14 @@ def test_rows_are_staged_where_nobody_promises_the_same_ones_again() -> None:
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_templates_of_a_script_are_javascripts_own(monkeypatch: pytest.MonkeyPatch, wrapped: bool) -> None:
     monkeypatch.setenv("id", "wrong")
-    text = file("script", script="'const process = ({id}) => ({id: `${id}${other:-x}`})'", timeout="${LIMIT:-7s}")
-    text = "definition:\n" + "".join(f"  {line}\n" for line in text.splitlines() if "version" not in line) if wrapped else text
+    text = file(
+        "script", script="'const process = ({id}) => ({id: `${id}${other:-x}`})'", timeout="${LIMIT:-7s}"
+    )
+    text = (
+        "definition:\n" + "".join(f"  {line}\n" for line in text.splitlines() if "version" not in line)
+        if wrapped
+        else text
+    )
     node: Any = parse_pipeline(text).model.transforms["n"]
     assert "`${id}${other:-x}`" in node.script
     assert node.timeout == timedelta(seconds=7)
@@ -111,5 +130,13 @@ def test_the_ledger_keeps_them_and_limits_that_change_no_row_too() -> None:
     again = from_compiled(first.compiled())
     assert again.model.transforms == first.model.transforms
     assert again.hash == first.hash
-    assert first.hash != parse_pipeline(file("script", schema="{id: int64}", script="'const process = (r) => null'")).hash
-    assert first.hash == parse_pipeline(file("script", memory_limit="64MiB", schema="{id: int64}", batch_flush_interval="1s")).hash
+    assert (
+        first.hash
+        != parse_pipeline(file("script", schema="{id: int64}", script="'const process = (r) => null'")).hash
+    )
+    assert (
+        first.hash
+        == parse_pipeline(
+            file("script", memory_limit="64MiB", schema="{id: int64}", batch_flush_interval="1s")
+        ).hash
+    )

@@ -110,7 +110,9 @@ def test_a_ledger_that_lost_its_last_commits_gives_out_no_generation_twice(world
     with pytest.raises(FencedError):
         first.plan({"src": 5}, Phase.LIVE)
     with pytest.raises(FencedError):
-        first.sinks["log"].register(CommitRecord.for_registration(world._key("log"), first.generation, 0, {"src": 0}, "", None))
+        first.sinks["log"].register(
+            CommitRecord.for_registration(world._key("log"), first.generation, 0, {"src": 0}, "", None)
+        )
     run(world, second)
 
 
@@ -178,7 +180,10 @@ def test_a_replay_waits_for_the_open_epoch_of_the_file_without_the_sink(world):
 
 
 def test_an_open_epoch_is_not_dropped_after_a_replay_of_a_sink_that_had_its_rows(world):
-    """The target keeps the rows of the epoch under a record that was lost; another file might never overwrite them."""
+    """The target keeps the rows of the epoch under a record that was lost.
+
+    Another file might never overwrite them.
+    """
     ran(world, 2, LOG)
     lane = opened(world, LOG)
     lane.plan({"src": lane.position["src"] + 1}, Phase.LIVE)
@@ -246,7 +251,16 @@ def test_a_rebuild_does_not_ask_sinks_that_keep_nothing(world):
     ledger = world._process_ledger(Probe())
     EpochCoordinator.rebuild(ledger, "orders", "main", {}, sinks, file, "h", sleep=world.clock.sleep)
     lane = EpochCoordinator.open(
-        ledger, "orders", "main", {}, sinks, file, "h", initial={"src": 0}, sleep=world.clock.sleep, threaded=False
+        ledger,
+        "orders",
+        "main",
+        {},
+        sinks,
+        file,
+        "h",
+        initial={"src": 0},
+        sleep=world.clock.sleep,
+        threaded=False,
     )
     assert (lane.committed, lane.position) == (3, {"src": 6})
     assert {name: row.epoch for name, row in world.state().sinks.items()} == {"pg": 0, "delta": 0, "log": 3}
@@ -260,7 +274,9 @@ def test_three_equal_failures_block_the_epoch_and_those_that_pass_do_not(world):
     assert find_block(world.ledger, world.state(), 3, "orders.yaml") is None
     assert lane.record_failure("pg", DataError("value 17 does not fit")) == 1
     assert lane.record_failure("pg", DataError("value 18 does not fit")) == 2
-    with pytest.raises(BlockedError, match=r"blocked at epoch 1, node 'pg', after 3 equal failures: DataError: value 19") as error:
+    with pytest.raises(
+        BlockedError, match=r"blocked at epoch 1, node 'pg', after 3 equal failures: DataError: value 19"
+    ) as error:
         lane.record_failure("pg", DataError("value 19 does not fit"))
     assert "goes on with this epoch" in error.value.hint
     found = find_block(world.ledger, world.state(), 3, "FILE")
@@ -294,7 +310,9 @@ def test_counts_of_a_sink_that_held_the_epoch_come_from_its_record(world):
 
 
 @pytest.mark.parametrize("vouched", [False, True])
-def test_an_epoch_that_a_paused_process_knows_is_dropped_only_if_the_user_vouches_for_its_death(world, vouched):
+def test_an_epoch_that_a_paused_process_knows_is_dropped_only_if_the_user_vouches_for_its_death(
+    world, vouched
+):
     lane = opened(world, LAKE)
     lane.plan({"src": 2}, Phase.LIVE)
     world.clock.sleep(11)
@@ -329,7 +347,9 @@ def test_a_row_that_was_removed_is_replayed_and_the_baseline_taken_anew(world):
     assert removed in target.rows
     world.broken.clear()
     run(world, lane)
-    assert [event["data"].get("first") for event in world.ledger.events("orders") if event["kind"] == "replaying"] == [2]
+    assert [
+        event["data"].get("first") for event in world.ledger.events("orders") if event["kind"] == "replaying"
+    ] == [2]
 
 
 def test_rows_are_not_replayed_over_rows_without_a_key(world):
@@ -414,12 +434,22 @@ def test_the_heartbeat_thread_keeps_the_lease_and_notices_its_loss(tmp_path):
     world = World()
     world.targets["pg"] = target
     world.ledger = ledger
-    how = {"sinks": world._factory(Probe()), "compiled": {"sql": "v1", "sinks": ["pg"]}, "pipeline_hash": "h", "initial": {"src": 0}}
+    how = {
+        "sinks": world._factory(Probe()),
+        "compiled": {"sql": "v1", "sinks": ["pg"]},
+        "pipeline_hash": "h",
+        "initial": {"src": 0},
+    }
     lane = EpochCoordinator.open(ledger, "orders", "main", {}, ttl=0.6, **how)
     details = {"rows": 7, "waiting": "a service"}
     lane.heartbeat.details = lambda: details
     other = open_sqlite(tmp_path / "ledger.db")
-    until(lambda: (state := other.state("orders")) is not None and state.progress == {"rows": 7, "waiting": "a service"})
+    until(
+        lambda: (
+            (state := other.state("orders")) is not None
+            and state.progress == {"rows": 7, "waiting": "a service"}
+        )
+    )
     del details["waiting"]
     until(lambda: (state := other.state("orders")) is not None and state.progress == {"rows": 7})
     (tmp_path / "ledger.db.locks").rename(tmp_path / "gone")  # from now on only expiry counts

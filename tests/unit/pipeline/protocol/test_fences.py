@@ -1,4 +1,7 @@
-"""Where the stream starts after a history that has offsets: below the fence nothing is missing, from it on the topic has all."""
+"""Where the stream starts after a history that has offsets.
+
+Below the fence nothing is missing, from it on the topic has all.
+"""
 
 from __future__ import annotations
 
@@ -43,20 +46,26 @@ def topic_of(messages: Sequence[int]) -> fences.FirstFilled:
     """A topic with messages at these offsets; the others are markers or compacted."""
 
     def first(gaps: Mapping[str, Sequence[Range]]) -> Mapping[str, int]:
-        filled = [at for at, (low, high) in enumerate(gaps["0"]) if any(low <= offset < high for offset in messages)]
+        filled = [
+            at for at, (low, high) in enumerate(gaps["0"]) if any(low <= offset < high for offset in messages)
+        ]
         return {"0": filled[0]} if filled else {}
 
     return first
 
 
 def test_gaps_between_and_inside_blocks() -> None:
-    assert measured([0, 1, 2, 3, 4, 6, 7, 20, 21]).partitions["0"] == PartitionOffsets(0, 22, ((5, 6), (8, 20)))
+    assert measured([0, 1, 2, 3, 4, 6, 7, 20, 21]).partitions["0"] == PartitionOffsets(
+        0, 22, ((5, 6), (8, 20))
+    )
 
 
 def test_gaps_below_the_topics_first_offset_do_not_count() -> None:
     have = measured([0, 1, 2, 3, 4, 6, 7, 20, 21], since=10)
     assert have.partitions["0"].gaps == ((10, 20),)
-    assert find_handoff_position(have, {"0": 10}, topic_of(range(10, 30))) == HandoffPosition({"0": 10}, {"0": (10, 20)})
+    assert find_handoff_position(have, {"0": 10}, topic_of(range(10, 30))) == HandoffPosition(
+        {"0": 10}, {"0": (10, 20)}
+    )
     assert find_handoff_position(have, {"0": 20}, topic_of(range(20, 30))) == HandoffPosition({"0": 22}, {})
 
 
@@ -74,7 +83,9 @@ def test_offsets_below_the_tables_first_one_are_a_gap() -> None:
 
 
 def test_markers_are_not_missing() -> None:
-    assert find_handoff_position(measured([0, 1, 3, 4, 6]), {"0": 0}, topic_of([0, 1, 3, 4, 6])) == HandoffPosition({"0": 7}, {})
+    assert find_handoff_position(
+        measured([0, 1, 3, 4, 6]), {"0": 0}, topic_of([0, 1, 3, 4, 6])
+    ) == HandoffPosition({"0": 7}, {})
 
 
 def test_more_gaps_than_are_listed_end_at_the_last_one_listed() -> None:
@@ -90,7 +101,10 @@ offsets_of_a_log = st.integers(0, 40)
 
 @given(table=st.sets(offsets_of_a_log), lost=st.sets(offsets_of_a_log), earliest=offsets_of_a_log)
 def test_each_message_arrives_once(table: set[int], lost: set[int], earliest: int) -> None:
-    """The table has some offsets; the topic has those from `earliest` on, without markers and what compaction took (`lost`)."""
+    """The table has some offsets.
+
+    The topic has those from `earliest` on, without markers and what compaction took (`lost`).
+    """
     messages = [offset for offset in range(41) if offset not in lost]
     in_topic = [offset for offset in messages if offset >= earliest]
     in_table = sorted(table & set(messages))
@@ -107,4 +121,11 @@ def test_each_message_arrives_once(table: set[int], lost: set[int], earliest: in
 def test_the_cut_goes_by_its_own_topic_alone() -> None:
     cut = HandoffFilter("p", "o", {"0": 3}, "t", "mine")
     rows = [("mine", 0, 2), ("mine", 0, 3), ("other", 0, 9), (None, 0, 9), ("mine", None, 9), ("mine", 1, 0)]
-    assert [cut.keeps({"t": topic, "p": part, "o": offset}) for topic, part, offset in rows] == [True, False, True, True, True, False]
+    assert [cut.keeps({"t": topic, "p": part, "o": offset}) for topic, part, offset in rows] == [
+        True,
+        False,
+        True,
+        True,
+        True,
+        False,
+    ]

@@ -46,13 +46,23 @@ def parsed(text: str) -> PipelineFile:
     return parse_pipeline(text, "orders.yaml")
 
 
-def carried(file: PipelineFile, *windows: str, partly: str | None = None, stream: bool = False) -> dict[str, Any]:
+def carried(
+    file: PipelineFile, *windows: str, partly: str | None = None, stream: bool = False
+) -> dict[str, Any]:
     """The position after some windows, and perhaps the handoff."""
     node = file.model.sources["src"]
     source = content_ref(source_identity(node))
-    here: dict[str, Any] = {"source": source, "pins": [{}], "fence": AT, "cursor": None, "history": positions.no_history()}
+    here: dict[str, Any] = {
+        "source": source,
+        "pins": [{}],
+        "fence": AT,
+        "cursor": None,
+        "history": positions.no_history(),
+    }
     for window in windows:
-        here = positions.advance_partition(file.model, node, here, window, (positions.bounded_phases(node), 0, ""))
+        here = positions.advance_partition(
+            file.model, node, here, window, (positions.bounded_phases(node), 0, "")
+        )
     if partly is not None:
         here = positions.advance_partition(file.model, node, here, partly, (0, 1, "abcd1234"))
     return {"src": here | ({"stream": AT, "began": AT, "catch_up": AT} if stream else {})}
@@ -71,9 +81,17 @@ class TestWindows:
         here = carried(file, "2024-03-01", "2024-01-01")["src"]["history"]
         assert here["done"] == [["2024-01-01", "2024-02-01"], ["2024-03-01", "2024-04-01"]]
         assert "complete" not in here
-        assert positions.completed_partitions(file.model, carried(file, "2024-03-01", "2024-01-01")) == ["2024-01-01", "2024-03-01"]
+        assert positions.completed_partitions(file.model, carried(file, "2024-03-01", "2024-01-01")) == [
+            "2024-01-01",
+            "2024-03-01",
+        ]
         whole = carried(file, "2024-03-01", "2024-01-01", "2024-02-01")
-        history = {"by": None, "done": [["2024-01-01", "2024-04-01"]], "complete": True, "pins": content_ref([{}])}
+        history = {
+            "by": None,
+            "done": [["2024-01-01", "2024-04-01"]],
+            "complete": True,
+            "pins": content_ref([{}]),
+        }
         assert whole["src"]["history"] | {"by": None} == history
         assert "pins" not in whole["src"]
         assert positions.history_complete(file.model, whole)
@@ -94,7 +112,11 @@ class TestWindows:
     def test_another_cut_is_never_complete(self) -> None:
         """What `status` and sensors read from the ledger with an edited file."""
         done = carried(parsed(TABLE + MONTHS), "2024-01-01", "2024-02-01", "2024-03-01")
-        for text in (TABLE, TABLE + MONTHS.replace("every: month", "every: day"), TABLE + MONTHS.replace("column: day", "column: at")):
+        for text in (
+            TABLE,
+            TABLE + MONTHS.replace("every: month", "every: day"),
+            TABLE + MONTHS.replace("column: day", "column: at"),
+        ):
             assert positions.completed_partitions(parsed(text).model, done) == []
             assert not positions.history_complete(parsed(text).model, done)
 
@@ -106,12 +128,16 @@ class TestSize:
         large = [{"files": ["x" * 40] * 100}]
         assert positions.placed_pins([{}]) == [{}]
         assert positions.placed_pins(large) == {"ref": content_ref(large)}
-        assert positions.pins_ref({"pins": large}) == positions.pins_ref({"pins": positions.placed_pins(large)})
+        assert positions.pins_ref({"pins": large}) == positions.pins_ref(
+            {"pins": positions.placed_pins(large)}
+        )
 
     def test_windows_added_after_the_last_one_bring_the_pins_back(self) -> None:
         before, after = parsed(TABLE + MONTHS), parsed(TABLE + MONTHS.replace("end: 2024-04", "end: 2024-06"))
         whole = carried(before, "2024-01-01", "2024-02-01", "2024-03-01")["src"]
-        here = positions.advance_partition(after.model, after.model.sources["src"], whole, "2024-04-01", (1, 0, ""))
+        here = positions.advance_partition(
+            after.model, after.model.sources["src"], whole, "2024-04-01", (1, 0, "")
+        )
         assert here["pins"] == {"ref": content_ref([{}])}
         assert positions.pins_ref(here) == positions.pins_ref(whole)
 
@@ -120,9 +146,15 @@ class TestSize:
         at = {"topic_id": "x" * 22, "offsets": {str(part): 123_456_789 for part in range(4)}}
         here: dict[str, Any] = carried(file)["src"] | {"fence": at}
         *_, last = positions.windows_of(file.model)
-        here["history"] = {"by": positions.partitions_json(file.model.partitions), "done": [["2015-01-01", last]], "open": {}}
+        here["history"] = {
+            "by": positions.partitions_json(file.model.partitions),
+            "done": [["2015-01-01", last]],
+            "open": {},
+        }
         here = positions.advance_partition(file.model, file.model.sources["src"], here, last, (1, 0, ""))
-        live = positions.without_overlap(here | {"stream": at, "began": at, "catch_up": at, "overlap": {"end": at, "nulls": False}})
+        live = positions.without_overlap(
+            here | {"stream": at, "began": at, "catch_up": at, "overlap": {"end": at, "nulls": False}}
+        )
         assert positions.history_complete(file.model, {"src": live})
         assert len(json.dumps({"src": live}, separators=(",", ":"))) < 500
 
@@ -152,7 +184,9 @@ class TestPartitions:
         assert said.startswith(f"orders.yaml:{7 if after else 2}:")
         assert "`partitions` cannot change any more: the history of source `src` was begun" in said
         former = "{column: day, every: month, start: 2024-01-01, end: 2024-04-01}"
-        assert (f"Restore the former value: `partitions: {former}`" if before else "Remove `partitions` again") in said
+        assert (
+            f"Restore the former value: `partitions: {former}`" if before else "Remove `partitions` again"
+        ) in said
         assert "headrace reset orders.yaml" in said
 
     @EDITS
@@ -161,7 +195,10 @@ class TestPartitions:
 
     def test_the_same_file_is_no_change(self) -> None:
         for text in (TABLE + MONTHS, HYBRID + MONTHS):
-            assert file_changes(parsed(text), carried(parsed(text), "2024-01-01", partly="2024-02-01")) == FileChanges()
+            assert (
+                file_changes(parsed(text), carried(parsed(text), "2024-01-01", partly="2024-02-01"))
+                == FileChanges()
+            )
 
     def test_a_later_end_adds_windows(self) -> None:
         before, after = parsed(TABLE + MONTHS), parsed(TABLE + MONTHS.replace("end: 2024-04", "end: 2024-06"))
@@ -169,14 +206,23 @@ class TestPartitions:
         found = file_changes(after, position)
         assert not found.refused
         assert "history now ends at 2024-06-01" in found.notes[0]
-        assert positions.completed_partitions(after.model, position) == ["2024-01-01", "2024-02-01", "2024-03-01"]
+        assert positions.completed_partitions(after.model, position) == [
+            "2024-01-01",
+            "2024-02-01",
+            "2024-03-01",
+        ]
         assert not positions.history_complete(after.model, position)
-        here = positions.advance_partition(after.model, after.model.sources["src"], position["src"], "2024-04-01", (1, 0, ""))
+        here = positions.advance_partition(
+            after.model, after.model.sources["src"], position["src"], "2024-04-01", (1, 0, "")
+        )
         assert here["history"]["done"] == [["2024-01-01", "2024-05-01"]]
         assert file_changes(after, {"src": here}) == FileChanges()
 
     def test_history_cannot_be_extended_once_the_stream_has_begun(self) -> None:
-        before, after = parsed(HYBRID + MONTHS), parsed(HYBRID + MONTHS.replace("end: 2024-04", "end: 2024-06"))
+        before, after = (
+            parsed(HYBRID + MONTHS),
+            parsed(HYBRID + MONTHS.replace("end: 2024-04", "end: 2024-06")),
+        )
         windows = ("2024-01-01", "2024-02-01", "2024-03-01")
         assert not file_changes(after, carried(before, *windows)).refused
         position = carried(before, *windows, stream=True)
@@ -188,23 +234,34 @@ class TestPartitions:
     def test_a_stream_of_another_source_counts_too(self) -> None:
         """Its rows are in the same sinks."""
         two = TABLE.replace(
-            "sinks:", "  live: {type: kafka, topic: t, primary_key: id, schema: {id: int64}}\nsinks:\n  out: {type: print, from: live}"
+            "sinks:",
+            "  live: {type: kafka, topic: t, primary_key: id, schema: {id: int64}}\nsinks:\n  out: {type:"
+            " print, from: live}",
         )
         before, after = parsed(two + MONTHS), parsed(two + MONTHS.replace("end: 2024-04", "end: 2024-06"))
-        stream = {"live": {"source": content_ref(source_identity(before.model.sources["live"])), "stream": AT}}
+        stream = {
+            "live": {"source": content_ref(source_identity(before.model.sources["live"])), "stream": AT}
+        }
         assert not file_changes(after, carried(before, "2024-01-01") | stream).refused
         position = carried(before, "2024-01-01", "2024-02-01", "2024-03-01") | stream
         assert "the stream has begun" in refusal(file_changes(after, position))
 
     def test_an_earlier_end_leaves_rows_out_where_a_stream_follows(self) -> None:
-        before, after = parsed(HYBRID + MONTHS), parsed(HYBRID + MONTHS.replace("end: 2024-04", "end: 2024-04, history_end: 2024-03"))
-        assert "rows of the days between would be in neither" in refusal(file_changes(after, carried(before, "2024-01-01")))
+        before, after = (
+            parsed(HYBRID + MONTHS),
+            parsed(HYBRID + MONTHS.replace("end: 2024-04", "end: 2024-04, history_end: 2024-03")),
+        )
+        assert "rows of the days between would be in neither" in refusal(
+            file_changes(after, carried(before, "2024-01-01"))
+        )
         assert file_changes(after, carried(before)) == FileChanges()
 
     def test_an_earlier_end_of_a_table_is_the_users_choice(self) -> None:
         before, after = parsed(TABLE + MONTHS), parsed(TABLE + MONTHS.replace("end: 2024-04", "end: 2024-03"))
         assert "history now ends at 2024-03-01" in file_changes(after, carried(before, "2024-01-01")).notes[0]
-        assert "window 2024-03-01 of source `src` is partly read" in refusal(file_changes(after, carried(before, partly="2024-03-01")))
+        assert "window 2024-03-01 of source `src` is partly read" in refusal(
+            file_changes(after, carried(before, partly="2024-03-01"))
+        )
 
 
 KAFKA = """
@@ -215,7 +272,9 @@ sinks:
   pg: {type: postgres, from: a, table: target}
 """
 TWO = KAFKA.replace(
-    "sinks:", "  b: {type: kafka, topic: b, primary_key: id, schema: {id: int64, v: int64}}\nsinks:\n  out: {type: print, from: b}"
+    "sinks:",
+    "  b: {type: kafka, topic: b, primary_key: id, schema: {id: int64, v: int64}}\nsinks:\n  out: {type:"
+    " print, from: b}",
 )
 
 
@@ -227,7 +286,11 @@ def after_an_epoch(before: str, after: str) -> FileChanges:
     for name, node in first.model.sources.items():
         identity = source_identity(node)
         contents[content_ref(identity)] = identity
-        history = {"pins": [{}], "fence": AT, "cursor": None, "history": positions.no_history()} if positions.bounded_phases(node) else {}
+        history = (
+            {"pins": [{}], "fence": AT, "cursor": None, "history": positions.no_history()}
+            if positions.bounded_phases(node)
+            else {}
+        )
         position[name] = {"source": content_ref(identity), "stream": AT} | history
     return file_changes(second, position, first.compiled(), contents.get)
 
@@ -238,16 +301,36 @@ class TestSources:
     @pytest.mark.parametrize(
         ("before", "after", "line", "said"),
         [
-            (TABLE, TABLE.replace("db.h", "db.h2"), 4, "`table_name` cannot change from `db.h` to `db.h2`: its history was pinned"),
+            (
+                TABLE,
+                TABLE.replace("db.h", "db.h2"),
+                4,
+                "`table_name` cannot change from `db.h` to `db.h2`: its history was pinned",
+            ),
             (
                 TABLE,
                 TABLE.replace("primary_key: id", "primary_key: id, filter: 'id > 2'"),
                 4,
                 "`filter` cannot change from nothing to `id > 2`",
             ),
-            (TABLE.replace("primary_key: id", "primary_key: id, filter: 'id > 2'"), TABLE, 4, "Restore the former value, `filter: id > 2`"),
-            (TABLE, TABLE.replace("primary_key: id", "primary_key: id, snapshot: none"), 4, "`snapshot` cannot change"),
-            (HYBRID, HYBRID.replace("db.h}", "db.h2}"), 8, "`table_name` cannot change from `db.h` to `db.h2`"),
+            (
+                TABLE.replace("primary_key: id", "primary_key: id, filter: 'id > 2'"),
+                TABLE,
+                4,
+                "Restore the former value, `filter: id > 2`",
+            ),
+            (
+                TABLE,
+                TABLE.replace("primary_key: id", "primary_key: id, snapshot: none"),
+                4,
+                "`snapshot` cannot change",
+            ),
+            (
+                HYBRID,
+                HYBRID.replace("db.h}", "db.h2}"),
+                8,
+                "`table_name` cannot change from `db.h` to `db.h2`",
+            ),
             (
                 HYBRID,
                 HYBRID.replace("db.h}", "db.h2}\n      - {source_type: clickhouse, table_name: db.h}"),
@@ -260,7 +343,12 @@ class TestSources:
                 9,
                 "`topic` cannot change from `orders` to `other`: the stream's offsets",
             ),
-            (HYBRID, HYBRID.replace("offset_table: {}", "handoff_lag: 2h"), 4, "the fence between history and stream was fixed"),
+            (
+                HYBRID,
+                HYBRID.replace("offset_table: {}", "handoff_lag: 2h"),
+                4,
+                "the fence between history and stream was fixed",
+            ),
             (KAFKA, KAFKA.replace("topic: a", "topic: b"), 4, "`topic` cannot change from `a` to `b`"),
             (
                 KAFKA,
@@ -273,7 +361,9 @@ class TestSources:
             (KAFKA, TABLE.replace("src", "a"), 4, "`type` cannot change from `kafka` to `clickhouse`"),
         ],
     )
-    def test_a_change_is_refused_with_its_line_and_the_way_out(self, before: str, after: str, line: int, said: str) -> None:
+    def test_a_change_is_refused_with_its_line_and_the_way_out(
+        self, before: str, after: str, line: int, said: str
+    ) -> None:
         refused = str(after_an_epoch(before, after).refused[0])
         assert said in refused
         assert refused.startswith(f"orders.yaml:{line}:")
@@ -282,7 +372,11 @@ class TestSources:
     @pytest.mark.parametrize(
         ("before", "after", "note"),
         [
-            (KAFKA, KAFKA.replace("v: int64", "v: int64, w: string"), "`a` changed: the next epochs follow the new file"),
+            (
+                KAFKA,
+                KAFKA.replace("v: int64", "v: int64, w: string"),
+                "`a` changed: the next epochs follow the new file",
+            ),
             (KAFKA, KAFKA.replace("topic: a", "topic: a, filter: 'v > 1'"), "`a` changed"),
             (TABLE, TABLE.replace("primary_key: id", "primary_key: id, split_rows: 10"), "`src` changed"),
             (TWO, KAFKA, "source `b` is no longer in the file: its rows stay"),
@@ -297,7 +391,10 @@ class TestSources:
     def test_what_is_written_out_and_the_default_are_the_same(self) -> None:
         lag = HYBRID.replace("offset_table: {}", "handoff_lag: 1h")
         assert after_an_epoch(lag, lag.replace("    handoff_lag: 1h\n", "")).refused == []
-        assert after_an_epoch(KAFKA, KAFKA.replace("topic: a", "topic: a, starting_offsets: earliest")).refused == []
+        assert (
+            after_an_epoch(KAFKA, KAFKA.replace("topic: a", "topic: a, starting_offsets: earliest")).refused
+            == []
+        )
 
     def test_a_ledger_that_lost_what_the_source_was(self) -> None:
         file = parsed(KAFKA)
@@ -311,16 +408,32 @@ class TestSources:
         assert "that this release does not read" in refusal(file_changes(parsed(TABLE), position))
 
     def test_every_key_of_a_source_is_fixed_or_may_change(self) -> None:
-        """A new key must be put into one of the two: what decides which rows a pin or an offset stands for is fixed."""
+        """A new key must be put into one of the two.
+
+        What decides which rows a pin or an offset stands for is fixed.
+        """
         may_change = {
             "clickhouse": {"columns", "split_rows"},
             "iceberg": {"columns"},
             "file": {"columns", "parallelism"},
-            "kafka": {"schema", "include_metadata", "filter", "batch_size", "batch_flush_interval", "parallelism"},
+            "kafka": {
+                "schema",
+                "include_metadata",
+                "filter",
+                "batch_size",
+                "batch_flush_interval",
+                "parallelism",
+            },
             "hybrid": set(),
         }
         shared = {"type", "primary_key", "telemetry", "description"}
-        for kind in (ClickHouseSourceConfig, IcebergSourceConfig, FileSourceConfig, KafkaSourceConfig, HybridSourceConfig):
+        for kind in (
+            ClickHouseSourceConfig,
+            IcebergSourceConfig,
+            FileSourceConfig,
+            KafkaSourceConfig,
+            HybridSourceConfig,
+        ):
             name = kind.model_fields["type"].default
             keys = {field.alias or key for key, field in kind.model_fields.items()} - shared
             assert keys == kind.identity_keys | may_change[name]
@@ -332,10 +445,26 @@ class TestSinks:
     @pytest.mark.parametrize(
         ("before", "after", "said"),
         [
-            (KAFKA, KAFKA.replace("table: target", "table: other"), "`table` cannot change from `target` to `other`"),
-            (KAFKA, KAFKA.replace("table: target", "table: target, schema: s"), "`schema` cannot change from `public` to `s`"),
-            (KAFKA, KAFKA.replace("{type: postgres, from: a, table: target}", "{type: print, from: a}"), "`type` cannot change"),
-            (KAFKA, KAFKA.replace("primary_key: id", "primary_key: [id, v]"), "the primary key cannot change from `id` to `id, v`"),
+            (
+                KAFKA,
+                KAFKA.replace("table: target", "table: other"),
+                "`table` cannot change from `target` to `other`",
+            ),
+            (
+                KAFKA,
+                KAFKA.replace("table: target", "table: target, schema: s"),
+                "`schema` cannot change from `public` to `s`",
+            ),
+            (
+                KAFKA,
+                KAFKA.replace("{type: postgres, from: a, table: target}", "{type: print, from: a}"),
+                "`type` cannot change",
+            ),
+            (
+                KAFKA,
+                KAFKA.replace("primary_key: id", "primary_key: [id, v]"),
+                "the primary key cannot change from `id` to `id, v`",
+            ),
         ],
     )
     def test_target_and_key_are_fixed(self, before: str, after: str, said: str) -> None:

@@ -1,4 +1,7 @@
-"""Ways out: an epoch that is skipped, a lane that starts over, a position that goes back; and that every state has one."""
+"""Ways out: an epoch that is skipped, a lane that starts over, a position that goes back.
+
+And that every state has one.
+"""
 
 from __future__ import annotations
 
@@ -99,8 +102,14 @@ def test_a_skipped_epoch_is_no_longer_lacking_once_a_rewind_reads_it_again(world
 
 def test_what_a_skipped_epoch_carried_is_in_words():
     start, end = ({"src": {"stream": {"offsets": {"0": at, "1": 4}}}} for at in (3, 9))
-    assert skipped_ranges({"data": {"start": start, "end": end, "splits": []}}) == "src partition 0: offsets 3 to 8"
-    assert skipped_ranges({"data": {"start": {}, "end": {"src": {}}, "splits": [{}, {}]}}) == "2 pieces of history"
+    assert (
+        skipped_ranges({"data": {"start": start, "end": end, "splits": []}})
+        == "src partition 0: offsets 3 to 8"
+    )
+    assert (
+        skipped_ranges({"data": {"start": {}, "end": {"src": {}}, "splits": [{}, {}]}})
+        == "2 pieces of history"
+    )
 
 
 @pytest.mark.parametrize("step", range(1, 40))
@@ -167,8 +176,13 @@ def test_a_reset_keeps_targets_with_a_key(world):
 @pytest.mark.parametrize("epochs", [0, 2])
 @pytest.mark.parametrize("emptied", [True, False])
 @pytest.mark.parametrize(("name", "other"), [("log", "keyed"), ("keyed", "log")])
-def test_a_sink_that_was_out_of_the_file_in_a_reset_needs_an_empty_target(world, name, other, emptied, epochs):
-    """Its rows are of the earlier start. Epochs of the two starts must not meet, and no epoch may be left out."""
+def test_a_sink_that_was_out_of_the_file_in_a_reset_needs_an_empty_target(
+    world, name, other, emptied, epochs
+):
+    """Its rows are of the earlier start.
+
+    Epochs of the two starts must not meet, and no epoch may be left out.
+    """
     lane = opened(world)
     run(world, lane, 2)
     lane.close()
@@ -178,7 +192,9 @@ def test_a_sink_that_was_out_of_the_file_in_a_reset_needs_an_empty_target(world,
     lane.close()
     with pytest.raises(SinkStateError, match="before the last reset") as refused:
         opened(world)
-    printed = re.search(r"`headrace (replay|accept-target) FILE --sink (\w+)(?: --from (\d+))?`", refused.value.hint)
+    printed = re.search(
+        r"`headrace (replay|accept-target) FILE --sink (\w+)(?: --from (\d+))?`", refused.value.hint
+    )
     assert printed
     assert printed[2] == name
     lane = opened(world, repair=frozenset({name}))
@@ -244,7 +260,9 @@ def newer(world: World, name: str) -> None:
 def different(world: World, name: str) -> None:
     key = world._key(name)
     record = world.targets[name].records[key]
-    world.targets[name].records[key] = replace(record, end={"src": 99}, end_digest="0" * len(record.end_digest))
+    world.targets[name].records[key] = replace(
+        record, end={"src": 99}, end_digest="0" * len(record.end_digest)
+    )
 
 
 def foreign(world: World, name: str) -> None:

@@ -26,7 +26,9 @@ def jvm() -> Iterator[subprocess.Popen]:
 
 def test_it_is_killed_and_waited_for(jvm):
     assert end_jvm({"host": HERE, "pid": 1, "jvm": describe_process(jvm.pid)})
-    assert psutil.Process(jvm.pid).status() == psutil.STATUS_ZOMBIE, "dead, and not yet reaped by us, its parent"
+    assert psutil.Process(jvm.pid).status() == psutil.STATUS_ZOMBIE, (
+        "dead, and not yet reaped by us, its parent"
+    )
 
 
 @pytest.mark.parametrize(
@@ -41,7 +43,9 @@ def test_others_are_left_alone(jvm, change, dead):
     named = describe_process(jvm.pid)
     holder = {"host": HERE, "pid": 1, "jvm": named} | change
     if "jvm" in change:
-        holder["jvm"] = named | {"create_time": named["create_time"] - 60}  # its pid was given to another process
+        holder["jvm"] = named | {
+            "create_time": named["create_time"] - 60
+        }  # its pid was given to another process
     assert end_jvm(holder) is dead
     assert jvm.poll() is None
 

@@ -1,4 +1,7 @@
-"""Statements in other dialects as text: names, what is offered, what cannot be said; and the hidden columns of any statement."""
+"""Statements in other dialects as text: names, what is offered, what cannot be said.
+
+And the hidden columns of any statement.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,11 @@ def said(text: str, dialect: str) -> str:
     ("dialect", "text", "meant"),
     [
         ("spark", 'SELECT Id AS "x" FROM T', 'SELECT Id AS "x" FROM T'),
-        ("datafusion", 'SELECT Id, "Big" AS "B", Big AS C FROM Orders', "SELECT id, `Big` AS `B`, big AS c FROM orders"),
+        (
+            "datafusion",
+            'SELECT Id, "Big" AS "B", Big AS C FROM Orders',
+            "SELECT id, `Big` AS `B`, big AS c FROM orders",
+        ),
         ("postgres", 'SELECT T.Id FROM "Raw"."T" AS T', "SELECT t.id FROM `Raw`.`T` AS t"),
     ],
 )
@@ -39,9 +46,13 @@ def test_names_fold_where_the_dialect_folds_them(dialect: str, text: str, meant:
 
 def test_types_that_are_called_alike_or_that_spark_lacks() -> None:
     text = (
-        "SELECT CAST(a AS FLOAT) AS f, a::REAL AS r, a::FLOAT8 AS d, CAST(a AS SMALLINT UNSIGNED) AS s, CAST(a AS INT UNSIGNED) AS i FROM t"
+        "SELECT CAST(a AS FLOAT) AS f, a::REAL AS r, a::FLOAT8 AS d, CAST(a AS SMALLINT UNSIGNED) AS s,"
+        " CAST(a AS INT UNSIGNED) AS i FROM t"
     )
-    meant = "SELECT CAST(a AS {}) AS f, CAST(a AS FLOAT) AS r, CAST(a AS DOUBLE) AS d, CAST(a AS INT) AS s, CAST(a AS BIGINT) AS i FROM t"
+    meant = (
+        "SELECT CAST(a AS {}) AS f, CAST(a AS FLOAT) AS r, CAST(a AS DOUBLE) AS d, CAST(a AS INT) AS s,"
+        " CAST(a AS BIGINT) AS i FROM t"
+    )
     assert said(text, "datafusion") == meant.format("FLOAT")
     assert said(text, "postgres") == meant.format("DOUBLE")
 
@@ -58,8 +69,16 @@ def test_types_that_are_called_alike_or_that_spark_lacks() -> None:
         ("postgres", "date_bin(b, a, c)", "date_bin by `b` cannot be said"),
         ("datafusion", "date_bin(a)", "date_bin takes a stride, a time and an origin, found 1"),
         ("postgres", "a SIMILAR TO b", "`a SIMILAR TO b` cannot be said .* the pattern must be written out"),
-        ("postgres", "a SIMILAR TO 'x#%' ESCAPE '#'", "`a SIMILAR TO 'x#%'` cannot be said .* without ESCAPE"),
-        ("datafusion", "arrow_cast(a, 'Dictionary(Int32, Utf8)')", "arrow_cast to `Dictionary\\(Int32, Utf8\\)`"),
+        (
+            "postgres",
+            "a SIMILAR TO 'x#%' ESCAPE '#'",
+            "`a SIMILAR TO 'x#%'` cannot be said .* without ESCAPE",
+        ),
+        (
+            "datafusion",
+            "arrow_cast(a, 'Dictionary(Int32, Utf8)')",
+            "arrow_cast to `Dictionary\\(Int32, Utf8\\)`",
+        ),
         ("datafusion", "to_char(a, '%Q')", "`%Q` of the format"),
         ("datafusion", "xs[1:5:2]", "a slice with a step"),
         ("datafusion", "digest(a, 'blake3')", "digest by `blake3`"),
@@ -118,7 +137,11 @@ sinks: {b: {type: blackhole, from: x}}
     node = file.model.transforms["x"]
     assert isinstance(node, SqlTransformConfig)
     assert node.spark_sql() == "SELECT `id` FROM orders WHERE `name` RLIKE '^a'"
-    for wrong, message in (("oracle", "dialect"), ("duckdb", "dialect"), ("spark", "add `dialect: datafusion`")):
+    for wrong, message in (
+        ("oracle", "dialect"),
+        ("duckdb", "dialect"),
+        ("spark", "add `dialect: datafusion`"),
+    ):
         with pytest.raises(PipelineFileError, match=message):
             parse_pipeline(text.replace("DIALECT", wrong))
 
@@ -130,14 +153,18 @@ def test_texts_in_double_quotes_are_found() -> None:
 NAMES = st.sampled_from(["a", "B", "c d", "_gs_op", "ü"])
 ITEMS = st.one_of(
     NAMES.map(lambda name: f"`{name}`"),
-    st.tuples(NAMES, NAMES).map(lambda pair: f"`{pair[0]}` AS `{pair[1]}`" if pair[1] != "_gs_op" else f"`{pair[0]}`"),
+    st.tuples(NAMES, NAMES).map(
+        lambda pair: f"`{pair[0]}` AS `{pair[1]}`" if pair[1] != "_gs_op" else f"`{pair[0]}`"
+    ),
     st.just("*"),
     st.just("t.*"),
     st.just("upper(a) AS up"),
     st.just("explode(xs) AS x"),
     st.just("struct(*) AS s"),
 )
-SELECTS = st.lists(ITEMS, min_size=1, max_size=4).filter(lambda items: sum("explode" in item for item in items) < 2)
+SELECTS = st.lists(ITEMS, min_size=1, max_size=4).filter(
+    lambda items: sum("explode" in item for item in items) < 2
+)
 SHAPES = st.sampled_from(
     [
         "SELECT {0} FROM t",
@@ -151,9 +178,13 @@ SHAPES = st.sampled_from(
 
 @settings(deadline=None, max_examples=150)
 @given(SHAPES, SELECTS, SELECTS)
-def test_every_select_ends_in_the_hidden_columns_once(shape: str, first: list[str], second: list[str]) -> None:
+def test_every_select_ends_in_the_hidden_columns_once(
+    shape: str, first: list[str], second: list[str]
+) -> None:
     text = shape.format(", ".join(first), ", ".join(second))
-    found = sqlglot.parse_one(statements.compile_statement(text, HIDDEN, rename={"t": "hr_t_0"}), dialect=statements.DIALECT)
+    found = sqlglot.parse_one(
+        statements.compile_statement(text, HIDDEN, rename={"t": "hr_t_0"}), dialect=statements.DIALECT
+    )
     for select in found.find_all(exp.Select):
         names = [item.alias_or_name for item in select.expressions]
         assert names[-2:] == [OP, POS]
@@ -203,7 +234,9 @@ MOMENT, DAY = "CAST('2025-03-04 23:06:07.890000+00:00' AS TIMESTAMP)", "CAST('20
     ],
 )
 def test_chance_is_seen_in_every_dialect(dialect: str, expression: str, chance: str | None) -> None:
-    assert statements.nondeterministic_calls(f"SELECT {expression} AS x FROM t", dialect=dialect) == ((chance,) if chance else ())
+    assert statements.nondeterministic_calls(f"SELECT {expression} AS x FROM t", dialect=dialect) == (
+        (chance,) if chance else ()
+    )
 
 
 @pytest.mark.parametrize(

@@ -29,16 +29,20 @@ def test_quotes_survive(written: str, meant: str) -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        "rand()", "uuid()", "shuffle(array(a))", "randstr(5)", "uniform(1, 9)", "aes_encrypt(a, 'sixteen letters.')", "input_file_block_start()",
-        "reflect('java.lang.System', 'nanoTime')", "java_method('java.lang.System', 'nanoTime')", "try_reflect('java.lang.System', 'nanoTime')",
+        "rand()", "uuid()", "shuffle(array(a))", "randstr(5)", "uniform(1, 9)", ("aes_encrypt(a, 'sixteen"
+                                                                                " letters.')"),
+                                                                                "input_file_block_start()",
+        ("reflect('java.lang.System',"
+        " 'nanoTime')"), ("java_method('java.lang.System',"
+                        " 'nanoTime')"), "try_reflect('java.lang.System', 'nanoTime')",
         "session_user()", "current_user", "version()", "transform(array(a), x -> concat(x, randstr(3)))",
     ],
 )  # fmt: skip
 def test_what_gives_other_values_in_a_replay_is_known(call: str) -> None:
     assert len(statements.nondeterministic_calls(f"SELECT {call} AS x FROM s")) == 1
-    assert statements.nondeterministic_calls(f"SELECT a FROM (SELECT {call} AS a FROM s)") == statements.nondeterministic_calls(
-        f"SELECT {call} AS x FROM s"
-    )
+    assert statements.nondeterministic_calls(
+        f"SELECT a FROM (SELECT {call} AS a FROM s)"
+    ) == statements.nondeterministic_calls(f"SELECT {call} AS x FROM s")
 
 
 def test_what_is_the_same_in_a_replay_needs_no_stage() -> None:
@@ -58,7 +62,13 @@ def test_what_is_the_same_in_a_replay_needs_no_stage() -> None:
         ("at < CURRENT_TIMESTAMP -- now()", ("CURRENT_TIMESTAMP",)),
         ("rand() % 10 = 0 OR randCanonical () < 0.1", ("rand()", "randCanonical()")),
         ("id IN (SELECT id FROM t WHERE d = yesterday())", ("yesterday()",)),
-        ("note = 'now()' /* rand() */ AND `today` = 1 AND \"current_date\" > 1 AND now > 2 AND rank(x) = 1", ()),
+        (
+            (
+                "note = 'now()' /* rand() */ AND `today` = 1 AND \"current_date\" > 1 AND now > 2 AND rank(x) ="
+                " 1"
+            ),
+            (),
+        ),
         ("cityHash64(id) % 10 = 0 AND toDate(at) > '2025-01-01' AND range_ = 1", ()),
         ("id = 'torn", ()),
     ],

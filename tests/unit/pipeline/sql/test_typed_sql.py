@@ -1,4 +1,7 @@
-"""What types decide in a statement: operators on numbers of more than 38 digits, and division of whole numbers."""
+"""What types decide in a statement.
+
+Operators on numbers of more than 38 digits, and division of whole numbers.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,13 @@ COLUMNS = {
     "c": type_of_wide(pa.decimal256(60, 4)),
     "c2": type_of_wide(pa.decimal256(70, 10)),
 }
-ALL = {"u": "uint256", "i": "int256", "w": "decimal256(39, 0)", "c": "decimal256(60, 4)", "c2": "decimal256(70, 10)"}
+ALL = {
+    "u": "uint256",
+    "i": "int256",
+    "w": "decimal256(39, 0)",
+    "c": "decimal256(60, 4)",
+    "c2": "decimal256(70, 10)",
+}
 MOST = "115792089237316195423570985008687907853269984665640564039457584007913129639935"
 
 
@@ -67,7 +76,11 @@ def said(expression: str, dialect: str = "spark") -> tuple[str, str]:
         ("u BETWEEN 1 AND 2", "(U256_COMPARE(u, '1') >= 0 AND U256_COMPARE(u, '2') <= 0)", ""),
         ("try_cast(n AS uint256)", "CASE WHEN n IS NULL THEN NULL ELSE TO_U256(n) END", "uint256"),
         ("u NOT IN (1, 2)", "NOT (U256_COMPARE(u, '1') = 0 OR U256_COMPARE(u, '2') = 0)", ""),
-        ("CASE WHEN u > 5 THEN u ELSE 0 END", "CASE WHEN U256_COMPARE(u, '5') > 0 THEN u ELSE TO_U256('0') END", "uint256"),
+        (
+            "CASE WHEN u > 5 THEN u ELSE 0 END",
+            "CASE WHEN U256_COMPARE(u, '5') > 0 THEN u ELSE TO_U256('0') END",
+            "uint256",
+        ),
         ("coalesce(u, 0)", "COALESCE(u, TO_U256('0'))", "uint256"),
         ("if(b, u, NULL)", "IF(b, u, NULL)", "uint256"),
         ("nullif(u, 0)", "CASE WHEN U256_COMPARE(u, '0') = 0 THEN NULL ELSE u END", "uint256"),
@@ -91,7 +104,11 @@ def said(expression: str, dialect: str = "spark") -> tuple[str, str]:
         ("coalesce_meta(NULL, u, 0)", "COALESCE_META(NULL, u, TO_U256('0'))", "uint256"),
         ("nvl2(u, 1, 2)", "NVL2(u, 1, 2)", ""),
         ("nullif(n, u)", "CASE WHEN I256_COMPARE(n, u) = 0 THEN NULL ELSE n END", ""),
-        ("u IS DISTINCT FROM i", "NOT (COALESCE(I256_COMPARE(u, i) = 0, FALSE) OR (u IS NULL AND i IS NULL))", ""),
+        (
+            "u IS DISTINCT FROM i",
+            "NOT (COALESCE(I256_COMPARE(u, i) = 0, FALSE) OR (u IS NULL AND i IS NULL))",
+            "",
+        ),
         ("u = NULL", "I256_COMPARE(u, NULL) = 0", ""),
         ("to_int64(u)", "TO_INT64(u)", ""),
         ("CAST(u AS DECIMAL(38, 0)) + 1", "CAST(u AS DECIMAL(38, 0)) + 1", ""),
@@ -120,8 +137,10 @@ def test_operators_on_wide_numbers_are_functions(written: str, meant: str | None
         ("named_struct('a', u).a < '9'", "U256_COMPARE(STRUCT(u AS a).a, '9') < 0", ""),
         ("map('a', u)['a'] = 5", "U256_COMPARE(MAP('a', u)['a'], '5') = 0", ""),
         ("array(struct(i AS v)).v[0] > '9'", "I256_COMPARE(ARRAY(STRUCT(i AS v)).v[0], '9') > 0", ""),
-        ("array(named_struct('a', s, 'b', u))[0].b + 1", "U256_ADD(ARRAY(STRUCT(s AS a, u AS b))[0].b, TO_U256('1'))", "uint256"),
-        ("map('a', u, nofunc(s), u)['a'] + 1", "U256_ADD(MAP('a', u, NOFUNC(s), u)['a'], TO_U256('1'))", "uint256"),
+        (("array(named_struct('a', s, 'b', u))[0].b +"
+         " 1"), "U256_ADD(ARRAY(STRUCT(s AS a, u AS b))[0].b, TO_U256('1'))", "uint256"),
+        (("map('a', u, nofunc(s), u)['a'] +"
+         " 1"), "U256_ADD(MAP('a', u, NOFUNC(s), u)['a'], TO_U256('1'))", "uint256"),
         ("array(struct(u AS a, NULL AS b), struct(NULL AS a, i AS b))[0].b", None, "int256"),
         ("coalesce(array(u), array())[0] > 1", "U256_COMPARE(COALESCE(ARRAY(u), ARRAY())[0], '1') > 0", ""),
         ("explode(array(c))", "EXPLODE(ARRAY(c))", "decimal256(60, 4)"),
@@ -134,17 +153,22 @@ def test_operators_on_wide_numbers_are_functions(written: str, meant: str | None
         ("transform(xs, x -> st.a + x)", "TRANSFORM(xs, x -> st.a + x)", ""),
     ],
 )  # fmt: skip
-def test_numbers_in_lists_maps_and_structs_keep_their_type(written: str, meant: str | None, kind: str) -> None:
+def test_numbers_in_lists_maps_and_structs_keep_their_type(
+    written: str, meant: str | None, kind: str
+) -> None:
     text, found = said(written)
     assert (text if meant is not None else None, found) == (meant, kind)
 
 
 def test_a_list_keeps_its_type_through_with_and_from_node_to_node() -> None:
     query = statements.parse(
-        "WITH c AS (SELECT array(u) AS us, named_struct('v', i) AS p FROM t) SELECT us, p, us[0] < 5 AS l, p.v < 5 AS m FROM c"
+        "WITH c AS (SELECT array(u) AS us, named_struct('v', i) AS p FROM t) SELECT us, p, us[0] < 5 AS l,"
+        " p.v < 5 AS m FROM c"
     )
     found = apply_types(query, {"t": COLUMNS})
-    assert "U256_COMPARE(us[0], '5') < 0 AS l, I256_COMPARE(p.v, '5') < 0 AS m" in query.sql(dialect=statements.DIALECT)
+    assert "U256_COMPARE(us[0], '5') < 0 AS l, I256_COMPARE(p.v, '5') < 0 AS m" in query.sql(
+        dialect=statements.DIALECT
+    )
     again = statements.parse("SELECT us[1] > '5' AS more FROM n")
     apply_types(again, {"n": found.nested})
     assert "U256_COMPARE(us[1], '5') > 0" in again.sql(dialect=statements.DIALECT)
@@ -155,7 +179,9 @@ def test_a_list_keeps_its_type_through_with_and_from_node_to_node() -> None:
 def test_a_lambda_cannot_compute_with_wide_numbers() -> None:
     query = statements.parse("SELECT filter(xs, x -> u256_add(u, u) > x) AS c FROM t")
     apply_types(query, {"t": COLUMNS})
-    with pytest.raises(UserError, match=r"node 'x': `U256_ADD\(.*\)` is in a lambda, and `u256_add` takes whole columns"):
+    with pytest.raises(
+        UserError, match=r"node 'x': `U256_ADD\(.*\)` is in a lambda, and `u256_add` takes whole columns"
+    ):
         statements.compile_statement(query, [], node="x")
 
 
@@ -170,9 +196,18 @@ def test_a_lambda_cannot_compute_with_wide_numbers() -> None:
             (f"{call}(array(u), array(u))", "ARRAY(u)")
             for call in ("concat", "array_union", "array_except", "array_intersect", "arrays_zip")
         ],
-        *[(f"{call}(array(u), 5)", "ARRAY(u)") for call in ("array_contains", "array_position", "array_remove", "array_append")],
-        *[(f"{call}(map('a', u))", "MAP('a', u)") for call in ("map_keys", "map_values", "map_entries", "map_concat")],
-        *[(f"{call}(array(u), x -> x > 10)", "ARRAY(u)") for call in ("filter", "exists", "forall", "transform", "any_match")],
+        *[
+            (f"{call}(array(u), 5)", "ARRAY(u)")
+            for call in ("array_contains", "array_position", "array_remove", "array_append")
+        ],
+        *[
+            (f"{call}(map('a', u))", "MAP('a', u)")
+            for call in ("map_keys", "map_values", "map_entries", "map_concat")
+        ],
+        *[
+            (f"{call}(array(u), x -> x > 10)", "ARRAY(u)")
+            for call in ("filter", "exists", "forall", "transform", "any_match")
+        ],
         ("array_contains(array(9, NULL), u)", "u"),
         ("aggregate(array(u), to_u256(0), (a, x) -> a + x)", "ARRAY(u)"),
         ("zip_with(array(u), array(i), (a, b) -> a < b)", "ARRAY(u)"),
@@ -190,8 +225,34 @@ def test_a_lambda_cannot_compute_with_wide_numbers() -> None:
         ("u256_add(array(u), 1)", "ARRAY(u)"),
         ("CAST(array(u) AS uint256)", "ARRAY(u)"),
         ("(u, i) = (u, i)", "u"),
-        *[(f"{call}(u)", "u") for call in ("round", "hex", "sum_of", "hash", "md5", "keccak256", "to_json", "zeroifnull", "sqrt", "upper")],
-        *[(f"{call}(u, 5)", "u") for call in ("greatest", "least", "shiftleft", "format_number", "try_add", "nullifzero", "lpad", "pow")],
+        *[
+            (f"{call}(u)", "u")
+            for call in (
+                "round",
+                "hex",
+                "sum_of",
+                "hash",
+                "md5",
+                "keccak256",
+                "to_json",
+                "zeroifnull",
+                "sqrt",
+                "upper",
+            )
+        ],
+        *[
+            (f"{call}(u, 5)", "u")
+            for call in (
+                "greatest",
+                "least",
+                "shiftleft",
+                "format_number",
+                "try_add",
+                "nullifzero",
+                "lpad",
+                "pow",
+            )
+        ],
         *[(f"u {operator} '1'", "u") for operator in ("&", "|", "<<", "RLIKE", "ILIKE", "SIMILAR TO")],
         *[(f"{call}(c)", "c") for call in ("abs", "round", "floor", "greatest")],
         ("-c", "c"),
@@ -216,10 +277,18 @@ def test_every_other_operator_is_refused(written: str, number: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "item", ["explode(array(u))", "posexplode(array(u)) AS (p, x)", "explode(map('a', u)) AS (k, v)", "stack(1, u) AS x"]
+    "item",
+    [
+        "explode(array(u))",
+        "posexplode(array(u)) AS (p, x)",
+        "explode(map('a', u)) AS (k, v)",
+        "stack(1, u) AS x",
+    ],
 )
 def test_a_generator_whose_column_would_lose_its_type_is_refused(item: str) -> None:
-    with pytest.raises(UserError, match=r" is not available for `.*u.*`, which is .*UINT256|uint256") as caught:
+    with pytest.raises(
+        UserError, match=r" is not available for `.*u.*`, which is .*UINT256|uint256"
+    ) as caught:
         apply_types(statements.parse(f"SELECT n, {item} FROM t"), {"t": COLUMNS})
     assert "LATERAL VIEW" in caught.value.hint
 
@@ -275,7 +344,9 @@ def test_a_number_beside_another_type_is_refused(written: str, number: str, othe
 
 
 def test_try_cast_cannot_give_null() -> None:
-    with pytest.raises(UserError, match=r"`TRY_CAST\(s AS UINT256\)` cannot give NULL for a value that is not uint256"):
+    with pytest.raises(
+        UserError, match=r"`TRY_CAST\(s AS UINT256\)` cannot give NULL for a value that is not uint256"
+    ):
         said("try_cast(s AS uint256)")
 
 
@@ -285,18 +356,30 @@ def test_try_cast_cannot_give_null() -> None:
         ("SELECT * FROM t", ALL),
         ("SELECT t.* FROM t", ALL),
         ("SELECT * EXCEPT (i, c, c2, w), st.* FROM t", {"u": "uint256"}),
-        ("SELECT c AS x, c FROM t UNION ALL SELECT c, NULL FROM t", {"x": "decimal256(60, 4)", "c": "decimal256(60, 4)"}),
+        (
+            "SELECT c AS x, c FROM t UNION ALL SELECT c, NULL FROM t",
+            {"x": "decimal256(60, 4)", "c": "decimal256(60, 4)"},
+        ),
         ("SELECT x, x < 5 AS less FROM t LATERAL VIEW explode(array(u, u + 1)) e AS x", {"x": "uint256"}),
-        ("WITH c AS (SELECT u + 1 AS v, * FROM t) SELECT v, v * 2 AS w FROM c", {"v": "uint256", "w": "uint256"}),
+        (
+            "WITH c AS (SELECT u + 1 AS v, * FROM t) SELECT v, v * 2 AS w FROM c",
+            {"v": "uint256", "w": "uint256"},
+        ),
         ("SELECT q.v + 1 AS w FROM (SELECT u AS v FROM t) AS q", {"w": "uint256"}),
         ("SELECT w + 1 AS v FROM (SELECT u FROM t) AS q(w)", {"v": "uint256"}),
         ("SELECT u + 1 AS x, x + 1 AS y FROM t", {"x": "uint256", "y": "uint256"}),
         ("SELECT u FROM t UNION ALL SELECT u + 1 FROM t UNION ALL SELECT NULL FROM t", {"u": "uint256"}),
         ("SELECT a.u, x FROM t AS a LATERAL VIEW explode(xs) e AS x WHERE a.u > 5", {"u": "uint256"}),
         ("SELECT n, explode(xs) AS x FROM t", {}),
-        ("SELECT * FROM (SELECT n, u FROM t) LATERAL VIEW explode(array(u, 5)) e AS x", {"u": "uint256", "x": "uint256"}),
+        (
+            "SELECT * FROM (SELECT n, u FROM t) LATERAL VIEW explode(array(u, 5)) e AS x",
+            {"u": "uint256", "x": "uint256"},
+        ),
         ("SELECT s.* FROM (SELECT named_struct('v', u, 'n', n) AS s FROM t)", {"v": "uint256"}),
-        ("SELECT v.s.* FROM (SELECT named_struct('v', u, 'n', nofunc(n)) AS s FROM t) AS v", {"v": "uint256"}),
+        (
+            "SELECT v.s.* FROM (SELECT named_struct('v', u, 'n', nofunc(n)) AS s FROM t) AS v",
+            {"v": "uint256"},
+        ),
         ("SELECT u + 1, array(i)[0] FROM t", {"u + 1": "uint256", "array(i)[0]": "int256"}),
         ("SELECT e.* FROM t LATERAL VIEW explode(array(s)) e AS u", {}),
         ("SELECT t.u, e.u AS v FROM t LATERAL VIEW explode(array(s)) e AS u", {"u": "uint256"}),
@@ -308,24 +391,44 @@ def test_output_columns_carry_the_type(statement: str, wide: dict[str, str]) -> 
 
 
 @pytest.mark.parametrize(
-    ("first", "second"), [("u", "i"), ("u", "n"), ("s", "i"), ("c", "c2"), ("c", "s"), ("u", "nofunc(n)"), ("array(u) AS a", "array(i)")]
+    ("first", "second"),
+    [
+        ("u", "i"),
+        ("u", "n"),
+        ("s", "i"),
+        ("c", "c2"),
+        ("c", "s"),
+        ("u", "nofunc(n)"),
+        ("array(u) AS a", "array(i)"),
+    ],
 )
 def test_branches_must_have_one_type(first: str, second: str) -> None:
-    with pytest.raises(UserError, match=f"column `{first[-1]}` is .* in one branch of UNION ALL, and .* in another"):
-        apply_types(statements.parse(f"SELECT {first} FROM t UNION ALL SELECT {second} FROM t"), {"t": COLUMNS})
+    with pytest.raises(
+        UserError, match=f"column `{first[-1]}` is .* in one branch of UNION ALL, and .* in another"
+    ):
+        apply_types(
+            statements.parse(f"SELECT {first} FROM t UNION ALL SELECT {second} FROM t"), {"t": COLUMNS}
+        )
 
 
 def test_an_empty_list_in_one_branch_leaves_the_other_s_type() -> None:
     found = apply_types(
-        statements.parse("SELECT array() AS a, map('k', i) AS m FROM t UNION ALL SELECT array(u), map() FROM t"), {"t": COLUMNS}
+        statements.parse(
+            "SELECT array() AS a, map('k', i) AS m FROM t UNION ALL SELECT array(u), map() FROM t"
+        ),
+        {"t": COLUMNS},
     )
-    assert {name: kind.sql("spark") for name, kind in found.nested.items()} == {"a": "ARRAY<UINT256>", "m": "MAP<STRING, INT256>"}
+    assert {name: kind.sql("spark") for name, kind in found.nested.items()} == {
+        "a": "ARRAY<UINT256>",
+        "m": "MAP<STRING, INT256>",
+    }
 
 
 def test_symmetric_bounds_are_taken_in_either_order() -> None:
     text, _ = said("u BETWEEN SYMMETRIC 10 AND 9", "postgres")
     assert text == (
-        "(U256_COMPARE(u, '10') >= 0 AND U256_COMPARE(u, '9') <= 0 OR (U256_COMPARE(u, '10') <= 0 AND U256_COMPARE(u, '9') >= 0))"
+        "(U256_COMPARE(u, '10') >= 0 AND U256_COMPARE(u, '9') <= 0 OR (U256_COMPARE(u, '10') <= 0 AND"
+        " U256_COMPARE(u, '9') >= 0))"
     )
 
 
@@ -396,10 +499,30 @@ def test_unnest_of_a_struct_is_its_fields() -> None:
         ("concat(u, s)", "datafusion", "CONCAT_WS('', u, s)", ""),
         ("u::text", "postgres", "U256_TO_STRING(u)", ""),
         ("s::uint256", "datafusion", "CASE WHEN s IS NULL THEN NULL ELSE TO_U256(s) END", "uint256"),
-        ("make_array(u, 5)[1] + 1", "datafusion", "U256_ADD(TRY_ELEMENT_AT(ARRAY(u, TO_U256('5')), 1), TO_U256('1'))", "uint256"),
-        ("struct(n, u + 1).col2 > 1", "datafusion", "U256_COMPARE(STRUCT(n, U256_ADD(u, TO_U256('1'))).col2, '1') > 0", ""),
-        ("named_struct('a', u)['a'] + 1", "datafusion", "U256_ADD(NAMED_STRUCT('a', u)['a'], TO_U256('1'))", "uint256"),
-        ("array_transform(xs, x -> x / 2)", "datafusion", "ARRAY_TRANSFORM(xs, x -> CAST((x DIV 2) AS INT))", ""),
+        (
+            "make_array(u, 5)[1] + 1",
+            "datafusion",
+            "U256_ADD(TRY_ELEMENT_AT(ARRAY(u, TO_U256('5')), 1), TO_U256('1'))",
+            "uint256",
+        ),
+        (
+            "struct(n, u + 1).col2 > 1",
+            "datafusion",
+            "U256_COMPARE(STRUCT(n, U256_ADD(u, TO_U256('1'))).col2, '1') > 0",
+            "",
+        ),
+        (
+            "named_struct('a', u)['a'] + 1",
+            "datafusion",
+            "U256_ADD(NAMED_STRUCT('a', u)['a'], TO_U256('1'))",
+            "uint256",
+        ),
+        (
+            "array_transform(xs, x -> x / 2)",
+            "datafusion",
+            "ARRAY_TRANSFORM(xs, x -> CAST((x DIV 2) AS INT))",
+            "",
+        ),
     ],
 )
 def test_types_are_the_same_in_every_dialect(written: str, dialect: str, meant: str, kind: str) -> None:

@@ -43,9 +43,18 @@ from headrace.pipeline.file.typescript import javascript
         ("f<string>(x); const g = f<number>", "f(x); const g = f"),
         ("class A<T> extends B<T> implements C, D<T> {}", "class A extends B {}"),
         ("abstract class A { abstract f(): void; abstract x: number; g() {} }", "class A { ;; ;; g() {} }"),
-        ("class A { private x: number = 1; public readonly y?: string; protected static z!: T }", "class A { ; x = 1; ; y; ; static z }"),
+        (
+            "class A { private x: number = 1; public readonly y?: string; protected static z!: T }",
+            "class A { ; x = 1; ; y; ; static z }",
+        ),
         ("class A { declare x: number; [k: string]: any; f?(): void }", "class A { ;; ;; ; }"),
-        ("class A { constructor(a: string) {} private get x(): number { return 1 } override f(): void {} }", None),
+        (
+            (
+                "class A { constructor(a: string) {} private get x(): number { return 1 } override f(): void {}"
+                " }"
+            ),
+            None,
+        ),
         ("class A { f(x: string): string; f(x: any) { return x } }", None),
         ("let x: typeof y, z: keyof T, u: unique symbol, w: A[0]['b'][]", "let x, z, u, w"),
         ("for (const x of y as string[]) {}", "for (const x of y) {}"),
@@ -53,7 +62,10 @@ from headrace.pipeline.file.typescript import javascript
         ("const x = a < b && c > d", "const x = a < b && c > d"),
         ("const x = a ? (b) : c => d", "const x = a ? (b) : c => d"),
         ("label: for (;;) { break label }", "label: for (;;) { break label }"),
-        ("const x = {a: 1, 'type': 2, interface: 3, as: 4}.as", "const x = {a: 1, 'type': 2, interface: 3, as: 4}.as"),
+        (
+            "const x = {a: 1, 'type': 2, interface: 3, as: 4}.as",
+            "const x = {a: 1, 'type': 2, interface: 3, as: 4}.as",
+        ),
         ("let type = 1; type = 2; const of = type", "let type = 1; type = 2; const of = type"),
     ],
 )
@@ -122,7 +134,9 @@ def test_statements_do_not_run_on_into_the_next_line(typescript: str, value: int
         ("function f( {", "no TypeScript that can be parsed", None),
     ],
 )
-def test_what_is_more_than_types_is_refused_with_its_place(typescript: str, said: str, at: tuple[int, int] | None) -> None:
+def test_what_is_more_than_types_is_refused_with_its_place(
+    typescript: str, said: str, at: tuple[int, int] | None
+) -> None:
     with pytest.raises(UserError) as caught:
         javascript(typescript, node="n", at=FileLocation("f.yaml", 10, 7))
     assert said in caught.value.message

@@ -46,7 +46,10 @@ def problems(path: Path) -> list[str]:
 def test_a_test_is_read_with_numbers_and_times_as_they_are_written(tmp_path: Path) -> None:
     found = case(tmp_path, GOOD)
     rows = found.given("orders")
-    assert rows.records == [{"id": 1, "cents": Decimal("2.50"), "placed_at": "2025-01-01T10:00:00Z"}, {"id": 8, "_gs_op": "d"}]
+    assert rows.records == [
+        {"id": 1, "cents": Decimal("2.50"), "placed_at": "2025-01-01T10:00:00Z"},
+        {"id": 8, "_gs_op": "d"},
+    ]
     assert str(rows.records[0]["cents"]) == "2.50"
     assert isinstance(rows.records[0]["placed_at"], Timestamp)
     assert (rows.place(1, "_gs_op").line, rows.place(1, "_gs_op").column) == (10, 21)
@@ -54,7 +57,9 @@ def test_a_test_is_read_with_numbers_and_times_as_they_are_written(tmp_path: Pat
     assert found.node.expect["priced"].columns == ("id", "amount")
 
 
-def test_the_same_section_in_the_pipeline_file_changes_neither_its_hash_nor_what_the_ledger_stores(tmp_path: Path) -> None:
+def test_the_same_section_in_the_pipeline_file_changes_neither_its_hash_nor_what_the_ledger_stores(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "orders.yaml").write_text(f"{ORDERS}tests:\n{GOOD}")
     (found,) = load_cases(tmp_path / "orders.yaml")
     assert found.name == "cents_become_an_amount"
@@ -118,11 +123,20 @@ def test_the_same_mistakes_are_told_where_the_tests_are_in_the_pipeline_file(tmp
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("pipeline: orders.yaml\ntest: {}\n", ["1:1 `tests` is missing", "2:1 unknown key `test`; did you mean `tests`?"]),
+        (
+            "pipeline: orders.yaml\ntest: {}\n",
+            ["1:1 `tests` is missing", "2:1 unknown key `test`; did you mean `tests`?"],
+        ),
         ("tests: {}\n", ["1:1 `pipeline` is missing"]),
         ("- a\n", ["1:1 a file of tests is a map with `pipeline` and `tests`"]),
-        ("pipeline: nowhere.yaml\ntests: {}\n", ["1:1 `{folder}/nowhere.yaml` cannot be read: No such file or directory"]),
-        ("pipeline: bad.yaml\ntests: {a: {}}\n", ["5:5 source type `kafkaa` is not known; did you mean `kafka`?"]),
+        (
+            "pipeline: nowhere.yaml\ntests: {}\n",
+            ["1:1 `{folder}/nowhere.yaml` cannot be read: No such file or directory"],
+        ),
+        (
+            "pipeline: bad.yaml\ntests: {a: {}}\n",
+            ["5:5 source type `kafkaa` is not known; did you mean `kafka`?"],
+        ),
     ],
 )
 def test_a_file_that_is_wrong_as_a_whole(text: str, said: list[str], tmp_path: Path) -> None:
@@ -140,11 +154,17 @@ def test_rows_from_other_files(tmp_path: Path) -> None:
     (tmp_path / "given" / "a.csv").write_text('id,note,_gs_op\n1,"a, b",\n2,,d\n')
     (tmp_path / "given" / "a.ndjson").write_text('{"id": 1, "cents": 2.50}\n\n{"id": 2, "note": null}\n')
     pq.write_table(
-        pa.table({"id": pa.array([1], pa.int32()), "at": pa.array([datetime(2025, 1, 1)], pa.timestamp("us"))}), tmp_path / "a.parquet"
+        pa.table(
+            {"id": pa.array([1], pa.int32()), "at": pa.array([datetime(2025, 1, 1)], pa.timestamp("us"))}
+        ),
+        tmp_path / "a.parquet",
     )
     form = "  t:\n    given: {{orders: {{{}}}}}\n    expect_error: x\n"
     csv = case(tmp_path, form.format("csv: given/a.csv")).given("orders")
-    assert csv.records == [{"id": "1", "note": "a, b", "_gs_op": None}, {"id": "2", "note": None, "_gs_op": "d"}]
+    assert csv.records == [
+        {"id": "1", "note": "a, b", "_gs_op": None},
+        {"id": "2", "note": None, "_gs_op": "d"},
+    ]
     assert str(csv.place(1, "id")) == f"{tmp_path}/given/a.csv:3"
     json = case(tmp_path, form.format("json: given/a.ndjson")).given("orders")
     assert [str(json.records[0]["cents"]), json.records[1]] == ["2.50", {"id": 2, "note": None}]
@@ -161,7 +181,11 @@ def test_rows_from_other_files(tmp_path: Path) -> None:
         ("csv", "id,id\n1,2\n", "1:None the column `id` stands twice in the header"),
         ("csv", "id,cents\n1,2\n3\n", "3:None the line has 1 cells, and the header 2"),
         ("json", '{"id": 1}\n[1]\n', "2:None `[1]` is no JSON object"),
-        ("json", "{id: 1}\n", "1:None not JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
+        (
+            "json",
+            "{id: 1}\n",
+            "1:None not JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)",
+        ),
         ("parquet", "id\n", "5:9 `{path}` cannot be read: it is no Parquet file"),
     ],
 )
@@ -170,17 +194,28 @@ def test_other_files_that_are_wrong(form: str, content: str | None, said: str, t
     if content is not None:
         path.write_text(content)
     found = case(
-        tmp_path, f"  t:\n    given:\n      orders: {{ {form}: rows }}\n    expect_error: x\n".replace("{ ", "\n        ").replace(" }", "")
+        tmp_path,
+        f"  t:\n    given:\n      orders: {{ {form}: rows }}\n    expect_error: x\n".replace(
+            "{ ", "\n        "
+        ).replace(" }", ""),
     )
     with pytest.raises(PipelineFileError) as caught:
         found.given("orders")
     (problem,) = caught.value.problems
     assert problem.place is not None
-    assert f"{problem.place.line}:{problem.place.column} {problem.message}" == said.format(path=path).replace("5:9", "6:9")
+    assert f"{problem.place.line}:{problem.place.column} {problem.message}" == said.format(path=path).replace(
+        "5:9", "6:9"
+    )
 
 
 def test_what_is_found_by_a_path(tmp_path: Path) -> None:
-    for name in ("orders.test.yaml", "orders.prices.test.yaml", "orders2.test.yaml", "deep/er/a.test.yml", ".hidden/b.test.yaml"):
+    for name in (
+        "orders.test.yaml",
+        "orders.prices.test.yaml",
+        "orders2.test.yaml",
+        "deep/er/a.test.yml",
+        ".hidden/b.test.yaml",
+    ):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("pipeline: x\ntests: {}\n")
@@ -194,4 +229,10 @@ def test_what_is_found_by_a_path(tmp_path: Path) -> None:
     assert found(tmp_path / "orders.yaml") == ["orders.prices.test.yaml", "orders.test.yaml"]
     assert found(tmp_path / "with.yaml") == ["with.yaml"]
     assert found(tmp_path / "orders2.test.yaml") == ["orders2.test.yaml"]
-    assert found(tmp_path) == ["deep/er/a.test.yml", "orders.prices.test.yaml", "orders.test.yaml", "orders2.test.yaml", "with.yaml"]
+    assert found(tmp_path) == [
+        "deep/er/a.test.yml",
+        "orders.prices.test.yaml",
+        "orders.test.yaml",
+        "orders2.test.yaml",
+        "with.yaml",
+    ]

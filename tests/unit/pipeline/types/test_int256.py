@@ -12,22 +12,40 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.pipeline.types.arrow import parse_type, postgres_type, spark_type
-from headrace.pipeline.types.int256 import INT256, UINT256, digits, is_wide, pattern, plain_columns, plain_digits, stored
+from headrace.pipeline.types.int256 import (
+    INT256,
+    UINT256,
+    digits,
+    is_wide,
+    pattern,
+    plain_columns,
+    plain_digits,
+    stored,
+)
 
 
 def matches(text: str, kind: pa.DataType) -> bool:
-    return pc.call_function("match_substring_regex", [pa.array([text])], pc.MatchSubstringOptions(pattern(kind)))[0].as_py()
+    return pc.call_function(
+        "match_substring_regex", [pa.array([text])], pc.MatchSubstringOptions(pattern(kind))
+    )[0].as_py()
 
 
 @pytest.mark.parametrize(
     ("said", "postgres"),
-    [("uint256", "NUMERIC(78,0)"), ("I256", "NUMERIC(78,0)"), ("decimal256(76, 2)", "NUMERIC(76,2)"), ("decimal256(39)", "NUMERIC(39,0)")],
+    [
+        ("uint256", "NUMERIC(78,0)"),
+        ("I256", "NUMERIC(78,0)"),
+        ("decimal256(76, 2)", "NUMERIC(76,2)"),
+        ("decimal256(39)", "NUMERIC(39,0)"),
+    ],
 )
 def test_a_wide_type_is_text_in_spark_and_numeric_in_postgres(said: str, postgres: str) -> None:
     kind = parse_type(said)
     assert (is_wide(kind), spark_type(kind), postgres_type(kind)) == (True, "STRING", postgres)
     assert pickle.loads(pickle.dumps(kind)) == kind
-    assert stored(pa.schema([("a", kind), ("b", pa.int8())])) == pa.schema([("a", pa.string()), ("b", pa.int8())])
+    assert stored(pa.schema([("a", kind), ("b", pa.int8())])) == pa.schema(
+        [("a", pa.string()), ("b", pa.int8())]
+    )
 
 
 def test_narrow_decimals_stay_what_they_are() -> None:
@@ -49,8 +67,9 @@ def test_the_pattern_takes_exactly_the_numbers_with_room(value: object) -> None:
 @pytest.mark.parametrize(
     ("text", "plain"),
     [
-        ("007", "7"), ("0", "0"), ("000", "0"), ("-0", "0"), ("-0.00", "0"), ("1.50", "1.5"), ("1.0", "1"), ("-05.", "-5"), ("00.10", "0.1"),
-        ("100", "100"), ("10.010", "10.01"), ("x", "x"), ("1e5", "1e5"), ("", ""),
+        ("007", "7"), ("0", "0"), ("000", "0"), ("-0", "0"), ("-0.00", "0"), ("1.50", "1.5"), ("1.0", "1"),
+        ("-05.", "-5"), ("00.10", "0.1"), ("100", "100"), ("10.010", "10.01"), ("x", "x"), ("1e5", "1e5"),
+        ("", ""),
     ],
 )  # fmt: skip
 def test_a_number_has_one_text(text: str, plain: str) -> None:
