@@ -159,14 +159,9 @@ def _filter_of(model: PipelineModel, name: str, keys: Collection[str], plain: Co
     """Return the description of a node's filter. Empty if it keeps all rows, or drops rows permanently."""
     if name in model.sources:
         source = model.sources[name]
-        stream = (
-            source.unbounded_source
-            if source.type == "hybrid"
-            else source
-            if getattr(source, "is_unbounded", False)
-            else None
-        )
-        return f"filter {stream.filter}" if stream is not None and stream.filter else ""
+        stream = source.unbounded_source if source.type == "hybrid" else source
+        condition = getattr(stream, "filter", None) if source.is_unbounded else None
+        return f"filter {condition}" if condition else ""  # the source of a plugin has no filter
     node: Any = model.transforms[name]
     if node.type != "sql":
         return ""
