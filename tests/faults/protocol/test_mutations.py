@@ -30,7 +30,7 @@ class Anybody(Ledger):
 
     def _follow(self, tx, name, lane):
         monkey: Any = self._store
-        monkey.gone = lambda *_: True
+        monkey.is_owner_dead = lambda *_: True
         return super()._follow(tx, name, lane)
 
 
