@@ -38,7 +38,7 @@ def explain(*args: str, cwd: Path, text: str = FILE, **env: str) -> subprocess.C
 @pytest.mark.parametrize(
     ("form", "first", "last"),
     [
-        ("text", "pipeline tiny", "  columns   the 2 of src"),
+        ("text", "pipeline tiny", "  columns    the 2 of src"),
         ("mermaid", "flowchart LR", '  n0 -->|"key id"| n2'),
         ("json", "{", "}"),
     ],
@@ -75,7 +75,7 @@ def test_without_servers_and_java_the_rest_is_still_told(args: tuple[str, ...], 
     )
     found = explain(*args, cwd=tmp_path, text=text)
     assert (found.returncode, found.stderr) == (0, "")
-    assert "unchecked columns of clickhouse default.t:" in found.stdout
+    assert "unchecked  columns of clickhouse default.t:" in found.stdout
     assert ("--offline" in found.stdout) is bool(args)
     assert "exactly once" in found.stdout
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from decimal import Decimal
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -15,6 +14,7 @@ from headrace.connectors.spark_types import POS_ARROW
 from headrace.jobs.testing.diff import compare, same
 from headrace.jobs.testing.sink_state import apply_to_target
 from headrace.pipeline.errors import DataError, GuaranteeError
+from headrace.pipeline.model.connectors import sink_entries
 
 NAN = float("nan")
 
@@ -90,8 +90,15 @@ def changes(*steps: tuple[str, Any, Any]) -> list[dict[str, Any]]:
     return [{"id": key, "v": value, "_gs_op": op} for op, key, value in steps]
 
 
+def sink(kind: str, **more: Any) -> Any:
+    return sink_entries()[kind].config_class().model_validate({"type": kind, "from": "n"} | more)
+
+
 def postgres(**more: Any) -> Any:
-    return SimpleNamespace(**{"type": "postgres", "on_conflict": "update", "update_where": {}} | more)
+    return sink("postgres", table="t", **more)
+
+
+DELTA = sink("delta", path="/lake/t")
 
 
 @pytest.mark.parametrize(
@@ -112,7 +119,7 @@ def postgres(**more: Any) -> Any:
         (postgres(update_where={"v": ">"}), [("i", 1, 5), ("u", 1, None)], rows((1, 5))),
         (postgres(update_where={"v": ">"}), [("i", 1, 5), ("d", 1, None), ("i", 1, 3)], rows((1, 3))),
         (postgres(update_where={"v": ">", "id": "!="}), [("i", 1, 5), ("u", 1, 6)], rows((1, 5))),
-        (SimpleNamespace(type="delta"), [("i", 1, 5), ("u", 1, 4), ("d", 2, None)], rows((1, 4))),
+        (DELTA, [("i", 1, 5), ("u", 1, 4), ("d", 2, None)], rows((1, 4))),
     ],
 )
 def test_what_a_table_with_a_key_holds(sink: Any, steps: list[Any], found: list[Any]) -> None:
@@ -128,7 +135,7 @@ def test_a_delta_table_holds_what_its_merge_is_given() -> None:
     ).to_pylist()
     there = [(row["id"], row["v"]) for row in merged if row["_gs_op"] != "d"]
     assert sorted(there) == sorted(
-        (row["id"], row["v"]) for row in apply_to_target("s", SimpleNamespace(type="delta"), ("id",), steps)
+        (row["id"], row["v"]) for row in apply_to_target("s", DELTA, ("id",), steps)
     )
     assert 0 < len(there) < 6
 
@@ -146,4 +153,4 @@ def test_a_null_in_a_key_is_refused() -> None:
 
 def test_a_sink_that_keeps_nothing_gets_every_operation() -> None:
     steps = changes(("i", 1, 5), ("d", 1, None))
-    assert apply_to_target("s", SimpleNamespace(type="print"), ("id",), steps) == steps
+    assert apply_to_target("s", sink("print"), ("id",), steps) == steps

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 
 from headrace.connectors.catalog import CONNECTORS
-from headrace.pipeline.file.loader import from_compiled, parse_pipeline
+from headrace.pipeline.file.loader import parse_pipeline
 from headrace.pipeline.model.connectors import SinkEntry, SourceEntry, load_reference
 
 ENTRIES = [
@@ -31,24 +31,6 @@ sources:
 sinks:
   nowhere: {type: blackhole, from: orders}
 """
-FORMER_PHASE: dict[str, Any] = {
-    "source_type": "iceberg",
-    "table_name": "shop.orders",
-    "columns": [],
-    "filter": None,
-    "start_at": None,
-    "snapshot": "clone",
-    "split_rows": 250000,
-    "warehouse": "/lake",
-    "snapshot_id": None,
-    "path": "",
-    "format": None,
-    "schema": {},
-    "header": True,
-    "delimiter": ",",
-    "null_value": "",
-}
-"""A bounded phase as ledgers have it that were written before phases became a union."""
 
 
 @pytest.mark.parametrize(("kind", "entry"), ENTRIES)
@@ -67,14 +49,6 @@ def test_the_model_of_the_file_imports_no_driver() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
-
-
-def test_a_phase_that_a_former_release_stored_is_read() -> None:
-    file = parse_pipeline(FILE)
-    body = file.compiled()
-    assert body["sources"]["orders"]["bounded_sources"][0] != FORMER_PHASE
-    body["sources"]["orders"]["bounded_sources"][0] = FORMER_PHASE
-    assert from_compiled(body).model.sources == file.model.sources
 
 
 def test_a_phase_becomes_a_source_of_its_type() -> None:
