@@ -1,4 +1,4 @@
-"""Spark's JVM dies in an epoch, again and again: it is named, counted, and blocks the epoch.
+"""Spark's JVM dies during an epoch repeatedly: the error names it, the failures are counted, and the epoch is blocked.
 
 Afterwards the rows are right.
 """

@@ -1,4 +1,4 @@
-"""A lane that runs for long: ledger, records and audit stay small.
+"""A pipeline that runs for a long time: ledger, records and audit stay small.
 
 `HEADRACE_TEST_FULL=1` runs a month of 5-second epochs.
 

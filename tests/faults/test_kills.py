@@ -1,4 +1,4 @@
-"""kill -9 at every step of an epoch, of the driver, the JVM and the group.
+"""kill -9 of the driver, the JVM or the process group at every step of an epoch.
 
 Each time the rows are compared one by one.
 """

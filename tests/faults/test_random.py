@@ -1,4 +1,4 @@
-"""Kills at random moments over all phases, with a printed seed: HEADRACE_SEED=… repeats it."""
+"""Kills at random times in all phases. HEADRACE_SEED repeats a printed seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No secret in anything that is left behind.
+"""No secret is left in files, logs, tables or process lists.
 
 Words are hidden in every place that takes a secret, and then looked for everywhere.
 """

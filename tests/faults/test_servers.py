@@ -1,4 +1,4 @@
-"""Servers that go away in the middle of an epoch."""
+"""Servers that stop during an epoch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A service that answers otherwise each time, and processes that die.
+"""A service with a different response each time, and processes that die.
 
 Every sink holds one and the same answer for a row.
 """

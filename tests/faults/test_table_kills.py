@@ -1,4 +1,4 @@
-"""Processes that die around a dynamic table.
+"""Processes that die while they use a dynamic table.
 
 What history brought is still there for the stream, and no sink sees otherwise.
 """

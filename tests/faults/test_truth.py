@@ -1,4 +1,4 @@
-"""The ledger, the sinks and the file disagree: refused with a way on, and the way on works."""
+"""Ledger, sinks and file disagree: the run is refused with a next command, and the command works."""
 
 from __future__ import annotations
 

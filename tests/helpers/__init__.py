@@ -1,1 +1,1 @@
-"""Shared by the tests: servers with data, stand-ins, oracles, and programs that tests start as processes."""
+"""Helpers of the tests: servers with data, fakes, oracles, and programs that tests start as processes."""

@@ -1,4 +1,4 @@
-"""Finds a word in whatever a program leaves behind, however it is written there."""
+"""Finds a word in all output of a program, in any encoding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The root folder of the checkout that the tests run in."""
+"""The root folder of the checkout."""
 
 from pathlib import Path
 

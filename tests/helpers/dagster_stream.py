@@ -1,4 +1,4 @@
-"""Runs a pipeline's stream as a Dagster job in a process of its own until it has caught up, with a fault of `fault_driver`.
+"""Runs the stream of a pipeline as a Dagster job in its own process, with a fault of `fault_driver`.
 
 python dagster_stream.py FILE POINT NTH ACTION
 """

@@ -1,4 +1,4 @@
-"""Runs a pipeline in a process of its own and does something terrible at a named point of an epoch.
+"""Runs a pipeline in its own process and injects a fault at a named point of an epoch.
 
     python fault_driver.py FILE POINT NTH ACTION
 

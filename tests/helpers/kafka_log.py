@@ -1,4 +1,4 @@
-"""The end of a partition's log, for tests that need to know what the broker has written."""
+"""The end of a partition's log, for tests that depend on what the broker has written."""
 
 from __future__ import annotations
 

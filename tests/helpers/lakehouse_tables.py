@@ -1,4 +1,4 @@
-"""What tests of sinks into tables of files share: plans, and one table with the sinks that write it."""
+"""Shared by the tests of Delta and Iceberg sinks: plans, and a table with its sinks."""
 
 from __future__ import annotations
 

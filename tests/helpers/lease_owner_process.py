@@ -1,4 +1,4 @@
-"""A run in a process of its own: takes the lane, says so, commits epochs until it is told otherwise.
+"""A run in its own process: it takes the lease, prints that, and commits epochs until it is stopped.
 
 Started by the tests.
 """

@@ -1,4 +1,4 @@
-"""Sinks, clock and ledger for the model.
+"""Fake sinks, clock and ledger of the model.
 
 Whole outside systems in a few dictionaries, and processes that die or pause anywhere.
 """

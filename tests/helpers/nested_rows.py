@@ -1,4 +1,4 @@
-"""Lists, structs and maps of everything, and what they are to compare by, also where a target keeps them as JSON."""
+"""Lists, structs and maps of all types, and their expected values, also as JSON."""
 
 from __future__ import annotations
 

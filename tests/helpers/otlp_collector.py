@@ -1,4 +1,4 @@
-"""A collector for metrics that come as OTLP over HTTP."""
+"""A collector of OTLP metrics over HTTP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small pipeline, and files of tests beside it."""
+"""A small pipeline, and its test files."""
 
 from __future__ import annotations
 

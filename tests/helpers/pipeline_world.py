@@ -1,4 +1,4 @@
-"""A small world for the lane's tests.
+"""A small pipeline with real servers.
 
 History in ClickHouse, a topic, a pipeline into Postgres and Delta, and what must come out.
 """

@@ -1,4 +1,4 @@
-"""What the Postgres tests share: sinks, plans, frames."""
+"""Shared by the Postgres tests: sinks, plans, frames."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process that writes epochs of 100 rows by the driver's path until it is killed: `pgwriter.py JSON`."""
+"""A process that writes epochs of 100 rows through the driver until it is killed: `postgres_writer.py JSON`."""
 
 from __future__ import annotations
 

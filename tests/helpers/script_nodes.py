@@ -1,4 +1,4 @@
-"""Scripts and functions over small tables, without Spark: what a task would do with them."""
+"""Runs scripts and functions over small tables without Spark, as a task does."""
 
 from __future__ import annotations
 

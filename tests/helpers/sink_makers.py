@@ -1,4 +1,4 @@
-"""Makers of every sink and source of the spine, so that one suite runs over all by their capabilities."""
+"""Creates every sink, so that one suite runs over all of them by their capabilities."""
 
 from __future__ import annotations
 

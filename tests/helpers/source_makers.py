@@ -1,4 +1,4 @@
-"""Worlds of every registered source.
+"""Creates data for every registered source.
 
 The outside place, what a lane keeps of it, and the pieces that it is read in.
 

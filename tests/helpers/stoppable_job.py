@@ -1,4 +1,4 @@
-"""A run of a job in a process of its own, with a lane that writes one epoch without end.
+"""A job run in its own process, whose pipeline writes one endless epoch.
 
 Started by test_stream.
 """

@@ -1,4 +1,4 @@
-"""A real HTTP server in a thread of the test, that answers as set up and remembers its requests."""
+"""A real HTTP server in a thread, with configured responses. It stores its requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each rule of the protocol is switched off once, and the model must notice.
+"""Switches each rule of the protocol off. The model must notice it.
 
 A rule whose absence it does not notice is not tested.
 

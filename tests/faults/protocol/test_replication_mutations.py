@@ -1,4 +1,4 @@
-"""Each repair of what an epoch reads is switched off once, and the replication model must notice.
+"""Switches off each rule about the rows of an epoch. The replication model must notice it.
 
 The search is a random walk from fixed seeds over the actions that the repair is about: hypothesis explores
 more evenly, which is slow for finding one certain hole.

@@ -1,1 +1,1 @@
-"""A connector for SQLite, as a committer adds it: this package and one entry in the catalog."""
+"""A connector for SQLite, as a contributor adds it: this package and an entry in the catalog."""

@@ -1,4 +1,4 @@
-"""A topic as an unbounded source, against a real broker."""
+"""A topic as an unbounded source, on a real broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A target belongs to one pipeline, unless every sink that writes it shares it."""
+"""A target belongs to one pipeline, unless all its sinks share it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every exactly-once sink must do, whatever it writes to."""
+"""The contract of every exactly-once sink."""
 
 from __future__ import annotations
 

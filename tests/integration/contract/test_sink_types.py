@@ -1,4 +1,4 @@
-"""Lists, structs and maps through every exactly-once sink: read back equal, or refused by name."""
+"""Lists, structs and maps through every exactly-once sink: equal when read, or refused with the column's name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every source must do, whatever it reads from."""
+"""The contract of every source."""
 
 from __future__ import annotations
 

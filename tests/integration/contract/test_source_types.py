@@ -1,4 +1,4 @@
-"""Values of every type out of every source.
+"""Values of every type from every source.
 
 What arrives in Spark is what the outside system holds, or it is refused by name.
 """

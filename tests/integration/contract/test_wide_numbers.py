@@ -1,4 +1,4 @@
-"""256-bit integers and decimals beyond 38 digits, from Kafka and ClickHouse into Postgres (NUMERIC) and Delta (their digits), to the digit."""
+"""256-bit integers and decimals of more than 38 digits, from Kafka and ClickHouse into Postgres and Delta."""
 
 from __future__ import annotations
 

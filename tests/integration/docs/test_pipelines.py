@@ -1,4 +1,4 @@
-"""Every whole pipeline file of the pages about nodes, and of the cookbook, is run as it stands and leaves what its page says."""
+"""Every complete pipeline file of the docs runs unchanged, with the result that its page states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every asset check has a case in which it fails, and says what is wrong."""
+"""Every asset check has a case in which it fails, and its description names the problem."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`content_matches` is green after a run, and red for every kind of wrong row; it names the keys."""
+"""`content_matches` passes after a run, fails for every kind of wrong row, and names the keys."""
 
 from __future__ import annotations
 

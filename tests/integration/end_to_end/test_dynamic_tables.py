@@ -1,4 +1,4 @@
-"""A lane with a dynamic table: epochs that ask what earlier ones brought, restarts, replays."""
+"""A pipeline with a dynamic table: lookups of values of earlier epochs, restarts, replays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Edits of the file of a pipeline that has begun.
+"""Edits of the file of a started pipeline.
 
 Refused before anything runs, or followed without a lost or doubled row.
 """

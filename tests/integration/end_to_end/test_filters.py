@@ -1,4 +1,4 @@
-"""Filters on the way to sinks with a key.
+"""Filters upstream of sinks with a key.
 
 What a filter leaves out leaves the target, from the stream and from history.
 """

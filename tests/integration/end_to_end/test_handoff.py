@@ -1,4 +1,4 @@
-"""From history to live: nothing between the two is lost, nothing arrives twice."""
+"""The handoff from history to stream: no row is lost or duplicated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No row of history or stream is lost or doubled where offsets have gaps, tables hold several topics, or times are missing or late."""
+"""No row is lost or duplicated with gaps in offsets, several topics in a table, or missing or late times."""
 
 from __future__ import annotations
 

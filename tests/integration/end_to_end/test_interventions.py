@@ -1,4 +1,4 @@
-"""Ways out on real servers.
+"""Repair commands on real servers.
 
 An epoch that cannot be read any more, a sink that comes back, a rewind, a reset.
 """

@@ -1,4 +1,4 @@
-"""Which way history takes, and that the rows are the same by either.
+"""The load path of the history. The rows are the same on each path.
 
 Of several rows of one key the last one wins.
 """

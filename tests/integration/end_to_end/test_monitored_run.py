@@ -1,4 +1,4 @@
-"""A run on real servers with open eyes.
+"""A monitored run on real servers.
 
 What /metrics, the collector, tail and status --watch say is what the ledger says.
 """

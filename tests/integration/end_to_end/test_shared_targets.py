@@ -1,4 +1,4 @@
-"""Rows that nobody brings, and rows of others.
+"""Targets with rows of other pipelines, and rows that no source has.
 
 Windows, shared targets, filters that ask for columns, resets.
 """

@@ -1,4 +1,4 @@
-"""Topics that grow, hang or carry times of their producers, through a whole run into Postgres."""
+"""Topics with new partitions, open transactions or times of producers, through a whole run into Postgres."""
 
 from __future__ import annotations
 

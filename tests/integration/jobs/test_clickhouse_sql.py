@@ -1,4 +1,4 @@
-"""The direct path's translation.
+"""Translation of transforms to ClickHouse SQL.
 
 What ClickHouse answers is what Spark answers, value for value and type for type.
 """

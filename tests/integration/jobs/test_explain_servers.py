@@ -1,4 +1,4 @@
-"""`headrace explain` beside real servers.
+"""`headrace explain` with real servers.
 
 What it foresees is what a run does, and it leaves nothing behind.
 """

@@ -1,4 +1,4 @@
-"""What `headrace validate` learns from real systems and from Spark's analyzer.
+"""Results of `headrace validate` from real servers and Spark's analyzer.
 
 It leaves no trace there.
 """

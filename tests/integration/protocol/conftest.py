@@ -1,4 +1,4 @@
-"""Ledgers of both kinds, each test with its own tables."""
+"""Ledgers of both kinds. Each test has its own tables."""
 
 from __future__ import annotations
 

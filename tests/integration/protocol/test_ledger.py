@@ -1,4 +1,4 @@
-"""The ledger on both stores: leases, plans, commits, and what it refuses."""
+"""The ledger on both stores: leases, plans, commits, and refusals."""
 
 from __future__ import annotations
 

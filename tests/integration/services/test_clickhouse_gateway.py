@@ -1,4 +1,4 @@
-"""The ClickHouse gateway, spoken to as users do.
+"""The ClickHouse gateway, through the protocol that users use.
 
 By clickhouse-connect, and by plain HTTP where that hides what goes over the wire.
 """

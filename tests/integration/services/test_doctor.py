@@ -1,4 +1,4 @@
-"""What `headrace doctor` and `headrace services` say."""
+"""The output of `headrace doctor` and `headrace services`."""
 
 from __future__ import annotations
 

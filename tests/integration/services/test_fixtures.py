@@ -1,4 +1,4 @@
-"""The fixtures hand out real, separate places on real servers."""
+"""The fixtures return separate databases and topics on real servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which Java is picked, and that the jars are resolved once, whole or not at all."""
+"""The choice of Java, and jars that are resolved once and completely."""
 
 from __future__ import annotations
 

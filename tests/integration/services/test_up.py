@@ -1,4 +1,4 @@
-"""Local servers: started once however often asked, killed and started again, stopped without a trace."""
+"""Local servers: started once, restarted after a kill, stopped completely."""
 
 from __future__ import annotations
 

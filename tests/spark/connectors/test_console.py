@@ -1,4 +1,4 @@
-"""The sinks that keep nothing."""
+"""The sinks that store nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Delta table as a sink: one commit per epoch, whatever dies or comes back meanwhile."""
+"""A Delta table as a sink: one commit per epoch, whatever dies or resumes."""
 
 from __future__ import annotations
 

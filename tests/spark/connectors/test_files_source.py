@@ -1,4 +1,4 @@
-"""Files as a bounded source: the same rows at every reading, or an error that names the file."""
+"""Files as a bounded source: the same rows in each read, or an error with the file's name."""
 
 from __future__ import annotations
 

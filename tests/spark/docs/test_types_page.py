@@ -1,4 +1,4 @@
-"""What the page about types says of other people's mappings, asked of their libraries."""
+"""The statements of the types page about other libraries, checked against these libraries."""
 
 from __future__ import annotations
 

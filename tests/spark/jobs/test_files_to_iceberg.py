@@ -1,4 +1,4 @@
-"""A whole lane without a server.
+"""A whole pipeline without a server.
 
 Csv files in monthly folders, window by window, into an Iceberg and a Delta table.
 """

@@ -1,4 +1,4 @@
-"""A package with a plugin of every kind, on the path of each test here."""
+"""A package with a plugin of every kind, on the path of each test."""
 
 from __future__ import annotations
 

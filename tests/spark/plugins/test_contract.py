@@ -1,4 +1,4 @@
-"""The contract kit of `headrace.testing`, over plugins that keep their promises and ones that do not.
+"""The contract suite of `headrace.testing`, over plugins that pass it and plugins that fail.
 
 New packages pass it.
 """

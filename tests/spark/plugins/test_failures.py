@@ -1,4 +1,4 @@
-"""Plugins that fail or break their contract: who did it, where, and that it is no fault of Headrace.
+"""Plugins that fail or break their contract: the error names the plugin and the place.
 
 Nothing is written.
 """

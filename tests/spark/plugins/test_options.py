@@ -1,4 +1,4 @@
-"""What a pipeline file says to a plugin, and what is said where that is wrong. No Spark."""
+"""Options of plugins in a pipeline file, and the errors for wrong ones. No Spark."""
 
 from __future__ import annotations
 

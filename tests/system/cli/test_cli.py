@@ -1,4 +1,4 @@
-"""The command from outside: help, errors, exit codes."""
+"""The command as a process: help, errors, exit codes."""
 
 from __future__ import annotations
 

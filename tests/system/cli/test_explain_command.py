@@ -1,4 +1,4 @@
-"""`headrace explain` from outside: nothing but the document on standard output, whatever the format."""
+"""`headrace explain` as a process: only the document on standard output, in every format."""
 
 from __future__ import annotations
 

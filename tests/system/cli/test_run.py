@@ -1,4 +1,4 @@
-"""`headrace run` on real servers: what it says, and how signals end it in each phase."""
+"""`headrace run` on real servers: its output, and signals in each phase."""
 
 from __future__ import annotations
 

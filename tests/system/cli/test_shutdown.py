@@ -1,4 +1,4 @@
-"""Signals: the work is asked to end, and nothing is left behind if it does not."""
+"""Signals: the run is asked to stop, and no process is left if it does not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo as a user runs it: from nothing to its verdict, again, tampered with, and away."""
+"""The demo as a user runs it: the first time, again, with changed rows, and its removal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the documentation says is tried.
+"""The commands and examples of the documentation work.
 
 Commands run, pipeline files are checked, verbs, targets and links exist.
 """

@@ -1,4 +1,4 @@
-"""`headrace init`: what it writes is right, agrees with itself, and runs."""
+"""`headrace init`: the files are valid, consistent, and run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stand-in for the run function, so that these tests are about Dagster; real runs are in test_real.py."""
+"""A fake run function, so that these tests are about Dagster. Real runs are in test_real_runs.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The step that writes: ranges, subsets, checks, failures. The lane itself is a stand-in, Dagster is not."""
+"""The step that writes: ranges, subsets, checks, failures. The run is fake, Dagster is real."""
 
 from __future__ import annotations
 

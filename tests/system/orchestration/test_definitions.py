@@ -1,4 +1,4 @@
-"""What a code location shows before anything has run."""
+"""The definitions of a code location before any run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The real thing: Dagster's own processes over real servers, with Spark."""
+"""Dagster's own processes with real servers and Spark."""
 
 from __future__ import annotations
 

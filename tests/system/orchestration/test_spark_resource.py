@@ -1,4 +1,4 @@
-"""The run's Spark session: late, shared, and gone with the run.
+"""The Spark session of a run: started late, shared, and stopped with the run.
 
 Starting is a stand-in; the real start is in test_real.
 """

@@ -1,4 +1,4 @@
-"""The stream's job: what it reports and how often, which partitions turn green, how it stops."""
+"""The job of a stream: its reports and their interval, completed partitions, and its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dagster's pages as a process: they come up, and nothing is left when they end."""
+"""Dagster's web server as a process: it starts, and nothing is left when it ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `pip install` brings.
+"""The contents of the installed package.
 
 Built from an sdist, installed beside nothing of the checkout, started from another folder.
 """

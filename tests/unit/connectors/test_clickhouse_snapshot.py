@@ -1,4 +1,4 @@
-"""Which copies of a table no position refers to, and what waits for a replica: decided without a server."""
+"""Stale copies of tables, and copies that wait for a replica, without a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One spelling per key, and where rows of one key lie. Without servers and without Spark."""
+"""The spelling of keys, and the location of rows of one key. Without servers and Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page about the command line has every command and every option."""
+"""The CLI page has every command and every option."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every class of errors has a code of its own and an entry on the page of errors."""
+"""Every error class has its own code and an entry on the errors page."""
 
 from __future__ import annotations
 

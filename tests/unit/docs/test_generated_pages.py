@@ -1,4 +1,4 @@
-"""Pages that follow from the code are those that the code makes now."""
+"""Generated pages are up to date."""
 
 from __future__ import annotations
 

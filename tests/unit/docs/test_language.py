@@ -1,4 +1,4 @@
-"""Docs, docstrings, comments, messages and help texts do not use the words of an older, private language.
+"""Docs, docstrings, comments, messages and help texts use none of the rejected words.
 
 The list is a list of words, not of rules of style: a reader of the Dagster or Flink documentation would
 stumble over each of them.

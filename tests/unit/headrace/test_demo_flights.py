@@ -1,4 +1,4 @@
-"""The demo's data, held against a slow computation of the same."""
+"""The demo's data, compared with a slow computation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Log lines of the front door."""
+"""Log lines of the command line."""
 
 from __future__ import annotations
 

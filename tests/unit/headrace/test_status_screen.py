@@ -1,4 +1,4 @@
-"""`headrace status --watch`, over a real ledger and a clock of the test's own."""
+"""`headrace status --watch`, over a real ledger and a fake clock."""
 
 from __future__ import annotations
 

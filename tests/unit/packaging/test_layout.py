@@ -1,4 +1,4 @@
-"""The layout of the source tree: few entries per folder, and no import cycle inside a room."""
+"""The layout of the source tree: few entries per folder, and no import cycle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of the product: each class once, and no name from the list of vague words."""
+"""Names of the product: each class name once, and no name from the list of vague words."""
 
 from __future__ import annotations
 

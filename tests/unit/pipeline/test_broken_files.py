@@ -1,4 +1,4 @@
-"""Every way to get a pipeline file or a setting wrong that we thought of, with the whole message that it gets.
+"""Every known mistake in a pipeline file or a setting, with its complete message.
 
 The tables are beside this, by theme. A case changes the file below (`put`: old text and new) or brings a file
 of its own (`file`), and may set variables (`env`); a case of settings has `env` and `config`, the text of

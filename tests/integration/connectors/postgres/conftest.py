@@ -1,4 +1,4 @@
-"""A bench on the session's server for each test."""
+"""A database with a sink for each test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The record: compare-and-set, generations, rewinds, other pipelines."""
+"""The commit record: compare-and-set, generations, rewinds, other pipelines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Direct loads: each split once, whatever dies, whoever comes twice."""
+"""Direct loads: each split is loaded once, whatever dies or runs twice."""
 
 from __future__ import annotations
 

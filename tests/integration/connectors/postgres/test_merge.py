@@ -1,4 +1,4 @@
-"""What an epoch does to the table: the same on the driver's path and on the staged one."""
+"""The effect of an epoch on the table: the same through the driver and through staging."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real processes that die or sleep at the wrong moment."""
+"""Real processes that die or pause at a critical step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `headrace test` says that a table holds is what the sink makes of it, wherever epochs are cut."""
+"""`headrace test` and the sink agree about the rows of a table, for any split into epochs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Types and values: into new tables, into tables that are there, and what is refused before it is lost."""
+"""Types and values: in new tables, in existing tables, and refused ones."""
 
 from __future__ import annotations
 

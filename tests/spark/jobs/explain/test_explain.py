@@ -1,4 +1,4 @@
-"""What `headrace explain` finds out, with and without servers, with and without Spark."""
+"""The results of `headrace explain`, with and without servers, with and without Spark."""
 
 from __future__ import annotations
 

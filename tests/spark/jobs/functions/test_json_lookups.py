@@ -1,4 +1,4 @@
-"""What is found at a path in a thousand documents that are hard to read, against Python's own parser."""
+"""JSON paths in a thousand difficult documents, compared with Python's parser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every example and every edge case of the registry, on Spark, as the page of functions shows them."""
+"""Every example and edge case of the function registry, on Spark."""
 
 from __future__ import annotations
 

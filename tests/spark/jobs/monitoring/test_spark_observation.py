@@ -1,4 +1,4 @@
-"""What Spark tells of rows as they pass.
+"""Metrics that Spark collects from rows.
 
 Numbers, event times of every type, and rows that several queries share.
 """

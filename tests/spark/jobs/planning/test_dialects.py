@@ -1,4 +1,4 @@
-"""What other dialects mean by an expression, found out by Spark: one query per dialect."""
+"""The meaning of expressions in other dialects, evaluated by Spark: one query per dialect."""
 
 from __future__ import annotations
 

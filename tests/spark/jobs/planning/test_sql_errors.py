@@ -1,4 +1,4 @@
-"""What the analyzer's errors become: a name, a line of the SQL, what is meant."""
+"""Translation of the analyzer's errors: a name, a line of the SQL, a suggestion."""
 
 from __future__ import annotations
 

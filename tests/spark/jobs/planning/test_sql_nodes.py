@@ -1,4 +1,4 @@
-"""Sql nodes in the planner: columns, errors of the analyzer and of rows, bounds, wide numbers."""
+"""Sql nodes in the planner: columns, errors of the analyzer and of rows, limits, wide numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What statements mean on Spark: rows made of rows, dialects, operations. Many cases, few queries."""
+"""Results of statements on Spark: generated rows, dialects, operations. Many cases, few queries."""
 
 from __future__ import annotations
 

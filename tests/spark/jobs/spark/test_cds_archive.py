@@ -1,4 +1,4 @@
-"""The class-data archive that `make setup` makes is the one that Spark uses, and nothing depends on it."""
+"""Spark uses the class-data archive of `make setup`, and works without it."""
 
 from __future__ import annotations
 

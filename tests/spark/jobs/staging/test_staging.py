@@ -1,4 +1,4 @@
-"""Rows of impure nodes on durable storage.
+"""Rows of non-deterministic nodes on durable storage.
 
 Whole or not there, the first manifest counts, nothing else is ever read.
 """

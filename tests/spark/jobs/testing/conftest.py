@@ -1,4 +1,4 @@
-"""One small session for the tests of tests."""
+"""A small session for the tests of `headrace test`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dynamic tables in tests of pipelines, and by these what `dynamic_table_check` means."""
+"""Dynamic tables in tests of pipelines, and the semantics of `dynamic_table_check`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A test of a pipeline that calls a service: the answers are given, and nobody is called."""
+"""A test of a pipeline with a service: the test has the responses, and no request is sent."""
 
 from __future__ import annotations
 

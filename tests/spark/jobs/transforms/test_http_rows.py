@@ -1,4 +1,4 @@
-"""A handler in Spark: what goes out of every type of column, what comes back, and how tasks divide the rows."""
+"""A handler in Spark: requests of every column type, responses, and the division of rows among tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What kind of statement a text is, told without an engine."""
+"""The kind of a statement, found without an engine."""
 
 from __future__ import annotations
 

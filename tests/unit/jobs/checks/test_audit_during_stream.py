@@ -1,4 +1,4 @@
-"""The check of epochs beside a lane that goes on while it is asked."""
+"""The check of epochs during a running stream."""
 
 from __future__ import annotations
 

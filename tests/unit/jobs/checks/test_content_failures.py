@@ -1,4 +1,4 @@
-"""What becomes of `content_matches` where the comparison itself fails."""
+"""The result of `content_matches` if the comparison fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The comparison of samples in the driver: the last row of a key, and the keys that two tables differ in."""
+"""The comparison of samples in the driver: the last row of a key, and the keys that differ."""
 
 from __future__ import annotations
 

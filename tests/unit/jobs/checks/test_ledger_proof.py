@@ -1,4 +1,4 @@
-"""The walk over the ledger's epochs: from the verified point on, and never past a change."""
+"""The check of the ledger's epochs: from the verified point, and never beyond a change."""
 
 from __future__ import annotations
 

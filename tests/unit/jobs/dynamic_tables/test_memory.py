@@ -1,4 +1,4 @@
-"""Tables in memory: what is kept on disk, by epoch, and what is said where it is not what the ledger knows."""
+"""Tables in memory: their files by epoch, and the errors if files and ledger disagree."""
 
 from __future__ import annotations
 

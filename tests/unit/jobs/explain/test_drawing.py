@@ -1,4 +1,4 @@
-"""How an explanation is drawn: the picture says what the graph says, and no name breaks a document."""
+"""Diagrams of an explanation: they match the graph, and no name breaks the document."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which row of a key wins: what a file may ask for, and what `headrace explain` says that it rests on.
+"""Which row of a key wins: allowed settings, and the assumptions that `headrace explain` prints.
 
 Without servers and without Spark.
 """

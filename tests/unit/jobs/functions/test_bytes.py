@@ -1,4 +1,4 @@
-"""Hashes and bases over Arrow against other implementations and known values, without Spark."""
+"""Hashes and base encodings over Arrow, compared with other implementations and known values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""256-bit integers over Arrow against Python's own, without Spark."""
+"""256-bit integers over Arrow, compared with Python's integers."""
 
 from __future__ import annotations
 

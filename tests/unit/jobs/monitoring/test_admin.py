@@ -1,4 +1,4 @@
-"""The endpoint of a run, without a run."""
+"""The admin endpoint, without a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dashboard and the page about metrics say what is exported, and no more."""
+"""The dashboard and the metrics page have the exported metrics only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics without a pipeline: names and labels, both exporters, and collectors that are away."""
+"""Metrics without a pipeline: names and labels, both exporters, and unavailable collectors."""
 
 from __future__ import annotations
 

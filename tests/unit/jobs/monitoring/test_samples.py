@@ -1,4 +1,4 @@
-"""Which rows are kept and shown, by a clock of the test's own."""
+"""The choice of sampled rows, by a fake clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run plans, writes and commits an epoch in one order, whatever fails in between."""
+"""A run plans, writes and commits an epoch in one order, whatever fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What bounds an epoch by bytes, and what a failure of Spark means; without servers and without Spark."""
+"""Epoch limits in bytes, and the meaning of Spark's failures. Without servers and Spark."""
 
 from __future__ import annotations
 

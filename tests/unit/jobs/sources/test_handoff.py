@@ -1,4 +1,4 @@
-"""What a handoff refuses because neither history nor stream has the rows."""
+"""Handoffs that are refused because neither history nor stream has the rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows against rows, sinks against their promises, and names against expressions."""
+"""Comparison of rows, and the rows of a target after an epoch."""
 
 from __future__ import annotations
 

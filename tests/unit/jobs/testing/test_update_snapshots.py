@@ -1,4 +1,4 @@
-"""Rewriting expected rows: what came out is there afterwards, and nothing else of the file has changed."""
+"""Updates of expected rows in a file, without other changes."""
 
 from __future__ import annotations
 

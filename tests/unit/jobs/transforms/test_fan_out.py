@@ -1,4 +1,4 @@
-"""Several rows of one, for plugins: places that tell them apart, or an error."""
+"""Several rows from one, for plugins: distinct positions, or an error."""
 
 from __future__ import annotations
 

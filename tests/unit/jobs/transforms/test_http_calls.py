@@ -1,4 +1,4 @@
-"""What a task of a handler sends, tries again, gives up, and makes of answers.
+"""Requests of a handler's task: sends, retries, failures, and responses.
 
 Against a real server, without Spark.
 """

@@ -1,4 +1,4 @@
-"""Answers as Arrow: what the compiled reader takes and what Python takes is the same, to the last digit."""
+"""Responses as Arrow: the compiled reader and Python read the same values."""
 
 from __future__ import annotations
 

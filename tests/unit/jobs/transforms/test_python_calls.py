@@ -1,4 +1,4 @@
-"""Functions of the user's own.
+"""The user's Python functions.
 
 What they get, which rows come of what they return, and what they are told of their mistakes.
 """

@@ -1,4 +1,4 @@
-"""What a script's function may return, and which rows come of it."""
+"""The values that a script's function can return, and the resulting rows."""
 
 from __future__ import annotations
 

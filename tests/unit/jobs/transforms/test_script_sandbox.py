@@ -1,4 +1,4 @@
-"""Hostile scripts: each ends with its limit and the row by name, within its time, and what comes after it is as if it had not been."""
+"""Hostile scripts: each ends within its limit, and later rows are unaffected."""
 
 from __future__ import annotations
 

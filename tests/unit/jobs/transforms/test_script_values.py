@@ -1,4 +1,4 @@
-"""Values on their way through a script: nothing changes unseen, and what does not fit a column is refused."""
+"""Values in scripts: none changes silently, and a value that does not fit its column is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Streamling's topology files say that a file of ours need not.
+"""Keys of Streamling's topology files.
 
 Taken as it is, with a word where it does nothing here.
 """

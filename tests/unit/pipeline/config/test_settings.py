@@ -1,4 +1,4 @@
-"""Settings that are right: which place wins, secrets by reference, and a Streamling user's own."""
+"""Valid settings: precedence, references to secrets, and Streamling's files."""
 
 from __future__ import annotations
 

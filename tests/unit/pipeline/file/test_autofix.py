@@ -1,4 +1,4 @@
-"""`validate --fix`: today's spelling, the same pipeline, and nothing else touched."""
+"""`validate --fix`: current spelling, the same pipeline, no other change."""
 
 from __future__ import annotations
 

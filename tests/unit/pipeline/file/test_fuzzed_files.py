@@ -1,4 +1,4 @@
-"""Whatever stands in a pipeline file, reading it ends with a pipeline or with a mistake that has a place and a text."""
+"""Any content of a pipeline file gives a pipeline or a mistake with a location."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The JSON Schema for editors: it is one, good files pass it, and mistakes that a schema can see do not."""
+"""The JSON Schema for editors is valid, accepts valid files, and rejects mistakes that a schema can find."""
 
 from __future__ import annotations
 

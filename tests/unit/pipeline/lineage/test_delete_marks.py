@@ -1,4 +1,4 @@
-"""Where filters mark rows and which sinks take them for deletes, read from files alone."""
+"""Which filters mark rows, and which sinks treat these as deletes, from files alone."""
 
 from __future__ import annotations
 

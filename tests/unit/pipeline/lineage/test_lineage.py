@@ -1,4 +1,4 @@
-"""Where the columns of a pipeline come from, told from its SQL."""
+"""The origin of a pipeline's columns, from its SQL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The catalog of connectors: what the rest of Headrace asks of a type."""
+"""The catalog of connectors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dynamic tables in a pipeline file: what is taken, what is refused and how, what only gets a word."""
+"""Dynamic tables in a pipeline file: valid ones, mistakes, warnings."""
 
 from __future__ import annotations
 

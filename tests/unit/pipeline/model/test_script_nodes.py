@@ -1,4 +1,4 @@
-"""What a pipeline file says of scripts and functions, before anything of them runs."""
+"""Scripts and functions in a pipeline file, before they run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the lane tells people, and the parts of it that the model has no eyes for."""
+"""Messages of the coordinator, and its parts that the model does not cover."""
 
 from __future__ import annotations
 

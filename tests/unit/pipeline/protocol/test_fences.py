@@ -1,4 +1,4 @@
-"""Where the stream starts after a history that has offsets.
+"""The start of the stream after a history with offsets.
 
 Below the fence nothing is missing, from it on the topic has all.
 """

@@ -1,4 +1,4 @@
-"""Which changes of a file a lane follows, and what a refusal says. No server and no Spark."""
+"""Changes of a file that a pipeline accepts, and the errors for others. No server and no Spark."""
 
 from __future__ import annotations
 

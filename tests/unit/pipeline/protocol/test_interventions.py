@@ -1,4 +1,4 @@
-"""Ways out: an epoch that is skipped, a lane that starts over, a position that goes back.
+"""Repairs: a skipped epoch, a new start, an earlier position.
 
 And that every state has one.
 """

@@ -1,4 +1,4 @@
-"""The end of a former holder's JVM: only that very process, only on this host, never our own."""
+"""Ending the JVM of a former lease owner: only that process, only on this host, never our own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Statements in other dialects as text: names, what is offered, what cannot be said.
+"""Statements in other dialects as text: names, suggestions, and unsupported syntax.
 
 And the hidden columns of any statement.
 """

@@ -1,4 +1,4 @@
-"""Literals of a transform come through the parser as they were written."""
+"""Literals of a transform pass the parser unchanged."""
 
 from __future__ import annotations
 

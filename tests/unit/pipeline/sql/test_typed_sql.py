@@ -1,4 +1,4 @@
-"""What types decide in a statement.
+"""The effect of types in a statement.
 
 Operators on numbers of more than 38 digits, and division of whole numbers.
 """

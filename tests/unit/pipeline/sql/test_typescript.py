@@ -1,4 +1,4 @@
-"""TypeScript without its types: what goes, what stays where it stood, and what is refused."""
+"""TypeScript without its types: removed and kept syntax, and refused syntax."""
 
 from __future__ import annotations
 

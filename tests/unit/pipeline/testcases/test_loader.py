@@ -1,4 +1,4 @@
-"""Reading files of tests: what is found, and every mistake with its place, in one go."""
+"""Loading of test files: the tests, and all mistakes with their locations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Strict types: what fits, what does not, and what rows without a schema look like."""
+"""Strict types: valid values, invalid values, and rows without a schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers wider than Spark's: their types, and which texts are theirs."""
+"""Numbers wider than Spark's: their types, and their text forms."""
 
 from __future__ import annotations
 
