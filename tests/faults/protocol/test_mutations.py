@@ -262,6 +262,8 @@ MUTATIONS = [
 ]
 PARTS = {EpochCoordinator: "lane_class", Ledger: "ledger_class", FakeSink: "sink_class"}
 WALKS = 4_000
+FIRST_SEEDS = {FencedLate: 1_439}
+"""The seed with which a long search begins: a walk that finds the violation. The search from 0 takes minutes."""
 STEPS = 12
 
 
@@ -329,23 +331,17 @@ def walk(kind: type[Machine], seed: int) -> None:
             machine.world.kill(process)
 
 
-def walks(kind: type[Machine], count: int) -> None:
-    """Walks from seeds 0 to `count`."""
+def walks(kind: type[Machine], count: int, first: int = 0) -> None:
+    """Walk from each of `count` seeds, beginning with `first`. Raise the first violation."""
     for seed in range(count):
-        walk(kind, seed)
-
-
-def search(kind: type[Machine], walks: int) -> None:
-    """Walks until something is found; that is raised."""
-    for seed in range(walks):
-        walk(kind, seed)
+        walk(kind, (first + seed) % count)
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.__name__)
 def test_the_model_notices(mutation):
     kind = mutated(mutation)
-    with pytest.raises(AssertionError):  # the latter: an error that had to come did not
-        walks(kind, WALKS)
+    with pytest.raises(AssertionError):
+        walks(kind, WALKS, FIRST_SEEDS.get(mutation, 0))
 
 
 def test_the_walk_finds_nothing_where_nothing_is_wrong():
