@@ -24,6 +24,6 @@ def send(sensor: str, celsius: float, at: datetime) -> None:
 start = datetime(2025, 1, 1, tzinfo=UTC)
 for number in range(1000):
     send(f"s{number % 50}", number % 40 - 5.0, start + timedelta(minutes=number))
-send("s0", 999.0, start + timedelta(days=1))
+send("broken", 999.0, start + timedelta(days=1))
 producer.flush()
 print("1,001 messages on the topic $name")
