@@ -134,7 +134,7 @@ def fill_kafka(settings: Settings, now: datetime) -> None:
     from headrace.connectors.kafka.client_config import client_options
 
     options: dict[str, Any] = {**client_options(settings.kafka_source)}
-    admin, producer = AdminClient(options), Producer(options | {"acks": "all"})
+    admin, producer = AdminClient(options), Producer(options | {"enable.idempotence": True})
     wanted = messages(now)
     missing = set(wanted) - set(admin.list_topics(timeout=30).topics)
     if missing:

@@ -198,7 +198,7 @@ class World:
 
     def produce(self, messages: list[tuple[str, Row, int]]) -> None:
         """Puts messages on the topic, acknowledged."""
-        producer = Producer({"bootstrap.servers": self.services.kafka.brokers, "acks": "all"})
+        producer = Producer({"bootstrap.servers": self.services.kafka.brokers, "enable.idempotence": True})
         for op, (key, day, name, amount), partition in messages:
             body = json.dumps({"id": key, "day": day.isoformat(), "name": name, "amount": amount})
             producer.produce(self.name, body, partition=partition, headers={"dbz.op": op})

@@ -48,7 +48,7 @@ def fill_topic() -> None:
     brokers = {"bootstrap.servers": settings.kafka_source.brokers}
     admin = AdminClient(brokers)  # kept by a name: when it goes, so does what it was asked for
     admin.create_topics([NewTopic("$name", num_partitions=1)])["$name"].result()
-    producer = Producer(brokers)
+    producer = Producer(brokers | {"enable.idempotence": True})  # a retry keeps the order of messages
     for op, order in (
         (
             "c",

@@ -12,7 +12,7 @@ from headrace.pipeline.config.settings import load_settings
 brokers = {"bootstrap.servers": load_settings().kafka_source.brokers}  # those that Headrace itself would take
 admin = AdminClient(brokers)  # kept by a name: when it goes, so does what it was asked for
 admin.create_topics([NewTopic("$name", num_partitions=2)])["$name"].result()
-producer = Producer(brokers)
+producer = Producer(brokers | {"enable.idempotence": True})  # a retry keeps the order of messages
 
 
 def send(sensor: str, celsius: float, at: datetime) -> None:

@@ -214,7 +214,7 @@ def test_messages_that_neither_history_nor_stream_brought_are_found(
 ) -> None:
     """The table lacks offsets below its largest one. A fence at the largest one skips them."""
     create_topic(ran, f"{ran.name}_holes")
-    producer = Producer({"bootstrap.servers": ran.services.kafka.brokers, "acks": "all"})
+    producer = Producer({"bootstrap.servers": ran.services.kafka.brokers, "enable.idempotence": True})
     for number in range(12):
         producer.produce(f"{ran.name}_holes", json.dumps({"id": number, "v": "s"}), partition=0)
     assert producer.flush(30) == 0

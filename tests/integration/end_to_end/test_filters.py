@@ -66,7 +66,7 @@ def place(services: Services, pg: str, ch_db: str, topic: Callable[..., str], tm
 
 
 def produce(world: World, messages: list[tuple[str, dict[str, int]]]) -> None:
-    producer = Producer({"bootstrap.servers": world.services.kafka.brokers, "acks": "all"})
+    producer = Producer({"bootstrap.servers": world.services.kafka.brokers, "enable.idempotence": True})
     for op, body in messages:
         producer.produce(world.name.replace("_", "-"), json.dumps(body), headers={"dbz.op": op})
     assert producer.flush(30) == 0

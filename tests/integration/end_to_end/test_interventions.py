@@ -62,7 +62,7 @@ def pipeline(world: World, topic: str, more: str = TWO) -> PipelineFile:
 
 
 def produce(world: World, topic: str, *rows: tuple[str, int, int]) -> None:
-    producer = Producer({"bootstrap.servers": world.services.kafka.brokers, "acks": "all"})
+    producer = Producer({"bootstrap.servers": world.services.kafka.brokers, "enable.idempotence": True})
     for op, key, value in rows:
         producer.produce(topic, json.dumps({"id": key, "v": value}), partition=0, headers={"dbz.op": op})
     assert producer.flush(30) == 0

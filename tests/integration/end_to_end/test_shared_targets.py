@@ -43,7 +43,7 @@ def shared_spark(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> SparkS
 
 
 def produce(world: World, topic: str, *rows: tuple[str, dict[str, Any]]) -> None:
-    producer = Producer({"bootstrap.servers": world.services.kafka.brokers, "acks": "all"})
+    producer = Producer({"bootstrap.servers": world.services.kafka.brokers, "enable.idempotence": True})
     for op, body in rows:
         producer.produce(topic, json.dumps(body), partition=0, headers={"dbz.op": op})
     assert producer.flush(30) == 0
