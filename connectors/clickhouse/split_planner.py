@@ -64,7 +64,7 @@ class SplitPlanner:
         keys = self._keys(sorting, parted=parted)
         found: list[Json] = []
         for width in range(min(len(keys), 1), len(keys) + 1):
-            found = self._placed(keys[:width], common) if width else []
+            found = self._plan_ranges(keys[:width], common) if width else []
             if all(part["rows"] <= 2 * self._rows for part in found):
                 break
         found += self._unplaced(keys, common)
@@ -177,7 +177,7 @@ class SplitPlanner:
     def _from(self) -> str:
         return f"{self._table.sql}{' FINAL' if self._table.merges_rows else ''}"
 
-    def _placed(self, keys: Sequence[SortingKeyColumn], common: Json) -> list[Json]:
+    def _plan_ranges(self, keys: Sequence[SortingKeyColumn], common: Json) -> list[Json]:
         """Return ranges of about `split_rows` rows.
 
         Each row's rank is the index where the run of its key begins. A run belongs to the split that contains

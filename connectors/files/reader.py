@@ -72,7 +72,7 @@ class FileScan:
             with open(piece.file.path, "rb") as held:
                 self._same(held, piece)
                 with os.fdopen(os.dup(held.fileno()), "rb") as file:  # Arrow may close what it reads
-                    yield from self._placed(piece, self._batches(file, piece))
+                    yield from self._add_positions(piece, self._batches(file, piece))
                 self._same(held, piece)
         except FileNotFoundError:
             raise task_error(changed(piece.file.path, "it is missing", self.node)) from None
@@ -148,7 +148,7 @@ class FileScan:
         with csv.open_csv(stream, reading, parsing, converting) as reader:
             yield from reader
 
-    def _placed(
+    def _add_positions(
         self, piece: FileRange, batches: Iterable[tuple[int, int, pa.RecordBatch]]
     ) -> Iterator[pa.RecordBatch]:
         values = piece.file.partitions

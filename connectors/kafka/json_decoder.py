@@ -174,7 +174,7 @@ def checked(
     declared: Mapping[str, str],
     where: Mapping[str, Column],
     what: str = "message",
-    mend: str = "Correct the message's producer",
+    remedy: str = "Correct the message's producer",
 ) -> Column:
     """Return the row of `value`, `text` and `json` (from `parsed`) as a struct, or an error with `where`.
 
@@ -184,7 +184,10 @@ def checked(
 
     values = {name: parse_type(kind) for name, kind in declared.items()}
     row = F.struct(
-        *[_value(node, name, kind, declared[name], where, mend).alias(name) for name, kind in values.items()]
+        *[
+            _value(node, name, kind, declared[name], where, remedy).alias(name)
+            for name, kind in values.items()
+        ]
     )
     shown = {
         "payload": F.substring("text", 1, 2000),
@@ -196,10 +199,10 @@ def checked(
         "Let the producer send a JSON object with the key columns and the header dbz.op=d for a delete.",
         **where,
     )
-    broken = row_error(node, f"the {what} does not fit `schema`", f"{mend}, or `schema`.", **where, **shown)
+    broken = row_error(node, f"the {what} does not fit `schema`", f"{remedy}, or `schema`.", **where, **shown)
     encoding = row_error(node, "the payload is not UTF-8", "It must be JSON in UTF-8.", **where)
     halved = row_error(
-        node, "the payload holds half a character: a \\u escape of one surrogate", f"{mend}.", **where
+        node, "the payload holds half a character: a \\u escape of one surrogate", f"{remedy}.", **where
     )
     bad = F.col("json.bad").isNotNull() | F.col("json.v").isNull() | F.col("json.e").isNull()
     return (
@@ -275,7 +278,7 @@ def _read_as(kind: pa.DataType) -> str:
 
 
 def _value(
-    node: str, name: str, kind: pa.DataType, declared: str, where: Mapping[str, Column], mend: str
+    node: str, name: str, kind: pa.DataType, declared: str, where: Mapping[str, Column], remedy: str
 ) -> Column:
     """Return one column of the row, checked and in its final type."""
     from pyspark.sql import functions as F  # noqa: N812
@@ -306,7 +309,7 @@ def _value(
         F.substring(raw.cast("string"), 1, 100),
         F.lit("`"),
     )
-    refused = row_error(node, what, f"{mend}, or the type of `{name}` in `schema`.", **where)
+    refused = row_error(node, what, f"{remedy}, or the type of `{name}` in `schema`.", **where)
     return F.when(raw.isNull() | good, final).otherwise(refused)
 
 

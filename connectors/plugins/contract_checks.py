@@ -173,9 +173,9 @@ def attribute_errors(
         except NotImplementedError:
             raise
         except Exception as error:
-            if told := explain_failure(error):
-                told.node = told.node or node
-                raise told from error
+            if explained := explain_failure(error):
+                explained.node = explained.node or node
+                raise explained from error
             if _of_spark(error):
                 raise
             raise plugin_error(error, found, doing=doing, node=node) from error

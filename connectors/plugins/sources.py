@@ -251,7 +251,7 @@ def _work(
                 part, first, kind, asked = tasks[at]
                 seen = 0
                 for made in shipped.checked_batches("`batches`", lambda asked=asked: worker.batches(**asked)):
-                    yield _placed(shipped, made, schema, part, first + seen)
+                    yield _add_position(shipped, made, schema, part, first + seen)
                     seen += made.num_rows
                     if kind == _OF_RANGE and seen > asked["end"] - asked["start"]:
                         what = (
@@ -265,7 +265,7 @@ def _work(
     return run
 
 
-def _placed(
+def _add_position(
     shipped: PickledPlugin, batch: pa.RecordBatch, schema: pa.Schema, part: int, first: int
 ) -> pa.RecordBatch:
     """Return a batch in the announced columns, with operation and position."""

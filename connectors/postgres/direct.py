@@ -98,7 +98,7 @@ class SplitTask:
         columns = pa.schema(
             [*wire_schema(self.load.schema), (OP, pa.string()), *zip(POSITION, _POSITION_TYPES, strict=True)]
         )
-        session.stream(TEMPORARY, columns, _placed(self._batches(split), columns), schema=None)
+        session.stream(TEMPORARY, columns, _add_positions(self._batches(split), columns), schema=None)
         return merge(session, self.load.target, StagingTable(table), self.load.policy, deletes=False)
 
     def _batches(self, split: Json) -> Iterator[pa.RecordBatch]:
@@ -111,7 +111,7 @@ class SplitTask:
 _POSITION_TYPES = (pa.int32(), pa.int32(), pa.int64(), pa.int64())
 
 
-def _placed(batches: Iterator[pa.RecordBatch], columns: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _add_positions(batches: Iterator[pa.RecordBatch], columns: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Add operation `i` and the row's number inside its split."""
     import numpy as np
 

@@ -120,10 +120,10 @@ def upsert(
     query = sql.SQL(
         "WITH src AS ({winners}), put AS (INSERT INTO {target} AS t ({columns}) SELECT {columns} FROM src"
         " WHERE {op} <> 'd'"
-        " ON CONFLICT ({key}) {action} RETURNING {told})"
+        " ON CONFLICT ({key}) {action} RETURNING {returned})"
         " SELECT {rows}, count(*) FILTER (WHERE {fresh}), count(*) FILTER (WHERE NOT {fresh}) FROM put"
     )
-    told, fresh = _freshness(target)
+    returned, fresh = _freshness(target)
     return query.format(
         winners=_winners(target, stage, policy, deletes=deletes),
         target=target.identifier,
@@ -131,7 +131,7 @@ def upsert(
         op=sql.Identifier(OP),
         key=_names(target.key),
         action=_action(target, policy),
-        told=told,
+        returned=returned,
         fresh=fresh,
         rows=sql.SQL(
             "count(*)"

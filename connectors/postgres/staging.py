@@ -161,7 +161,7 @@ def _merge(
         held = store.lock_for_epoch(session, plan, load.generation)
         if isinstance(held, WriteCounts):
             return held
-        told = {one.attempt: one.rows for one in staged if one.rows}
+        rows_by_attempt = {one.attempt: one.rows for one in staged if one.rows}
         there = dict(
             session.run(
                 sql.SQL("SELECT {0}, count(*) FROM {1} GROUP BY 1").format(sql.Identifier(ATTEMPT), table)
@@ -169,16 +169,16 @@ def _merge(
         )
         short = {
             attempt: (rows, there.get(attempt, 0))
-            for attempt, rows in told.items()
+            for attempt, rows in rows_by_attempt.items()
             if there.get(attempt, 0) != rows
         }
         if short:
             log.warning("event=stage_again node=%s epoch=%d attempts=%s", load.node, plan.number, short)
             return None
         counts = WriteCounts()
-        if told:
+        if rows_by_attempt:
             session.run(_SORT_MEMORY)
-            winners = None if told.keys() == there.keys() else list(told)
+            winners = None if rows_by_attempt.keys() == there.keys() else list(rows_by_attempt)
             deletes = any(one.deletes for one in staged)
             counts = merge(session, load.target, StagingTable(table, winners), load.policy, deletes=deletes)
         store.advance(session, held, plan, load.generation, counts)

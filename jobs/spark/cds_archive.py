@@ -89,6 +89,8 @@ def _train(path: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="training-", dir=path.parent) as folder:
         fresh = Path(folder) / path.name
         command = [sys.executable, "-m", "headrace.jobs.spark.cds_training", str(fresh)]
+        folders = _class_path()
+        trained = {"class_path": [str(folder) for folder in folders], "hash": _hash_jars(folders)}
         try:
             subprocess.run(
                 command,
@@ -98,10 +100,6 @@ def _train(path: Path) -> None:
                 check=True,
                 stdin=subprocess.DEVNULL,
             )
-            trained = {
-                "class_path": [str(folder) for folder in _class_path()],
-                "hash": _hash_jars(_class_path()),
-            }
             path.with_suffix(".json").write_text(json.dumps(trained))
             fresh.rename(path)
         except (OSError, subprocess.SubprocessError) as error:

@@ -45,14 +45,14 @@ class PendingCall:
 
         The note expires after `good_for` seconds unless it is written again.
         """
-        beside = self._path.with_suffix(".new")
+        temporary = self._path.with_suffix(".new")
         with suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
-            beside.write_text(
+            temporary.write_text(
                 json.dumps({"node": self.node, "message": message, "until": time.time() + good_for}),
                 encoding="utf-8",
             )
-            beside.replace(self._path)
+            temporary.replace(self._path)
 
     def over(self) -> None:
         """Remove the note."""

@@ -415,7 +415,7 @@ class _Places(PydanticBaseSettingsSource):
 
 def load_settings(**overrides: Any) -> Settings:
     """Return the settings. Raise SettingsError with each wrong setting and every place searched."""
-    layers = [Layer("the caller", overrides, told=False), *read_layers(Settings)]
+    layers = [Layer("the caller", overrides, listed=False), *read_layers(Settings)]
     try:
         settings = Settings(**overrides)
     except ValidationError as error:

@@ -48,7 +48,7 @@ class Layer:
     written: dict[Loc, str] = field(default_factory=dict)
     ignored: dict[Loc, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
-    told: bool = True
+    listed: bool = True
 
     def has(self, loc: Loc) -> bool:
         """Return whether the layer sets a setting, or has a non-mapping value above it."""
@@ -120,7 +120,7 @@ def read_layers(model: type[BaseModel]) -> list[Layer]:
     for layer in layers:
         _adapt(layer, model, layer.values, ())
     at_home = {"home": str(home), "state_backend": {"sqlite": {"path": str(home / "ledger.db")}}}
-    return [*layers, Layer("HEADRACE_HOME", at_home, told=False)]
+    return [*layers, Layer("HEADRACE_HOME", at_home, listed=False)]
 
 
 def merged(layers: Sequence[Layer]) -> dict[str, Any]:
@@ -146,7 +146,7 @@ def describe_lookup(loc: Loc, layers: Sequence[Layer]) -> str:
     for layer in layers:
         if layer.has(loc):
             said.append(f"{layer.where(loc)} ({'taken' if layer is taken else 'not needed'})")
-        elif layer.told:
+        elif layer.listed:
             said.append(layer.asked(loc))
     if taken is None:
         said.append("the default (taken)")

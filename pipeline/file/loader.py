@@ -269,8 +269,8 @@ def name_of(shown: str) -> str:
 
 def in_order(problems: list[UserError], tree: YamlDocument) -> list[UserError]:
     """Return the mistakes in the order of the file, without the values of variables."""
-    told = [as_written(problem, tree) for problem in problems]
+    shown_problems = [as_written(problem, tree) for problem in problems]
     return sorted(
-        told,
+        shown_problems,
         key=lambda problem: (problem.place.line or 0, problem.place.column or 0) if problem.place else (0, 0),
     )

@@ -105,9 +105,9 @@ def _is_column(part: exp.Expr) -> bool:
 def number_generated_rows(select: exp.Select, numbers: Sequence[exp.Expr]) -> None:
     """Make ids in a SELECT depend on the number of the generated row."""
     if numbers:
-        told = [
+        texts = [
             exp.Cast(this=number.copy(), to=exp.DataType.build("string", dialect="spark"))
             for number in numbers
         ]
         for mark in [one for one in select.find_all(exp.Literal) if one.meta.get(NUMBERS)]:
-            mark.replace(exp.Anonymous(this="concat_ws", expressions=[exp.Literal.string(":"), *told]))
+            mark.replace(exp.Anonymous(this="concat_ws", expressions=[exp.Literal.string(":"), *texts]))

@@ -88,8 +88,8 @@ def lineage(model: PipelineModel, schemas: Schemas) -> dict[str, NodeLineage]:
         for name in model.nodes()
         if name not in graph.dynamic_tables(model)
     }
-    told = {name: _node_lineage(node, relations, reasons, types) for name, node in rows.items()}
-    return told | {
+    by_node = {name: _node_lineage(node, relations, reasons, types) for name, node in rows.items()}
+    return by_node | {
         name: _filled(node, name, relations, reasons) for name, node in graph.dynamic_tables(model).items()
     }
 

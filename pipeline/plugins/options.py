@@ -105,10 +105,12 @@ def check(model: type[BaseModel], given: RawOptions) -> tuple[BaseModel | None, 
     try:
         return model.model_validate(values), []
     except ValidationError as error:
-        return None, list(_placed(error, given, secret_keys(model)))
+        return None, list(_locate_errors(error, given, secret_keys(model)))
 
 
-def _placed(error: ValidationError, given: RawOptions, secrets: frozenset[str]) -> Iterator[InitErrorDetails]:
+def _locate_errors(
+    error: ValidationError, given: RawOptions, secrets: frozenset[str]
+) -> Iterator[InitErrorDetails]:
     for item in error.errors():
         key = str(item["loc"][0]) if item["loc"] else ""
         kind, said = item["type"], item["msg"]
@@ -129,6 +131,6 @@ def relocated(
     kind: str, said: str, loc: Loc, value: Any, context: Mapping[str, Any] | None
 ) -> InitErrorDetails:
     """Return a pydantic error at another location."""
-    told = {key: str(one) for key, one in (context or {}).items()}
-    custom: Any = PydanticCustomError(cast("Any", kind), cast("Any", said), told or None)
+    details = {key: str(one) for key, one in (context or {}).items()}
+    custom: Any = PydanticCustomError(cast("Any", kind), cast("Any", said), details or None)
     return InitErrorDetails(type=custom, loc=loc, input=value)

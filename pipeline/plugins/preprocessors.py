@@ -103,8 +103,8 @@ def options_of(found: InstalledPlugin, plugin: Plugin, said: Mapping[str, Any], 
     parsed, lines = check(plugin.options, given)
     if parsed is not None:
         return parsed
-    told = "; ".join(
+    reasons = "; ".join(
         _in_words(item) for item in ValidationError.from_exception_data("options", lines).errors()
     )
-    msg = f"the plugin `{found.id}` ({found.origin}) does not take its options: {told}"
+    msg = f"the plugin `{found.id}` ({found.origin}) does not take its options: {reasons}"
     raise PluginError(msg, hint=f"They are in the setting plugin.{setting}, under `{plugin.id}`.")

@@ -80,12 +80,12 @@ class PluginState:
         """Replace the value of a key atomically."""
         path = self._path(key)
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(f".{path.name}.{os.getpid()}")
-        with beside.open("w", encoding="utf-8") as file:
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        with temporary.open("w", encoding="utf-8") as file:
             json.dump(value, file)
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(path)
+        temporary.replace(path)
 
     def delete(self, key: str) -> None:
         """Delete a key."""

@@ -77,7 +77,7 @@ class Marker:
             return numbers, None
         position = exp.column(exp.to_identifier(POS, quoted=True))
         passes = self._passes(select, position) if where is not None else None
-        placed = _placed(position, numbers, branch, self._node, passes, emptied)
+        placed = _position_of_row(position, numbers, branch, self._node, passes, emptied)
         if passes is not None or emptied:
             _add_view(select, placed)
             position = exp.column(exp.to_identifier(_AT, quoted=True), exp.to_identifier(_VIEW, quoted=True))
@@ -221,7 +221,7 @@ def _conjuncts(condition: exp.Expr) -> Iterator[exp.Expr]:
         yield condition
 
 
-def _placed(
+def _position_of_row(
     position: exp.Expr,
     numbers: Sequence[exp.Expr],
     branch: Branch | None,

@@ -176,8 +176,8 @@ def _fix_clocks(query: exp.Query, now: datetime) -> None:
     )
     day = exp.cast(exp.Literal.string(stamp.strftime("%Y-%m-%d")), "date", dialect=DIALECT)
     for call in list(query.find_all(*_CLOCKS)):
-        if (told := _clock_type(call)) is not None:
-            call.replace((moment if told == "moment" else day).copy())
+        if (clock_type := _clock_type(call)) is not None:
+            call.replace((moment if clock_type == "moment" else day).copy())
     for word, text in list(_clock_words(query)):
         days = _DAYS.get(word.lower())
         text.replace(

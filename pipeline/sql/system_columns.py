@@ -74,7 +74,7 @@ def branches(query: exp.Query, sources: Mapping[str, Collection[str]]) -> dict[i
                 found.update(sources.get(name, (name,)))
         return found
 
-    told: dict[int, Branch] = {}
+    by_part: dict[int, Branch] = {}
     for union in query.find_all(exp.Union):
         if isinstance(union.parent, exp.Union) or (
             isinstance(union.parent, exp.Subquery) and isinstance(union.parent.parent, exp.Union)
@@ -83,8 +83,8 @@ def branches(query: exp.Query, sources: Mapping[str, Collection[str]]) -> dict[i
         parts = list(_parts(union))
         origins = [behind(part, frozenset()) for part in parts]
         if sum(map(len, origins)) > len(set().union(*origins)):
-            told |= {id(part): Branch(at, len(parts)) for at, part in enumerate(parts)}
-    return told
+            by_part |= {id(part): Branch(at, len(parts)) for at, part in enumerate(parts)}
+    return by_part
 
 
 def _parts(query: exp.Expr) -> Iterator[exp.Expr]:

@@ -117,12 +117,12 @@ def case_files(path: Path) -> list[Path]:
         return sorted(_below(path))
     if is_test_file(path):
         return [path]
-    beside = sorted(
+    neighbors = sorted(
         other
         for other in path.parent.iterdir()
         if is_test_file(other) and other.name.startswith(f"{path.stem}.")
     )
-    return [*([path] if has_tests(path) or not beside else []), *beside]
+    return [*([path] if has_tests(path) or not neighbors else []), *neighbors]
 
 
 def _below(folder: Path) -> Iterator[Path]:

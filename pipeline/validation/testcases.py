@@ -135,8 +135,8 @@ class _Check:
             try:
                 parse_type(str(kind))
             except SchemaError as error:
-                told, _, supported = error.message.partition("supported: ")
-                msg = f"column `{column}`: {told.replace(chr(39), '`').rstrip('; ')}"
+                reason, _, supported = error.message.partition("supported: ")
+                msg = f"column `{column}`: {reason.replace(chr(39), '`').rstrip('; ')}"
                 yield self._problem(
                     msg, f"Supported: {supported}." if supported else "", (part, node, "schema", column)
                 )

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 def test_postgres_is_killed_in_mid_merge_and_comes_back(
     world: World, fresh_home: Path, spark: SparkSession
 ) -> None:
-    """A Postgres of its own: the run must mend it by itself, without a restart."""
+    """A Postgres of its own: the run must reconnect by itself, without a restart."""
     own = local.up(("postgres",), home=fresh_home)
     world.conninfo = own.postgres.conninfo()
     world.max_driver_rows = 1  # staged in unlogged tables, which a crash of the server empties
