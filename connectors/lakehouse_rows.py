@@ -57,30 +57,41 @@ def select_append_rows(sink: str, frame: EpochFrame) -> DataFrame:
     return frame.rows.select(first, *[quote_identifier(name) for name in names[1:]])
 
 
-def build_merge_source(
-    sink: str, frame: EpochFrame, session: SparkSession, version: str | None = None
-) -> MergeSource:
-    """Return one row per key: the last by `_gs_pos`, or the highest version with `versions.ENDED`.
+def collect_small_rows(frame: EpochFrame, rows: DataFrame) -> pa.Table | None:
+    """Collect `rows`, as many as the frame has; return None if they are too many for the driver, or unknown."""
+    known = frame.estimate is not None or frame.likely is not None
+    return frame.collect_if_small(rows, DRIVER_ROWS) if known else None
 
-    Raise DataError (or fail the task) for a null in a key and for a row without its version.
+
+def collect_last_rows(sink: str, frame: EpochFrame, version: str | None = None) -> pa.Table | None:
+    """Return one row per key with the payload and `_gs_op`: the last by `_gs_pos`, or the highest version.
+
+    With a version, the rows have `versions.ENDED` too. Return None for an epoch that is too large for the
+    driver. Raise DataError for a null in a key and for a row without its version.
+    """
+    names = [*frame.schema.names, OP]
+    rows = canonical_frame(frame.rows, frame.schema, frame.key).select(*map(quote_identifier, names), POS)
+    few = collect_small_rows(frame, rows)
+    if few is None:
+        return None
+    return last_by_key(sink, few, frame.key, version).select(names if version is None else [*names, ENDED])
+
+
+def build_merge_source(
+    sink: str, frame: EpochFrame, session: SparkSession, version: str | None, last: pa.Table | None
+) -> MergeSource:
+    """Return the rows of `collect_last_rows` as a frame of Spark.
+
+    If `last` is None, return what Spark computes for the epoch: a null in a key fails the task.
     """
     names = [*frame.schema.names, OP]
     frame = replace(frame, rows=canonical_frame(frame.rows, frame.schema, frame.key))
-    known = frame.estimate is not None or frame.likely is not None
-    if (
-        known
-        and (
-            few := frame.collect_if_small(frame.rows.select(*map(quote_identifier, names), POS), DRIVER_ROWS)
-        )
-        is not None
-    ):
-        last = last_by_key(sink, few, frame.key, version)
-        schema = frame.rows.select(*map(quote_identifier, names)).schema
-        if version is not None:
-            schema, names = schema.add(ENDED, "boolean"), [*names, ENDED]
-        rows = session.createDataFrame(last.select(names), schema)
-        return MergeSource(rows, local=True, bounds=bounds_of(last, frame.key))
-    return MergeSource(_last_by_key_spark(sink, frame, names, version), local=False)
+    if last is None:
+        return MergeSource(_last_by_key_spark(sink, frame, names, version), local=False)
+    schema = frame.rows.select(*map(quote_identifier, names)).schema
+    if version is not None:
+        schema = schema.add(ENDED, "boolean")
+    return MergeSource(session.createDataFrame(last, schema), local=True, bounds=bounds_of(last, frame.key))
 
 
 def last_by_key(sink: str, table: pa.Table, key: tuple[str, ...], version: str | None = None) -> pa.Table:

@@ -13,8 +13,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
+from headrace.connectors.delta.arrow_writer import ArrowWriter
 from headrace.connectors.delta.claims import claim, end_claims, read_claims
 from headrace.connectors.delta.errors import explain, is_duplicate_transaction
+from headrace.connectors.delta.log_writer import LogWriter
 from headrace.connectors.delta.merge import conf_for, merge
 from headrace.connectors.delta.table import check_columns, check_location, create
 from headrace.connectors.delta.transaction_log import (
@@ -25,7 +27,12 @@ from headrace.connectors.delta.transaction_log import (
 )
 from headrace.connectors.fencing import check_generation, fenced
 from headrace.connectors.frame import EpochFrame
-from headrace.connectors.lakehouse_rows import build_merge_source, select_append_rows
+from headrace.connectors.lakehouse_rows import (
+    build_merge_source,
+    collect_last_rows,
+    collect_small_rows,
+    select_append_rows,
+)
 from headrace.connectors.lakehouse_sink import LakehouseSink
 from headrace.connectors.sink_base import SinkContext
 from headrace.connectors.transactional_sink import CommitKind, SinkCommit, SinkState
@@ -64,6 +71,8 @@ class DeltaTableSink(LakehouseSink):
         self._app = context.key.text
         self._path: str = _absolute(context.node.path)
         self._opened: tuple[SparkSession, TableLog] | None = None
+        self._arrow_writer: ArrowWriter | None = None
+        """Writes small epochs of a local table."""
         self._seen: tuple[str, int, DeltaCommit | None] = (
             "",
             -1,
@@ -118,17 +127,19 @@ class DeltaTableSink(LakehouseSink):
         txn = first_step(change.generation) if change.kind is CommitKind.FENCE else txn + 1
         record = change.record
         if change.kind is CommitKind.REGISTER and record is not None:
-            record = replace(record, baseline=self.read_rows(expected).count())
+            record = replace(record, baseline=self._count_rows(expected))
         try:
             if change.frame is not None:
-                self._write_rows(
-                    change.frame, txn, self._metadata(txn, change.complete(WriteCounts()), derive=True)
-                )
+                committed = self._commit_epoch(version, txn, change, change.frame)
+            elif change.kind is CommitKind.TRUNCATE:
+                self._append(self._empty_rows(), txn, self._metadata(txn, record), mode="overwrite")
+                committed = True
             else:
-                mode = "overwrite" if change.kind is CommitKind.TRUNCATE else "append"
-                self._append(self._empty_rows(), txn, self._metadata(txn, record), mode=mode)
+                committed = self._log_writer.commit(version, self._app, txn, self._metadata(txn, record))
         except Exception as error:
             raise self._explain(error) from error
+        if not committed:
+            return None
         done = self._read_back(txn, change)
         if change.kind is CommitKind.REGISTER and done.version != version + 1:
             return None
@@ -146,11 +157,12 @@ class DeltaTableSink(LakehouseSink):
         """Fence each sink with a step of the generation after its own, then remove its claim."""
         session, table = self._open()
         steps = table.transactions(table.snapshot())
+        version = int(table.snapshot().version())
         for one in claims:
             app = one.key.text
             if app in steps:
                 txn = first_step((steps[app] >> 32) + 1)
-                self._append(self._empty_rows(), txn, encode_commit_metadata(app, txn, None), app=app)
+                self._log_writer.commit(version, app, txn, encode_commit_metadata(app, txn, None))
         end_claims(session, table, claims)
 
     def read_rows(self, state: SinkState) -> DataFrame:
@@ -172,8 +184,27 @@ class DeltaTableSink(LakehouseSink):
             session = self._spark.newSession()  # MERGE takes identifier and metadata from the session's conf
             for key, value in _SESSION.items():
                 session.conf.set(key, value)
-            self._opened = session, TableLog(session, self._path)
+            table = TableLog(session, self._path)
+            self._opened = session, table
+            self._arrow_writer = ArrowWriter(table.replay) if table.replay is not None else None
         return self._opened
+
+    @property
+    def _table(self) -> TableLog:
+        return self._open()[1]
+
+    @property
+    def _log_writer(self) -> LogWriter:
+        return LogWriter(*self._open())
+
+    def _count_rows(self, state: SinkState) -> int:
+        """Return the rows of the table version of `state`, from the log if it tells."""
+        snapshot = self._table.snapshot()
+        if self._arrow_writer is not None and int(snapshot.version()) == state.version[0]:
+            count = self._arrow_writer.count_rows(snapshot)
+            if count is not None:
+                return count
+        return self.read_rows(state).count()
 
     def _read_newest_commit(self) -> DeltaCommit | None:
         """Return our newest commit. Only log entries since the last call are read."""
@@ -208,13 +239,33 @@ class DeltaTableSink(LakehouseSink):
         )
         raise SinkStateError(msg, hint=hint, node=self._name)
 
-    def _write_rows(self, frame: EpochFrame, txn: int, metadata: str) -> None:
-        session, _ = self._open()
-        if not frame.key:
-            self._append(select_append_rows(self._name, frame), txn, metadata)
-            return
+    def _commit_epoch(self, since: int, txn: int, change: SinkCommit, frame: EpochFrame) -> bool:
+        """Write and commit an epoch: a small one from the driver if the table qualifies, else by Spark."""
         version = self._context.node.version_column
-        source = build_merge_source(self._name, frame, session, version)
+        payload = frame.rows if frame.key else select_append_rows(self._name, frame)
+        rows = (
+            collect_last_rows(self._name, frame, version) if frame.key else collect_small_rows(frame, payload)
+        )
+        if rows is not None and self._arrow_writer is not None:
+            snapshot = self._table.snapshot()
+            written = self._arrow_writer.write(rows, frame.key, version, snapshot)
+            if written is not None:
+                metadata = self._metadata(txn, change.complete(written.counts))
+                read_version = int(snapshot.version()) if frame.key else None
+                return self._log_writer.commit(
+                    since, self._app, txn, metadata, written.actions, written.counts, read_version
+                )
+        metadata = self._metadata(txn, change.complete(WriteCounts()), derive=True)
+        if frame.key:
+            self._merge(frame, rows, txn, metadata)
+        else:
+            self._append(payload, txn, metadata)
+        return True
+
+    def _merge(self, frame: EpochFrame, last: pa.Table | None, txn: int, metadata: str) -> None:
+        session, _ = self._open()
+        version = self._context.node.version_column
+        source = build_merge_source(self._name, frame, session, version, last)
         conf = {_APP: self._app, _TXN: str(txn), _METADATA: metadata, **conf_for(source)}
         for key, value in conf.items():
             session.conf.set(key, value)
@@ -225,11 +276,9 @@ class DeltaTableSink(LakehouseSink):
                 session.conf.unset(key)
             session.conf.set(_ADAPTIVE, _SESSION[_ADAPTIVE])
 
-    def _append(
-        self, rows: DataFrame, txn: int, metadata: str, *, app: str = "", mode: str = "append"
-    ) -> None:
+    def _append(self, rows: DataFrame, txn: int, metadata: str, *, mode: str = "append") -> None:
         options = {
-            "txnAppId": app or self._app,
+            "txnAppId": self._app,
             "txnVersion": txn,
             "userMetadata": metadata,
             "optimizeWrite": "false",

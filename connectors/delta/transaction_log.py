@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from headrace.connectors.delta.log_replay import LogReplay, collect_transactions, local_folder
 from headrace.pipeline.errors import InternalError, SinkStateError
 from headrace.pipeline.protocol.epochs import CommitRecord, Json, SinkKey, WriteCounts
 
@@ -103,6 +105,9 @@ class TableLog:
         self._jvm: Any = session._jvm  # noqa: SLF001  pyspark has no other access to the log
         self._session: Any = session._jsparkSession  # noqa: SLF001
         self.path = path
+        folder = local_folder(path)
+        self.replay = LogReplay(folder) if folder is not None else None
+        """The state of a local table, without jobs."""
 
     def _log(self) -> Any:
         return self._jvm.org.apache.spark.sql.delta.DeltaLog.forTable(self._session, self.path)
@@ -119,25 +124,27 @@ class TableLog:
     def transactions(self, snapshot: Any) -> dict[str, int]:
         """Return the versions of all transaction identifiers in a snapshot.
 
-        Delta computes the snapshot's state once for this. The write that follows reuses the state. This
-        session's configuration computes it in one job.
+        Delta computes the state of a snapshot for this if the table is not local. The write that follows
+        reuses the state. This session's configuration computes it in one job.
         """
+        with self.activated():
+            return self.replay.read_transactions(snapshot) if self.replay else collect_transactions(snapshot)
+
+    @contextmanager
+    def activated(self) -> Iterator[None]:
+        """Make this log's session the active one of the thread: Delta takes configuration from that."""
         active = self._jvm.org.apache.spark.sql.SparkSession
         before = active.getActiveSession()
         active.setActiveSession(self._session)
         try:
-            return self._transactions(snapshot)
+            yield
         finally:
             if before.isDefined():
                 active.setActiveSession(before.get())
 
-    def _transactions(self, snapshot: Any) -> dict[str, int]:
-        found: dict[str, int] = {}
-        entries = snapshot.transactions().iterator()
-        while entries.hasNext():
-            entry = entries.next()
-            found[str(entry._1())] = int(entry._2())  # noqa: SLF001  a Scala tuple
-        return found
+    def start_transaction(self) -> Any:
+        """Return a new transaction on the newest version as a JVM object."""
+        return self._log().startTransaction()
 
     def identity(self, snapshot: Any) -> str:
         """Return the table's id, or "" without a table. A recreated table at the same path has another id."""
@@ -171,6 +178,10 @@ class TableLog:
         finally:
             lines.close()
         return {}
+
+    def is_restored(self, newest: int, since: int) -> bool:
+        """Return whether a commit after version `since` restored an earlier version."""
+        return any(info.get("operation") == "RESTORE" for _, info in self.commits(newest, since + 1))
 
     def find(self, app: str, newest: int, oldest: int = 0) -> DeltaCommit | None:
         """Return our newest commit between two versions.

@@ -21,7 +21,7 @@ from headrace.connectors.iceberg.catalog import WarehouseTable
 from headrace.connectors.iceberg.metadata import IcebergMetadata, IcebergSinkState
 from headrace.connectors.iceberg.table import check_columns, check_warehouse, create
 from headrace.connectors.iceberg.writer import append, counted, merge
-from headrace.connectors.lakehouse_rows import build_merge_source, select_append_rows
+from headrace.connectors.lakehouse_rows import build_merge_source, collect_last_rows, select_append_rows
 from headrace.connectors.lakehouse_sink import LakehouseSink
 from headrace.connectors.row_errors import explain_failure
 from headrace.connectors.sink_base import SinkContext
@@ -238,7 +238,9 @@ class IcebergTableSink(LakehouseSink):
             append(select_append_rows(self._name, frame), frame.spark.table(path).schema, target)
             return
         version = self._context.node.version_column
-        merge(build_merge_source(self._name, frame, frame.spark, version), target, frame, version)
+        last = collect_last_rows(self._name, frame, version)
+        source = build_merge_source(self._name, frame, frame.spark, version, last)
+        merge(source, target, frame, version)
 
     def _read_back(self, published: SinkState) -> None:
         """Raise TransientError if another writer's concurrent commit replaced this one.

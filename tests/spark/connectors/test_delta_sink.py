@@ -29,7 +29,7 @@ from headrace.connectors.delta.errors import explain
 from headrace.connectors.delta.sink import DeltaTableSink
 from headrace.connectors.delta.table import create
 from headrace.connectors.frame import EpochFrame
-from headrace.connectors.lakehouse_rows import DRIVER_ROWS, build_merge_source
+from headrace.connectors.lakehouse_rows import DRIVER_ROWS, build_merge_source, collect_last_rows
 from headrace.connectors.sink_base import SinkContext
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import (
@@ -567,7 +567,7 @@ def test_what_is_likely_small_is_looked_at(
     monkeypatch.setattr("headrace.connectors.lakehouse_rows.DRIVER_ROWS", 2)
     t = table("id")
     frame = replace(t.frame(*[(at, "x", "i") for at in range(count)], large=True), likely=likely)
-    source = build_merge_source("lake", frame, t.spark)
+    source = build_merge_source("lake", frame, t.spark, None, collect_last_rows("lake", frame))
     assert (source.local, sorted(row.id for row in source.rows.collect())) == (local, list(range(count)))
 
 

@@ -1,0 +1,207 @@
+"""The upsert of a small epoch into a local Delta table, computed in Arrow.
+
+MERGE by Spark runs thirteen jobs, whatever the number of rows. This reads the key columns of the data files
+that can have a key of the epoch, marks the rows that change in deletion vectors, and writes the new rows as
+one file. Nothing is visible before the caller commits the actions.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+from pyarrow import parquet
+
+from headrace.connectors.delta.log_replay import DataFile
+from headrace.connectors.delta.data_files import may_contain, write_data_file
+from headrace.connectors.delta.deletion_vectors import read_deletion_vector, write_deletion_vectors
+from headrace.connectors.lakehouse_rows import bounds_of
+from headrace.connectors.versions import ENDED
+from headrace.pipeline.protocol.epochs import Json, WriteCounts
+from headrace.pipeline.sql.system_columns import OP
+
+if TYPE_CHECKING:
+    from pyroaring import BitMap64
+
+pc: Any = pyarrow.compute
+"""Its functions are made at import, so type checkers do not see them."""
+_SOURCE, _FILE, _ROW, _VERSION = "__source", "__file", "__row", "__version"
+_MATCHES = pa.schema([(_SOURCE, pa.int64()), (_FILE, pa.int64()), (_ROW, pa.int64())])
+
+
+@dataclass(frozen=True, slots=True)
+class EpochRows:
+    """The rows of an epoch for a table: one per key, in the table's columns and types.
+
+    `deletes` marks rows that delete their key. `ended` marks keys whose row in the table does not count,
+    whatever its version is; None without a version column.
+    """
+
+    rows: pa.Table
+    key: tuple[str, ...]
+    deletes: np.ndarray
+    version: str | None = None
+    ended: np.ndarray | None = None
+
+    @classmethod
+    def of(cls, last: pa.Table, schema: pa.Schema, key: tuple[str, ...], version: str | None) -> EpochRows:
+        """Return the rows of `lakehouse_rows.last_by_key` for a table with the columns of `schema`."""
+        brought = {name.lower(): name for name in last.schema.names}
+        columns = [
+            last[brought[field.name.lower()]].cast(field.type)
+            if field.name.lower() in brought
+            else pa.nulls(last.num_rows, field.type)
+            for field in schema
+        ]
+        named = {field.name.lower(): field.name for field in schema}
+        deletes = (
+            pc.equal(last[OP], "d").to_numpy() if OP in last.schema.names else np.zeros(last.num_rows, bool)
+        )
+        ended = last[ENDED].to_numpy() if version is not None else None
+        return cls(
+            pa.table(columns, schema=schema),
+            tuple(named[name.lower()] for name in key),
+            deletes,
+            named[version.lower()] if version is not None else None,
+            ended,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Upsert:
+    """The file actions and the row counts of an upsert."""
+
+    actions: list[Json]
+    counts: WriteCounts
+
+
+def select_candidates(files: Sequence[DataFile], epoch: EpochRows) -> list[DataFile]:
+    """Return the files that can have a key of the epoch, by their statistics."""
+    if not epoch.rows.num_rows:
+        return []
+    bounds = bounds_of(epoch.rows, epoch.key).items()
+    return [
+        file
+        for file in files
+        if all(may_contain(file.statistics, name, low, high) for name, (low, high) in bounds)
+    ]
+
+
+def upsert(folder: Path, candidates: Sequence[DataFile], epoch: EpochRows) -> Upsert:
+    """Write the files of an upsert into the table's folder. A delete of a missing key does nothing.
+
+    `candidates` are all files that can have a key of the epoch; each has a row count in its statistics. With
+    a version, a row in the table that is newer than the epoch's row stays. The counts are those of MERGE.
+    """
+    vectors = {
+        at: read_deletion_vector(folder, file.deletion_vector)
+        for at, file in enumerate(candidates)
+        if file.deletion_vector is not None
+    }
+    matches = _find_matches(candidates, epoch, vectors)
+    source = matches[_SOURCE].to_numpy()
+    wins = _find_wins(matches, epoch)
+    deletes = epoch.deletes[source]
+    inserts = ~epoch.deletes
+    inserts[source] = False
+    written = np.concatenate([source[wins & ~deletes], np.flatnonzero(inserts)])
+    actions = _mark_removed(
+        folder, candidates, vectors, matches[_FILE].to_numpy()[wins], matches[_ROW].to_numpy()[wins]
+    )
+    if len(written):
+        actions.append({"add": write_data_file(folder, epoch.rows.take(pa.array(written)))})
+    counts = WriteCounts(
+        epoch.rows.num_rows, int(inserts.sum()), int((wins & ~deletes).sum()), int((wins & deletes).sum())
+    )
+    return Upsert(actions, counts)
+
+
+def _find_matches(candidates: Sequence[DataFile], epoch: EpochRows, vectors: dict[int, BitMap64]) -> pa.Table:
+    """Return every live row of the files whose key is in the epoch: its file, its position, the epoch's row."""
+    wanted = epoch.rows.select(list(epoch.key))
+    numbered = wanted.append_column(_SOURCE, pa.array(np.arange(wanted.num_rows)))
+    fields = list(_MATCHES)
+    if epoch.version is not None:
+        fields.append(pa.field(_VERSION, epoch.rows.schema.field(epoch.version).type))
+    schema = pa.schema(fields)
+    found = [schema.empty_table()]
+    for at, file in enumerate(candidates):
+        rows = _read_live_keys(file, epoch, vectors.get(at)).join(
+            numbered, list(epoch.key), join_type="inner", coalesce_keys=True
+        )
+        rows = rows.append_column(_FILE, pa.array(np.full(rows.num_rows, at)))
+        found.append(rows.select(schema.names).cast(schema))
+    return pa.concat_tables(found).combine_chunks()
+
+
+def _read_live_keys(file: DataFile, epoch: EpochRows, removed: BitMap64 | None) -> pa.Table:
+    """Return the key columns, the position and the version of rows that can match."""
+    columns = [*epoch.key, *([epoch.version] if epoch.version not in (None, *epoch.key) else [])]
+    reader = parquet.ParquetFile(file.path, coerce_int96_timestamp_unit="us")
+    table = reader.read(columns=columns, use_threads=False)
+    table = table.cast(pa.schema([epoch.rows.schema.field(name) for name in table.schema.names]))
+    live = np.ones(table.num_rows, dtype=bool)
+    for name in epoch.key:
+        live &= pc.is_in(table[name], value_set=epoch.rows[name], skip_nulls=True).to_numpy()
+    if removed is not None:
+        live[np.fromiter(removed, dtype=np.int64, count=len(removed))] = False
+    rows = np.flatnonzero(live)
+    table = table.take(pa.array(rows)).append_column(_ROW, pa.array(rows))
+    return table if epoch.version is None else table.append_column(_VERSION, table[epoch.version])
+
+
+def _find_wins(matches: pa.Table, epoch: EpochRows) -> np.ndarray:
+    """Return which matches the epoch's row replaces or deletes."""
+    source = matches[_SOURCE].to_numpy()
+    if epoch.version is None or epoch.ended is None:
+        return np.ones(len(source), dtype=bool)
+    brought = epoch.rows[epoch.version].take(matches[_SOURCE])
+    older = pc.or_kleene(pc.is_null(matches[_VERSION]), pc.less_equal(matches[_VERSION], brought))
+    return epoch.ended[source] | pc.fill_null(older, fill_value=False).to_numpy()
+
+
+def _mark_removed(
+    folder: Path,
+    candidates: Sequence[DataFile],
+    vectors: dict[int, BitMap64],
+    files: np.ndarray,
+    rows: np.ndarray,
+) -> list[Json]:
+    """Return the actions that remove rows from files. A file without rows left is removed itself."""
+    from pyroaring import BitMap64
+
+    changed: dict[int, BitMap64] = {}
+    for at in np.unique(files):
+        changed[int(at)] = BitMap64(rows[files == at]) | vectors.get(int(at), BitMap64())
+    kept = {
+        candidates[at].add["path"]: removed
+        for at, removed in changed.items()
+        if len(removed) < (candidates[at].physical_rows or 0)
+    }
+    written = write_deletion_vectors(folder, kept)
+    now = int(time.time() * 1000)
+    actions: list[Json] = []
+    for at in changed:
+        add = candidates[at].add
+        actions.append({"remove": _describe_removal(add, now)})
+        if descriptor := written.get(add["path"]):
+            actions.append({"add": _describe_remainder(candidates[at], descriptor)})
+    return actions
+
+
+def _describe_removal(add: Json, now: int) -> Json:
+    names = ("path", "partitionValues", "size", "deletionVector", "stats", "tags")
+    kept = {name: add[name] for name in names if add.get(name) is not None}
+    return {**kept, "deletionTimestamp": now, "dataChange": True, "extendedFileMetadata": True}
+
+
+def _describe_remainder(file: DataFile, descriptor: Json) -> Json:
+    loose = json.dumps({**file.statistics, "tightBounds": False})
+    return {**file.add, "deletionVector": descriptor, "stats": loose, "dataChange": True}

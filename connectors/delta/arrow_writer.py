@@ -1,0 +1,135 @@
+"""Small epochs of local tables, written from the driver.
+
+A table qualifies if nothing but its columns decides how rows are stored: no partitions, no constraints, no
+generated or renamed columns, no change feed. Every other table is written by Spark.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from headrace.connectors.delta.log_replay import DataFile, LogReplay
+from headrace.connectors.delta.arrow_merge import EpochRows, Upsert, select_candidates, upsert
+from headrace.connectors.delta.data_files import write_data_file
+from headrace.connectors.delta.deletion_vectors import UnknownVectorError
+from headrace.connectors.keys import floats_in
+from headrace.connectors.lakehouse_sink import LOOKUP_ROWS
+from headrace.pipeline.protocol.epochs import Json, WriteCounts
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import DataType
+
+_MAX_FILES = 20_000
+"""The driver has some kilobytes of each file in memory."""
+_DELETION_VECTORS = "delta.enableDeletionVectors"
+_NEUTRAL = ("delta.checkpointInterval", "delta.logRetentionDuration", "delta.deletedFileRetentionDuration")
+_NEUTRAL_FEATURES = {
+    *("appendOnly", "invariants", "checkConstraints", "changeDataFeed", "generatedColumns"),
+    *(
+        "columnMapping",
+        "identityColumns",
+        "deletionVectors",
+        "timestampNtz",
+        "v2Checkpoint",
+        "vacuumProtocolCheck",
+    ),
+}
+"""Features that do nothing until a table property or a column's metadata uses them."""
+
+
+class ArrowWriter:
+    """Writes data files of one local table and describes them as actions for the log."""
+
+    def __init__(self, replay: LogReplay) -> None:
+        self._folder = replay.table
+        self._replay = replay
+        self._described = ""
+        self._schema: pa.Schema | None = None
+        self._has_vectors = False
+
+    def write(
+        self, rows: pa.Table, key: tuple[str, ...], version: str | None, snapshot: Any
+    ) -> Upsert | None:
+        """Write rows to append, or with a key the last row of each key. Return None if the table does not qualify.
+
+        `snapshot` is the JVM's of the version to change.
+        """
+        schema = self._read_schema(snapshot)
+        if schema is None:
+            return None
+        epoch = EpochRows.of(rows, schema, key, version)
+        if not key:
+            return self._append(epoch.rows)
+        compared = [*epoch.key, *([epoch.version] if epoch.version else [])]
+        if not self._has_vectors or floats_in(schema, compared):  # Spark orders NaN and zeros in its own way
+            return None
+        files = self._replay.read_files(snapshot)
+        candidates = select_candidates(files, epoch)
+        if len(files) > _MAX_FILES or not _are_countable(candidates):
+            return None
+        try:
+            return upsert(self._folder, candidates, epoch)
+        except UnknownVectorError:
+            return None
+
+    def _append(self, rows: pa.Table) -> Upsert:
+        count = rows.num_rows
+        actions: list[Json] = [{"add": write_data_file(self._folder, rows)}] if count else []
+        return Upsert(actions, WriteCounts(count, count, 0, 0))
+
+    def count_rows(self, snapshot: Any) -> int | None:
+        """Return the number of rows of a version, or None if the log does not tell."""
+        if self._read_schema(snapshot) is None:
+            return None
+        counts = [file.live_rows for file in self._replay.read_files(snapshot)]
+        return None if None in counts else sum(count for count in counts if count is not None)
+
+    def _read_schema(self, snapshot: Any) -> pa.Schema | None:
+        """Return the table's columns, or None if the table does not qualify."""
+        metadata, protocol = str(snapshot.metadata().json()), str(snapshot.protocol().json())
+        if metadata + protocol != self._described:
+            table, features = json.loads(metadata)["metaData"], json.loads(protocol)["protocol"]
+            self._schema = _arrow_schema(table) if _is_plain(table, features) else None
+            self._has_vectors = table.get("configuration", {}).get(_DELETION_VECTORS) == "true"
+            self._described = metadata + protocol
+        return self._schema
+
+
+def _are_countable(files: list[DataFile]) -> bool:
+    """Return whether all row counts are known and few enough to read their keys in the driver."""
+    counts = [file.physical_rows for file in files]
+    return None not in counts and sum(count or 0 for count in counts) <= LOOKUP_ROWS
+
+
+def _is_plain(metadata: Json, protocol: Json) -> bool:
+    properties = metadata.get("configuration", {})
+    settings = [name for name in properties if name.startswith("delta.")]
+    features = {*protocol.get("readerFeatures", ()), *protocol.get("writerFeatures", ())}
+    return (
+        not metadata.get("partitionColumns")
+        and all(name in (*_NEUTRAL, _DELETION_VECTORS) for name in settings)
+        and features <= _NEUTRAL_FEATURES
+    )
+
+
+def _arrow_schema(metadata: Json) -> pa.Schema | None:
+    """Return the columns as Arrow, or None for one that is required, has metadata, or has no Arrow type."""
+    from pyspark.errors import PySparkException
+    from pyspark.sql.pandas.types import to_arrow_type
+    from pyspark.sql.types import StructType
+
+    columns = StructType.fromJson(json.loads(metadata["schemaString"]))
+    if any(not column.nullable or column.metadata or _has_char(column.dataType) for column in columns):
+        return None
+    try:
+        return pa.schema([(column.name, to_arrow_type(column.dataType)) for column in columns])
+    except PySparkException:
+        return None
+
+
+def _has_char(kind: DataType) -> bool:
+    """Return whether a text has a maximal length, which Spark checks."""
+    return any(word in kind.simpleString() for word in ("char(", "varchar("))

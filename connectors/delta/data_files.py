@@ -1,0 +1,126 @@
+"""Parquet files of a Delta table, written and described without Spark."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute
+from pyarrow import parquet
+from pyarrow import types as kinds
+
+from headrace.pipeline.protocol.epochs import Json
+
+pc: Any = pyarrow.compute
+"""Its functions are made at import, so type checkers do not see them."""
+_INDEXED_COLUMNS = 32
+"""Delta's default of `delta.dataSkippingNumIndexedCols`."""
+_PREFIX = 32
+"""Characters of a text in statistics: Delta's default of `dataSkippingStringPrefixLength`."""
+_LAST_CHARACTER = "\U0010ffff"
+_MILLISECOND = timedelta(milliseconds=1)
+"""Statistics keep timestamps to the millisecond, so a reader adds one to the largest."""
+
+
+def write_data_file(folder: Path, rows: pa.Table) -> Json:
+    """Write the rows as one Parquet file of the table. Return the `add` action that describes it."""
+    name = f"part-00000-{uuid.uuid4()}-c000.snappy.parquet"
+    path = folder / name
+    parquet.write_table(rows, path, compression="snappy", coerce_timestamps="us", store_schema=False)
+    return {
+        "path": name,
+        "partitionValues": {},
+        "size": path.stat().st_size,
+        "modificationTime": int(time.time() * 1000),
+        "dataChange": True,
+        "stats": json.dumps(collect_statistics(rows)),
+    }
+
+
+def collect_statistics(rows: pa.Table) -> Json:
+    """Return the statistics of a data file: the row count, and bounds and null counts of its columns.
+
+    Nested columns, and bounds that the format cannot express, are left out.
+    """
+    low: Json = {}
+    high: Json = {}
+    nulls: Json = {}
+    for name in rows.schema.names[:_INDEXED_COLUMNS]:
+        column = rows[name]
+        if kinds.is_nested(column.type):
+            continue
+        nulls[name] = column.null_count
+        if not _has_bounds(column.type) or column.null_count == len(column):
+            continue
+        ends = pc.min_max(column)
+        bounds = _encode(ends["min"].as_py()), _encode_highest(ends["max"].as_py())
+        if None not in bounds:
+            low[name], high[name] = bounds
+    return {
+        "numRecords": rows.num_rows,
+        "minValues": low,
+        "maxValues": high,
+        "nullCount": nulls,
+        "tightBounds": True,
+    }
+
+
+def may_contain(statistics: Json, name: str, low: Any, high: Any) -> bool:
+    """Return whether a file with these statistics can have a value of the column from `low` to `high`."""
+    least, most = (statistics.get(key, {}).get(name) for key in ("minValues", "maxValues"))
+    if least is None or most is None:
+        return True
+    try:
+        return bool(_decode(least, low) <= high and _decode(most, high) + _margin(high) >= low)
+    except (TypeError, ValueError, OverflowError):
+        return True
+
+
+def _has_bounds(kind: pa.DataType) -> bool:
+    timestamp = isinstance(kind, pa.TimestampType) and kind.tz is not None
+    whole = isinstance(kind, pa.Decimal128Type) and kind.scale == 0
+    return kinds.is_integer(kind) or kinds.is_string(kind) or kinds.is_date32(kind) or timestamp or whole
+
+
+def _encode(value: Any) -> Any:
+    """Return a value as JSON of the statistics, or None if it has no exact form there."""
+    if isinstance(value, datetime):
+        moment = value.astimezone(UTC)
+        return f"{moment:%Y-%m-%dT%H:%M:%S}.{moment.microsecond // 1000:03}Z" if value.year >= 1000 else None
+    if isinstance(value, date):
+        return value.isoformat() if value.year >= 1000 else None
+    if isinstance(value, Decimal):
+        return int(value)
+    return value[:_PREFIX] if isinstance(value, str) else value
+
+
+def _encode_highest(value: Any) -> Any:
+    if isinstance(value, str) and len(value) > _PREFIX:
+        return value[:_PREFIX] + _LAST_CHARACTER if value[_PREFIX] != _LAST_CHARACTER else None
+    return _encode(value)
+
+
+def _decode(bound: Any, like: Any) -> Any:
+    """Return a bound of statistics as a value of the type of `like`."""
+    if isinstance(like, datetime):
+        return datetime.fromisoformat(bound)
+    if isinstance(like, date):
+        return date.fromisoformat(bound)
+    if isinstance(bound, str) != isinstance(like, str):
+        msg = f"statistics have {bound!r}"
+        raise TypeError(msg)
+    return bound
+
+
+def _margin(like: Any) -> Any:
+    if isinstance(like, datetime):
+        return _MILLISECOND
+    if isinstance(like, date):
+        return timedelta(0)
+    return "" if isinstance(like, str) else 0

@@ -1,0 +1,119 @@
+"""Commits of given actions to the log of a Delta table, without a Spark job."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from headrace.connectors.delta.transaction_log import TableLog
+from headrace.pipeline.protocol.epochs import Json, WriteCounts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
+
+
+class LogWriter:
+    """Delta's own transactions: its checks, conflict detection, checkpoints and log stores apply."""
+
+    def __init__(self, session: SparkSession, table: TableLog) -> None:
+        self._session = session
+        self._table = table
+        self._jvm: Any = session._jvm  # noqa: SLF001  pyspark has no other access to the log
+
+    def commit(
+        self,
+        since: int,
+        app: str,
+        txn: int,
+        metadata: str,
+        actions: Sequence[Json] = (),
+        counts: WriteCounts | None = None,
+        read_version: int | None = None,
+    ) -> bool:
+        """Commit the actions with the step `txn` of `app` and user metadata.
+
+        `since` is the version at which the caller read the state of `app`. `read_version` is the version that
+        an upsert read; other commits only append. `counts` are the rows that changed. Return False, with nothing
+        committed, if the table was restored or has a newer step of `app` since then, or if it is no longer
+        at `read_version`. Delta raises an exception if another commit comes in between that changes what
+        this one read, or sets a step of `app`.
+        """
+        step = {"txn": {"appId": app, "version": txn}}
+        with self._activated(metadata):
+            transaction = self._table.start_transaction()
+            version = int(transaction.readVersion())
+            if version != (version if read_version is None else read_version):
+                return False
+            if self._is_overtaken(transaction, app, txn, since):
+                return False
+            if counts is not None:
+                self._register_metrics(transaction, counts)
+            if read_version is not None:
+                transaction.readWholeTable()
+            operation = self._append() if read_version is None else self._merge()
+            parsed = [self._parse(action) for action in (step, *actions)]
+            transaction.commit(self._seq(parsed), operation)
+        return True
+
+    def _is_overtaken(self, transaction: Any, app: str, txn: int, since: int) -> bool:
+        """Return whether the step is taken or the table was restored; let Delta watch the step from here on."""
+        transaction.readTxn().addOne(app)
+        steps = self._table.transactions(transaction.snapshot())
+        return steps.get(app, -1) >= txn or self._table.is_restored(int(transaction.readVersion()), since)
+
+    def _parse(self, action: Json) -> Any:
+        return self._jvm.org.apache.spark.sql.delta.actions.Action.fromJson(json.dumps(action))
+
+    def _seq(self, values: Sequence[Any]) -> Any:
+        return self._jvm.org.apache.spark.api.python.PythonUtils.toSeq(list(values))
+
+    def _none(self) -> Any:
+        return self._jvm.scala.Option.apply(None)
+
+    def _append(self) -> Any:
+        operations = self._jvm.org.apache.spark.sql.delta.DeltaOperations
+        none = self._none()
+        return operations.Write(
+            self._jvm.org.apache.spark.sql.SaveMode.Append, none, none, none, none, none, none, none, none
+        )
+
+    def _merge(self) -> Any:
+        operations = self._jvm.org.apache.spark.sql.delta.DeltaOperations
+        none, nothing = self._none(), self._seq([])
+        return operations.Merge(none, none, none, none, nothing, nothing, nothing)
+
+    def _register_metrics(self, transaction: Any, counts: WriteCounts) -> None:
+        """Set the metrics that `DESCRIBE HISTORY` shows."""
+        values = {
+            "numSourceRows": counts.rows,
+            "operationNumSourceRows": counts.rows,
+            "numTargetRowsCopied": 0,
+            "numTargetRowsInserted": counts.inserted,
+            "numTargetRowsUpdated": counts.updated,
+            "numTargetRowsDeleted": counts.deleted,
+            "numOutputRows": counts.inserted + counts.updated,
+        }
+        spark = self._session._jsparkSession  # noqa: SLF001
+        metrics = self._jvm.org.apache.spark.sql.execution.metric.SQLMetrics
+        made = {}
+        for name, value in values.items():
+            made[name] = metrics.createMetric(spark.sparkContext(), name)
+            made[name].set(value)
+        python_utils = self._jvm.org.apache.spark.api.python.PythonUtils
+        transaction.registerSQLMetrics(spark, python_utils.toScalaMap(made))
+
+    @contextmanager
+    def _activated(self, metadata: str) -> Iterator[None]:
+        """Make the session the active one, with the user metadata of a commit."""
+        with self._table.activated():
+            self._session.conf.set(_METADATA, metadata)
+            try:
+                yield
+            finally:
+                self._session.conf.unset(_METADATA)
