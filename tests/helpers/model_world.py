@@ -614,6 +614,8 @@ class World:
                 f"{name} joined without the epochs that it missed"
             )
             self.joined.add(name)
+            # The process may die before it learns of this and join the sink again.
+            self.absent.discard(name)
             if name in self.adopting:
                 self.before_adoption.setdefault(name, (target.base, target.since))
             target.base, target.since = list(target.rows), record.epoch
