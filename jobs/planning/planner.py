@@ -32,7 +32,7 @@ from headrace.jobs.sources.pipeline_source import SourceBatch
 from headrace.jobs.spark.analysis_errors import explain_analysis_error
 from headrace.jobs.spark.columns import check_staged, payload_of, types_of
 from headrace.jobs.staging.determinism import nondeterminism_reason
-from headrace.jobs.staging.store import StoredResults
+from headrace.jobs.staging.stored_results import StoredResults
 from headrace.jobs.transforms.base import RowTransform, TransformContext
 from headrace.jobs.transforms.registry import KEYS, open_transform
 from headrace.jobs.transforms.retractions import (

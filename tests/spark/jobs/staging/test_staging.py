@@ -27,11 +27,10 @@ from headrace.jobs.spark.session import spark_conf
 from headrace.jobs.staging import store as staging_module
 from headrace.jobs.staging.store import (
     EpochResultStore,
-    NodeGraph,
     ResultStore,
-    StoredResults,
     StoreResultsTask,
 )
+from headrace.jobs.staging.stored_results import NodeGraph, StoredResults
 from headrace.pipeline.config.settings import Settings, SparkSettings, StagingSettings
 from headrace.pipeline.errors import PipelineStateError, SettingsError, SinkStateError, UserError
 from headrace.pipeline.file.loader import parse_pipeline
