@@ -34,8 +34,9 @@ from headrace.jobs.transforms.http.call_metrics import (
     drain_call_metrics,
 )
 from headrace.jobs.transforms.http.circuit_breaker import Breaker
-from headrace.jobs.transforms.http.client import HandlerTask, Service
+from headrace.jobs.transforms.http.client import Service
 from headrace.jobs.transforms.http.decode import ResponseDecoder
+from headrace.jobs.transforms.http.task import HandlerTask
 from headrace.pipeline.errors import DataError, HeadraceError, TransientError, UserError
 from headrace.pipeline.sql.system_columns import FAN_OUT
 
