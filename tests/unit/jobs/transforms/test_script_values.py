@@ -13,7 +13,7 @@ from helpers.script_nodes import bare, hidden, run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headrace.jobs.transforms.script.arrow_json import encoded
+from headrace.jobs.transforms.script.encode import encoded
 from headrace.pipeline.errors import DataError, SchemaError
 from headrace.pipeline.types.int256 import INT256, UINT256
 
