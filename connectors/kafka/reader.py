@@ -12,7 +12,7 @@ from headrace.connectors.kafka.client_config import spark_options
 from headrace.connectors.kafka.config import KafkaSourceConfig
 from headrace.connectors.kafka.json_decoder import JsonMessageDecoder
 from headrace.connectors.spark_plan import refuse_relative_timestamps
-from headrace.pipeline.config.settings import KafkaConnection
+from headrace.pipeline.config.sections import KafkaConnection
 from headrace.pipeline.errors import SchemaError
 from headrace.pipeline.sql.system_columns import OP, POS
 

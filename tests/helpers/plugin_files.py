@@ -8,13 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from headrace.pipeline.config.settings import (
-    Settings,
-    SparkSettings,
-    SqliteBackend,
-    StateBackend,
-    load_settings,
-)
+from headrace.pipeline.config.sections import SparkSettings, SqliteBackend, StateBackend
+from headrace.pipeline.config.settings import Settings, load_settings
 
 ACME = '''
 from __future__ import annotations

@@ -30,7 +30,8 @@ from headrace.connectors.clickhouse.config import ClickHouseSourceConfig
 from headrace.connectors.clickhouse.key_ranges import expressions
 from headrace.connectors.clickhouse.source import ClickHouseTable
 from headrace.connectors.source_base import Snapshot
-from headrace.pipeline.config.settings import ClickHouseConnection, Settings
+from headrace.pipeline.config.sections import ClickHouseConnection
+from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import PipelineStateError, SchemaError, TargetError, TransientError
 from headrace.pipeline.model.sources import OffsetTable
 from headrace.pipeline.protocol.partitions import HistoryPartition

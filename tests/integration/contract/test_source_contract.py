@@ -26,7 +26,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from headrace.connectors.source_base import Snapshot
-from headrace.pipeline.config.settings import ClickHouseConnection, IcebergSettings, KafkaConnection, Settings
+from headrace.pipeline.config.sections import ClickHouseConnection, IcebergSettings, KafkaConnection
+from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import PipelineStateError, TargetError
 from headrace.pipeline.model.connectors import source_entries
 from headrace.pipeline.protocol.partitions import HistoryPartition

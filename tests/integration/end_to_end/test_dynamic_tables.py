@@ -31,7 +31,8 @@ from headrace.jobs.run.repair import replay
 from headrace.jobs.run.runner import run
 from headrace.jobs.sources.pipeline_source import create_pipeline_sources
 from headrace.jobs.spark.errors import as_headrace_error
-from headrace.pipeline.config.settings import Settings, SqliteBackend, StateBackend, TableConnection
+from headrace.pipeline.config.sections import SqliteBackend, StateBackend, TableConnection
+from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import HeadraceError, SinkStateError, TargetError, TransientError
 from headrace.pipeline.file.loader import PipelineFile, parse_pipeline
 from headrace.pipeline.model.transforms import DynamicTableConfig

@@ -23,7 +23,7 @@ from headrace.jobs.run.events import Until
 from headrace.jobs.run.pipeline_run import PipelineRun
 from headrace.jobs.run.repair import accept_target, replay
 from headrace.jobs.run.runner import run
-from headrace.pipeline.config.settings import StateBackend
+from headrace.pipeline.config.sections import StateBackend
 from headrace.pipeline.errors import (
     DataError,
     HeadraceError,

@@ -18,7 +18,7 @@ from psycopg.conninfo import conninfo_to_dict
 from headrace.connectors.postgres.session import Address
 from headrace.jobs.dynamic_tables.lookup_table import LookupTableColumns, ValueTable
 from headrace.jobs.dynamic_tables.postgres import CachedPostgresTableBackend, PostgresTableBackend
-from headrace.pipeline.config.settings import TableConnection
+from headrace.pipeline.config.sections import TableConnection
 from headrace.pipeline.errors import DataError, SchemaError, TargetError, TransientError, UserError
 from headrace.pipeline.model.transforms import DynamicTableConfig
 from headrace.pipeline.protocol.epochs import EpochPlan, Phase

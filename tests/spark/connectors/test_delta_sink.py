@@ -326,7 +326,8 @@ import sys
 sys.path.append("tests")
 from pathlib import Path
 from headrace.jobs.spark.session import start_session
-from headrace.pipeline.config.settings import Settings, SparkSettings
+from headrace.pipeline.config.sections import SparkSettings
+from headrace.pipeline.config.settings import Settings
 from tests.spark.connectors.test_delta_sink import Gate, Table, plan
 home = Path(sys.argv[1])
 quick = SparkSettings(master="local[2]", driver_memory="1g", jvm_options="-XX:TieredStopAtLevel=1")

@@ -20,7 +20,8 @@ from headrace.connectors import splitting
 from headrace.connectors.iceberg.config import IcebergSourceConfig
 from headrace.connectors.iceberg.source import IcebergTable
 from headrace.connectors.source_base import Snapshot
-from headrace.pipeline.config.settings import IcebergSettings, Settings
+from headrace.pipeline.config.sections import IcebergSettings
+from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import PipelineStateError, SchemaError, SettingsError, TargetError
 from headrace.pipeline.model.sources import OffsetTable
 from headrace.pipeline.protocol.partitions import HistoryPartition

@@ -18,7 +18,8 @@ from headrace.connectors.row_errors import explain_failure
 from headrace.jobs.checks.audit import audit
 from headrace.jobs.run.events import RunResult, Until
 from headrace.jobs.run.runner import run
-from headrace.pipeline.config.settings import IcebergSettings, Settings, SqliteBackend, StateBackend
+from headrace.pipeline.config.sections import IcebergSettings, SqliteBackend, StateBackend
+from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import DataError, HeadraceError
 from headrace.pipeline.file.loader import parse_pipeline
 

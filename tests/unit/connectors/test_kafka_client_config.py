@@ -8,7 +8,7 @@ import pytest
 from pydantic import SecretStr
 
 from headrace.connectors.kafka.client_config import client_options, spark_options
-from headrace.pipeline.config.settings import KafkaConnection
+from headrace.pipeline.config.sections import KafkaConnection
 from headrace.pipeline.errors import SettingsError
 
 

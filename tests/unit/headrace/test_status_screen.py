@@ -16,7 +16,8 @@ from rich.console import Console
 
 from headrace.commands.watch import PipelineStatusLine, StatusWatcher, build_table, format_age, format_lines
 from headrace.connectors.ledger.factory import open_ledger
-from headrace.pipeline.config.settings import Settings, SqliteBackend, StateBackend
+from headrace.pipeline.config.sections import SqliteBackend, StateBackend
+from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.protocol.epochs import EpochPlan, Json, Phase, WriteCounts
 from headrace.pipeline.protocol.ledger import Lease, Ledger
 

@@ -14,7 +14,8 @@ from headrace.jobs.explain.build import explain
 from headrace.jobs.explain.mermaid import mermaid
 from headrace.jobs.explain.model import ExplainedNode, Explanation
 from headrace.jobs.explain.text import text
-from headrace.pipeline.config.settings import ClickHouseConnection, Settings
+from headrace.pipeline.config.sections import ClickHouseConnection
+from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import SchemaError, ServiceError
 from headrace.pipeline.file.loader import load_pipeline, parse_pipeline
 

@@ -31,7 +31,8 @@ from headrace.jobs.staging.store import (
     StoreResultsTask,
 )
 from headrace.jobs.staging.stored_results import NodeGraph, StoredResults
-from headrace.pipeline.config.settings import Settings, SparkSettings, StagingSettings
+from headrace.pipeline.config.sections import SparkSettings, StagingSettings
+from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import PipelineStateError, SettingsError, SinkStateError, UserError
 from headrace.pipeline.file.loader import parse_pipeline
 from headrace.pipeline.protocol.coordinator import Pending

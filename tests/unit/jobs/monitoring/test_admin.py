@@ -19,7 +19,8 @@ from headrace.commands.tail import RowPrinter, tail
 from headrace.connectors.ledger.factory import open_ledger
 from headrace.jobs.monitoring.admin import Admin, EndpointData
 from headrace.jobs.monitoring.sample_buffer import SampleBuffer
-from headrace.pipeline.config.settings import Settings, SqliteBackend, StateBackend
+from headrace.pipeline.config.sections import SqliteBackend, StateBackend
+from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import PipelineStateError, UserError
 
 FILE = """

@@ -21,7 +21,8 @@ from headrace.jobs.monitoring.plugin_metrics import offer
 from headrace.jobs.monitoring.spark_observation import EpochObservation, upstream_nodes
 from headrace.jobs.staging.determinism import nondeterministic_nodes
 from headrace.jobs.transforms.http import call_metrics
-from headrace.pipeline.config.settings import MetricsSettings, Settings
+from headrace.pipeline.config.sections import MetricsSettings
+from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import TransientError, UserError
 from headrace.pipeline.file.loader import parse_pipeline
 from headrace.pipeline.plugins.discovery import InstalledPlugin
