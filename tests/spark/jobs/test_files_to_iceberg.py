@@ -185,8 +185,8 @@ sinks:
         assert not stopped, "Spark's errors say nothing any more once it is stopped"
         return explain_failure(error)
 
-    monkeypatch.setattr("headrace.jobs.run.pipeline_run.start_session", lambda *_: spark)
-    monkeypatch.setattr("headrace.jobs.run.pipeline_run.stop_session", stopped.append)
+    monkeypatch.setattr("headrace.jobs.run.session.start_session", lambda *_: spark)
+    monkeypatch.setattr("headrace.jobs.run.session.stop_session", stopped.append)
     monkeypatch.setattr("headrace.jobs.spark.errors.explain_failure", explained)
     with pytest.raises(DataError) as caught:
         run(file, settings, until=Until.HISTORY)
