@@ -1,4 +1,4 @@
-"""The types that Arrow's JSON reader is asked for, and their conversion to the declared types."""
+"""The types that Arrow's JSON reader returns, and their conversion to the declared types."""
 
 from __future__ import annotations
 
