@@ -61,11 +61,11 @@ def refused(ask: Callable[[], object], *named: str) -> UserError:
     error = caught.value if isinstance(caught.value, HeadraceError) else explain_failure(caught.value)
     assert isinstance(error, UserError), repr(caught.value)
     assert error.node == NODE
-    said = str(error)
-    assert [one for one in named if one not in said] == [], said
+    message = str(error)
+    assert [one for one in named if one not in message] == [], message
     assert [
-        one for one in ("Traceback", "stacktrace", "\tat ", "Py4J", "org.apache", "java.") if one in said
-    ] == [], said
+        one for one in ("Traceback", "stacktrace", "\tat ", "Py4J", "org.apache", "java.") if one in message
+    ] == [], message
     return error
 
 

@@ -302,9 +302,9 @@ def test_an_older_snapshot_and_an_expired_one(warehouse: Warehouse) -> None:
 def test_what_is_missing_is_named(warehouse: Warehouse) -> None:
     spark = warehouse.spark
     name = warehouse.table()
-    with pytest.raises(TargetError, match="does not exist") as told:
+    with pytest.raises(TargetError, match="does not exist") as caught:
         warehouse.source(f"{name}x").schema(spark)
-    assert f"Did you mean {name}" in str(told.value)
+    assert f"Did you mean {name}" in str(caught.value)
     with pytest.raises(TargetError, match="does not exist"):
         warehouse.source("nowhere.t").create_snapshot(spark, "token")
     with pytest.raises(SettingsError, match="no warehouse"):

@@ -173,11 +173,11 @@ def test_a_pipeline_that_was_never_started_is_not_an_empty_ledger(ledger: Ledger
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"),
+    ("seconds", "text"),
     [(None, "-"), (0.4, "0 s"), (59, "59 s"), (61, "1 min"), (7200, "2 h"), (200_000, "2 d")],
 )
-def test_ages(seconds: float | None, said: str) -> None:
-    assert format_age(seconds) == said
+def test_ages(seconds: float | None, text: str) -> None:
+    assert format_age(seconds) == text
 
 
 def test_ctrl_c_ends_it_cleanly(ledger: Ledger, tmp_path: Path) -> None:
