@@ -87,9 +87,9 @@ def test_examples_and_edge_cases(session: SparkSession, group: Group) -> None:
 
 ARROW_ONCE = {one.group: one.name for one in FUNCTIONS if one.arrow and one.errors}
 FAILING = [
-    pytest.param(function, call, said, id=call[:60])
+    pytest.param(function, call, message, id=call[:60])
     for function in FUNCTIONS
-    for call, said in function.errors
+    for call, message in function.errors
     if not function.arrow or ARROW_ONCE[function.group] == function.name
 ]
 """Those of Arrow functions are tested without Spark; one of a group shows that they come through."""

@@ -143,10 +143,10 @@ def test_empty_columns_stay_empty() -> None:
 
 
 CASES = [
-    (one, call, said)
+    (one, call, message)
     for one in distinct()
     if one.group is Group.WIDE and one.arrow
-    for call, said in one.errors
+    for call, message in one.errors
 ]
 
 
