@@ -23,7 +23,8 @@ from sqlglot import exp
 
 from headrace.jobs.functions import provide
 from headrace.jobs.spark.session import jvm_process, start_session, stop_session
-from headrace.pipeline.config.settings import Settings, SparkSettings
+from headrace.pipeline.config.sections import SparkSettings
+from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.functions import DialectScope, functions, parsed_names
 from headrace.pipeline.sql import statements
 

@@ -1,6 +1,7 @@
 """The `headrace` command.
 
-Each command imports its implementation from `headrace.commands` when it is called.
+Each command imports its implementation from `headrace.commands` when it is called. Commands that repair a
+pipeline are in `headrace.repair_cli`.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from typing import Annotated
 import typer
 
 from headrace import __version__
+from headrace.cli_options import AsJson, File
 from headrace.jobs.explain.formats import Format
 from headrace.jobs.run.events import Until
-from headrace.pipeline.errors import HeadraceError, InternalError
+from headrace.pipeline.errors import HeadraceError
+from headrace.repair_cli import accept_target, recover, replay, reset, rewind
 
 app = typer.Typer(
     name="headrace",
@@ -27,11 +30,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-File = Annotated[Path, typer.Argument(help="Pipeline file.", show_default=False)]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the changes without making them.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def _version(value: bool) -> None:
@@ -311,131 +309,8 @@ def audit(
     )
 
 
-@app.command()
-def replay(
-    file: File,
-    *,
-    sink: Annotated[
-        str | None, typer.Option("--sink", help="Name of the sink in the file.", show_default=False)
-    ] = None,
-    from_epoch: Annotated[
-        int | None,
-        typer.Option(
-            "--from",
-            min=1,
-            help="First epoch to replay. Default: the epoch after the last one in the sink.",
-            show_default=False,
-        ),
-    ] = None,
-    recompute: Annotated[
-        bool,
-        typer.Option(
-            "--recompute",
-            help="Recompute rows whose stored results are missing. They can differ from the rows in other"
-            " sinks.",
-        ),
-    ] = False,
-    skip_open: Annotated[
-        bool,
-        typer.Option(
-            "--skip-open",
-            help="Close an open epoch that can no longer be read. Sinks without it skip its rows.",
-        ),
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="With --skip-open: print the changes without making them.")
-    ] = False,
-) -> None:
-    """Write past epochs to one sink again."""
-    if (
-        skip_open == (sink is not None)
-        or (skip_open and (from_epoch or recompute))
-        or (dry_run and not skip_open)
-    ):
-        msg = "use either --sink NAME, or --skip-open (optionally with --dry-run)"
-        raise typer.BadParameter(msg)
-    from headrace.commands import repair
-
-    if sink is None:
-        repair.skip_open(file, dry_run=dry_run)
-    else:
-        repair.replay(file, sink, from_epoch, recompute=recompute)
-
-
-@app.command()
-def rewind(
-    file: File,
-    *,
-    to: Annotated[
-        str,
-        typer.Option(
-            "--to",
-            metavar="EPOCH|TIME",
-            help="Epoch number, or ISO 8601 timestamp in UTC.",
-            show_default=False,
-        ),
-    ],
-    dry_run: DryRun = False,
-    yes: Yes = False,
-) -> None:
-    """Set the streams back to the end of an earlier epoch."""
-    from headrace.commands import repair
-
-    repair.rewind(file, to, dry_run=dry_run, yes=yes)
-
-
-@app.command()
-def reset(
-    file: File,
-    *,
-    keep: Annotated[
-        bool,
-        typer.Option("--keep-targets", help="Keep existing target rows. Every sink needs a primary key."),
-    ] = False,
-    empty: Annotated[bool, typer.Option("--empty-targets", help="Delete all target rows first.")] = False,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-) -> None:
-    """Restart a pipeline: new history snapshot, new handoff."""
-    if keep and empty:
-        msg = "use either --keep-targets or --empty-targets"
-        raise typer.BadParameter(msg)
-    from headrace.commands import repair
-
-    repair.reset(file, keep=keep, empty=empty, dry_run=dry_run, yes=yes)
-
-
-@app.command()
-def accept_target(
-    file: File,
-    *,
-    sink: Annotated[str, typer.Option("--sink", help="Name of the sink in the file.", show_default=False)],
-    take_over: Annotated[
-        bool,
-        typer.Option(
-            "--take-over",
-            help="End the claim of another pipeline on the target. It can no longer write there.",
-        ),
-    ] = False,
-    yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="With --take-over: do not ask for confirmation.")
-    ] = False,
-) -> None:
-    """Accept the current state of a sink's target."""
-    from headrace.commands import repair
-
-    if take_over:
-        repair.take_over(file, sink, ask=not yes)
-    else:
-        repair.accept_target(file, sink)
-
-
-@app.command()
-def recover(file: File) -> None:
-    """Rebuild a lost ledger from the sinks' commit records."""
-    from headrace.commands import repair
-
-    repair.recover(file)
+for command in (replay, rewind, reset, accept_target, recover):
+    app.command()(command)
 
 
 @app.command(
@@ -514,14 +389,5 @@ def main() -> None:
 
         home = Path(os.environ.get("HEADRACE_HOME") or os.environ.get("HEADRACE__HOME") or ".headrace")
         path = logging_setup.write_error_report(error, home)
-        console.stderr_console().print(
-            f"error[{InternalError.code}]: {type(error).__name__}: {error}".splitlines()[0],
-            markup=False,
-            soft_wrap=True,
-        )
-        console.stderr_console().print(
-            f"  Internal error. Details were written to {path}. Please report it.",
-            markup=False,
-            soft_wrap=True,
-        )
+        console.show_internal_error(error, path)
         sys.exit(1)

@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.text import Text
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from headrace.pipeline.errors import HeadraceError
 
 ERROR_PAGE = "docs/reference/errors.md"
@@ -47,6 +49,22 @@ def show_error(*errors: HeadraceError) -> None:
         f"{ERROR_PAGE}#{code.lower()}" for code in dict.fromkeys(error_code(problem) for problem in problems)
     )
     stderr_console().print(Text(f"See {pages}", style="dim"), soft_wrap=True)
+
+
+def show_internal_error(error: Exception, report: Path) -> None:
+    """Print an error that is none of Headrace's on one line, and the file with its details."""
+    from headrace.pipeline.errors import InternalError
+
+    stderr_console().print(
+        f"error[{InternalError.code}]: {type(error).__name__}: {error}".splitlines()[0],
+        markup=False,
+        soft_wrap=True,
+    )
+    stderr_console().print(
+        f"  Internal error. Details were written to {report}. Please report it.",
+        markup=False,
+        soft_wrap=True,
+    )
 
 
 def show_warning(warning: HeadraceError) -> None:

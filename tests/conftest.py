@@ -47,7 +47,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     Its JVM compiles for a short life.
     """
     from headrace.jobs.spark.session import start_session, stop_session
-    from headrace.pipeline.config.settings import Settings, SparkSettings
+    from headrace.pipeline.config.sections import SparkSettings
+    from headrace.pipeline.config.settings import Settings
 
     home = tmp_path_factory.mktemp("spark-home")
     settings = Settings(

@@ -13,7 +13,8 @@ from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
-from headrace.pipeline.config.settings import ClickHouseConnection, describe_setting_lookup
+from headrace.pipeline.config.sections import ClickHouseConnection
+from headrace.pipeline.config.settings import describe_setting_lookup
 from headrace.pipeline.errors import HeadraceError, SettingsError, TargetError, TransientError
 
 if TYPE_CHECKING:

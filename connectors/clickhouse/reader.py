@@ -23,7 +23,7 @@ from headrace.connectors.clickhouse.types import ClickHouseColumn, arrow_schema,
 from headrace.connectors.filters import LOWEST
 from headrace.connectors.source_base import SplitReader
 from headrace.connectors.spark_types import spark_schema
-from headrace.pipeline.config.settings import ClickHouseConnection
+from headrace.pipeline.config.sections import ClickHouseConnection
 from headrace.pipeline.errors import PipelineStateError, TransientError
 from headrace.pipeline.protocol.epochs import Json
 from headrace.pipeline.types.int256 import stored

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import stamina
 
 from headrace.connectors.kafka.client_config import client_options
-from headrace.pipeline.config.settings import KafkaConnection
+from headrace.pipeline.config.sections import KafkaConnection
 from headrace.pipeline.errors import HeadraceError, TargetError, TransientError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headrace.pipeline.config.settings import KafkaConnection
+from headrace.pipeline.config.sections import KafkaConnection
 from headrace.pipeline.errors import SettingsError
 
 _JVM_ONLY = "kafka."

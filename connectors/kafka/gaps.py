@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from headrace.connectors.kafka.client_config import client_options
-from headrace.pipeline.config.settings import KafkaConnection
+from headrace.pipeline.config.sections import KafkaConnection
 from headrace.pipeline.protocol.table_offsets import Range
 
 if TYPE_CHECKING:

@@ -5,35 +5,31 @@ A position: {"topic": name, "topic_id": id, "cluster_id": id, "offsets": {"0": n
 
 from __future__ import annotations
 
-import difflib
-import json
 import logging
 import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from headrace.connectors.filter_marks import mark_filtered_rows
 from headrace.connectors.kafka.admin import Topic, TopicCluster
-from headrace.connectors.kafka.client_config import spark_options
 from headrace.connectors.kafka.config import KafkaSourceConfig
 from headrace.connectors.kafka.gaps import find_filled_gaps
 from headrace.connectors.kafka.growth import TopicGrowth
-from headrace.connectors.kafka.json_decoder import JsonMessageDecoder, payload_schema
+from headrace.connectors.kafka.json_decoder import payload_schema
 from headrace.connectors.kafka.peek import MessagePeeker
+from headrace.connectors.kafka.reader import MessageReader
 from headrace.connectors.kafka.sizes import SizeEstimator, fair_shares
 from headrace.connectors.source_base import ReadLimits, UnboundedSource
-from headrace.connectors.spark_plan import refuse_relative_timestamps
 from headrace.connectors.spark_types import spark_schema
 from headrace.connectors.stall import Stall
 from headrace.pipeline.config.settings import Settings
-from headrace.pipeline.errors import InternalError, RetentionError, SchemaError, TargetError, UserError
+from headrace.pipeline.errors import InternalError, RetentionError, TargetError, UserError
 from headrace.pipeline.model.capabilities import SourceCapabilities
 from headrace.pipeline.model.connectors import source_entries
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.epochs import Json
 from headrace.pipeline.protocol.table_offsets import Range
-from headrace.pipeline.sql.system_columns import OP, POS
+from headrace.pipeline.sql.system_columns import OP
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,25 +37,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_MESSAGES = (
-    "value binary, topic string, partition int, offset bigint, timestamp timestamp, headers"
-    " array<struct<key: string, value: binary>>"
-)
-_FETCHING = {
-    # Ranges only contain existing rows, so waiting gains nothing. Spark seeks to both ends of the log after
-    # every poll. That discards rows fetched early, and blocks on a fetch that waits at the log's end (by
-    # default for half a second).
-    "kafka.fetch.max.wait.ms": "10",
-    "kafka.max.poll.records": "100000",
-    "kafka.max.partition.fetch.bytes": str(8 * 2**20),
-}
 _CHECK_SECONDS = 3.0
 _RESET = "`headrace reset FILE` starts over with a new snapshot."
-_SMALL = 20_000
-"""Ranges of fewer offsets are read by one task per topic partition, at most one per core.
-
-Starting a task costs more than reading such a range.
-"""
 
 
 class KafkaStream(UnboundedSource):
@@ -71,14 +50,13 @@ class KafkaStream(UnboundedSource):
         self._name = name
         self._node = node
         self._connection = settings.kafka_source
-        self._ordinal = ordinal
         self._cluster = TopicCluster(name, node.topic, self._connection)
         self._peeker = MessagePeeker(name, node.topic, self._connection, self.group)
         self._growth = TopicGrowth(name, self._cluster, self._peeker)
         self._sizes = SizeEstimator(self._peeker)
         self._sized: tuple[dict[int, tuple[int, int]], int] = ({}, 0)
         self._checked: Json | None = None
-        self._decoder: tuple[object, JsonMessageDecoder] | None = None
+        self._reader = MessageReader(name, node, self._connection, self.group, ordinal)
 
     @property
     def group(self) -> str:
@@ -271,9 +249,8 @@ class KafkaStream(UnboundedSource):
         if missing := sorted(set(start["offsets"]) - set(ranges)):
             msg = f"the end position lacks partitions {', '.join(missing)} of topic `{self._node.topic}`"
             raise InternalError(msg, node=self._name)
-        messages = self._messages(spark, {part: span for part, span in ranges.items() if span[1] > span[0]})
-        rows = self._decoder_for(spark).decode(messages)
-        return self._filtered(rows) if self._node.filter else rows
+        rows = self._reader.read(spark, {part: span for part, span in ranges.items() if span[1] > span[0]})
+        return self._reader.filter_rows(rows, marks=self.marks) if self._node.filter else rows
 
     def check_range(self, start: Json, end: Json) -> None:
         """Raise TargetError or RetentionError if the topic no longer has that range.
@@ -296,7 +273,8 @@ class KafkaStream(UnboundedSource):
     def check_filter(self, spark: SparkSession) -> None:
         """Check the filter with Spark's analyzer, over no rows."""
         if self._node.filter:
-            self._filtered(spark.createDataFrame([], spark_schema(self.schema()).add(OP, "string")))
+            rows = spark.createDataFrame([], spark_schema(self.schema()).add(OP, "string"))
+            self._reader.filter_rows(rows, marks=self.marks)
 
     def check(self) -> None:
         """Check that the brokers have the topic."""
@@ -384,72 +362,3 @@ class KafkaStream(UnboundedSource):
                 f"topic `{self._node.topic}` ends before the stream's position ({said}): its log was cut off"
             )
             raise TargetError(msg, hint=f"Was the cluster restored from a backup? {_RESET}", node=self._name)
-
-    def _messages(self, spark: SparkSession, ranges: Mapping[str, tuple[int, int]]) -> DataFrame:
-        if not ranges:
-            return spark.createDataFrame([], _MESSAGES)
-        topic, total, cores = (
-            self._node.topic,
-            sum(end - start for start, end in ranges.values()),
-            spark.sparkContext.defaultParallelism,
-        )
-        options = (
-            _FETCHING
-            | spark_options(self._connection)
-            | {
-                "assign": json.dumps({topic: [int(part) for part in ranges]}),
-                "startingOffsets": json.dumps({topic: {part: span[0] for part, span in ranges.items()}}),
-                "endingOffsets": json.dumps({topic: {part: span[1] for part, span in ranges.items()}}),
-                "includeHeaders": "true",
-                "failOnDataLoss": "true",
-                "kafka.isolation.level": "read_committed",
-                "kafka.group.id": self.group,  # fixed, so that the next epoch reuses the executors' consumers
-            }
-        )
-        if total >= _SMALL and len(ranges) < cores:
-            options["minPartitions"] = str(cores)
-        reader = spark.read.format("kafka")
-        for key, value in options.items():
-            reader = reader.option(key, value)
-        found = reader.load()
-        return found.coalesce(cores) if total < _SMALL and len(ranges) > cores else found
-
-    def _decoder_for(self, spark: SparkSession) -> JsonMessageDecoder:
-        context = spark.sparkContext
-        if self._decoder is None or self._decoder[0] is not context:
-            found = JsonMessageDecoder(
-                self._name, self._node.schema_, self._ordinal, metadata=self._node.include_metadata
-            )
-            self._decoder = context, found
-        return self._decoder[1]
-
-    def _filtered(self, rows: DataFrame) -> DataFrame:
-        from pyspark.errors import AnalysisException, ParseException
-        from pyspark.sql import functions as F  # noqa: N812
-
-        columns = [name for name in rows.columns if name != POS]
-        try:
-            found = (
-                mark_filtered_rows(rows, self._node.filter or "")
-                if self.marks
-                else rows.where(F.expr(self._node.filter or ""))
-            )
-        except ParseException as error:
-            msg = f"filter `{self._node.filter}` is not a predicate in Spark SQL: {_first_line(error)}"
-            raise SchemaError(msg, node=self._name) from error
-        except AnalysisException as error:
-            unknown = (error.getMessageParameters() or {}).get("objectName", "").strip("`")
-            near = difflib.get_close_matches(unknown, columns, n=1)
-            meant = f" Did you mean `{near[0]}`?" if near else ""
-            msg = f"filter `{self._node.filter}` cannot be used: {_first_line(error)}"
-            raise SchemaError(
-                msg,
-                hint=f"Columns: {', '.join(name for name in columns if name != OP)}.{meant}",
-                node=self._name,
-            ) from error
-        refuse_relative_timestamps(found, self._node.filter or "", self._name)
-        return found
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0]

@@ -16,7 +16,8 @@ import pyarrow as pa
 from headrace.connectors.spark_types import spark_schema
 from headrace.jobs.spark.errors import as_headrace_error
 from headrace.jobs.spark.session import start_session, stop_session
-from headrace.pipeline.config.settings import Settings, SparkSettings
+from headrace.pipeline.config.sections import SparkSettings
+from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.protocol.epochs import EpochPlan, Json, Phase
 from headrace.pipeline.sql.system_columns import OP, POS
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from headrace.connectors.postgres.errors import Failure
 from headrace.connectors.postgres.session import Address, ControlConnection, Session, trusted
-from headrace.pipeline.config.settings import TableConnection
+from headrace.pipeline.config.sections import TableConnection
 from headrace.pipeline.errors import DataError, HeadraceError, SchemaError, TargetError, TransientError
 from headrace.pipeline.model.transforms import DynamicTableConfig
 from headrace.pipeline.protocol.epochs import Json

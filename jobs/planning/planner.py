@@ -10,29 +10,24 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from headrace.connectors.frame import EpochFrame
-from headrace.connectors.spark_plan import refuse_relative_timestamps
-from headrace.connectors.spark_types import marked, spark_schema, wide_columns
+from headrace.connectors.spark_types import spark_schema
 from headrace.jobs.dynamic_tables.base import (
     DynamicTableBackend,
     EmptyLookup,
     ValueLookup,
-    check_arguments,
     distinct_texts,
     register,
 )
-from headrace.jobs.functions import provide
-from headrace.jobs.functions.plugins import register_functions
 from headrace.jobs.planning.column_checks import missing_key, version_problems
 from headrace.jobs.planning.estimates import estimate_bytes, estimate_rows
+from headrace.jobs.planning.sql_nodes import SqlNodePlanner
 from headrace.jobs.sources.pipeline_source import SourceBatch
-from headrace.jobs.spark.analysis_errors import explain_analysis_error
-from headrace.jobs.spark.columns import check_staged, payload_of, types_of
+from headrace.jobs.spark.columns import check_staged, payload_of
 from headrace.jobs.staging.determinism import nondeterminism_reason
-from headrace.jobs.staging.store import StoredResults
+from headrace.jobs.staging.stored_results import StoredResults
 from headrace.jobs.transforms.base import RowTransform, TransformContext
 from headrace.jobs.transforms.registry import KEYS, open_transform
 from headrace.jobs.transforms.retractions import (
@@ -43,20 +38,15 @@ from headrace.jobs.transforms.retractions import (
     without_marked,
 )
 from headrace.pipeline.config.settings import Settings
-from headrace.pipeline.errors import PipelineFileError, PluginError, SchemaError, UserError
+from headrace.pipeline.errors import PipelineFileError, SchemaError, UserError
 from headrace.pipeline.file.loader import PipelineFile
 from headrace.pipeline.model import graph
 from headrace.pipeline.protocol.epochs import EpochPlan
-from headrace.pipeline.sql import statements
-from headrace.pipeline.sql.dialects.translation import double_quoted
-from headrace.pipeline.sql.filter_marking import Marking
 from headrace.pipeline.sql.system_columns import HIDDEN, OP, POS, POS_TYPE
-from headrace.pipeline.sql.types import WideColumns, apply_types, needs_types
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
-    from sqlglot import exp
 
     from headrace.jobs.monitoring.frame_observer import FrameObserver
 
@@ -97,10 +87,7 @@ class PipelinePlanner:
         self.file = file
         self.pipeline = ""
         self._settings = settings
-        self.texts: dict[str, str] = {}
-        """The last SQL that Spark got for each sql node."""
         self._transforms: dict[str, RowTransform] = {}
-        self._statements: dict[str, tuple[exp.Query, WideColumns]] = {}
         self.spark = spark.newSession()
         self.source_schemas: dict[str, pa.Schema] = {
             name: source.schema(self.spark) for name, source in sources.items()
@@ -118,31 +105,14 @@ class PipelinePlanner:
         self.retractions = retractions_of(file.model)
         self._steps = graph.steps(file.model)
         self._order = graph.in_order(file.model)
-        self._upstream_sources = {name: frozenset({name}) for name in file.model.sources}
-        """The sources that each node reads, directly or not."""
-        for name in self._order:
-            inputs = graph.inputs_of(file.model, name)
-            self._upstream_sources[name] = frozenset[str]().union(
-                *(self._upstream_sources.get(upstream, ()) for upstream in inputs)
-            )
+        self._sql_nodes = SqlNodePlanner(file, self.spark, self.retractions)
+        self.texts: Mapping[str, str] = self._sql_nodes.texts
+        """The last SQL that Spark got for each sql node."""
         if self._lookups:
             register(self.spark, self._lookups)
         with file.locate_errors():
-            self._register_functions()
+            self._sql_nodes.register_plugin_functions()
             self._analyse()
-
-    def _register_functions(self) -> None:
-        """Functions of plugins, by the names that the SQL calls them by."""
-        nodes: dict[str, Any] = {**self.file.model.transforms}
-        for name, node in nodes.items():
-            if text := getattr(node, "sql", None):
-                try:
-                    register_functions(
-                        self.spark, [statements.spark_text(text, node=name, dialect=node.dialect)]
-                    )
-                except PluginError as error:
-                    error.node, error.keys = name, ("sql",)
-                    raise
 
     def _analyse(self) -> None:
         problems: list[UserError] = []
@@ -244,57 +214,13 @@ class PipelinePlanner:
         """Return a transform's rows, computed from the frames of its inputs."""
         node: Any = self.file.model.transforms[name]
         if node.type == "sql":
-            return self._select(name, views, plan)
+            return self._sql_nodes.select(name, views, plan)
         (upstream,) = node.inputs(name)
         if name not in self._transforms:
             self._transforms[name] = self._open_transform(name, node, payload_of(found[upstream]))
         return bypass_marked_rows(
             self._transforms[name], name, upstream, found[upstream], plan, self.retractions
         )
-
-    def _statement(self, name: str, node: Any, views: Mapping[str, str]) -> exp.Query:
-        """Return a sql node's query in Spark SQL, adapted to the types of its inputs.
-
-        The result is cached.
-        """
-        if name not in self._statements:
-            frames = {upstream: self.spark.table(views[upstream]) for upstream in node.inputs(name)}
-            self._check_double_quotes(name, node, frames)
-            query = node.query(name)
-            wide = {upstream: wide_columns([frame]) for upstream, frame in frames.items()}
-            nested = {
-                upstream: self._statements[upstream][1].nested if upstream in self._statements else {}
-                for upstream in frames
-            }
-            columns = WideColumns({}, {})
-            if needs_types(query, any([*wide.values(), *nested.values()])):
-                types = {
-                    upstream: types_of(frame, wide[upstream], nested[upstream])
-                    for upstream, frame in frames.items()
-                }
-                columns = apply_types(query, types, node=name)
-            self._statements[name] = query, columns
-        return self._statements[name][0]
-
-    def _check_double_quotes(self, name: str, node: Any, frames: Mapping[str, DataFrame]) -> None:
-        """Raise SchemaError if a column name is in double quotes, which Spark reads as a string.
-
-        Such a file comes from another system.
-        """
-        quoted = double_quoted(node.sql) if node.dialect == "spark" else ()
-        for upstream, frame in frames.items() if quoted else ():
-            names = {column.lower(): column for column in frame.columns}
-            if text := next((text for text in quoted if text.lower() in names), None):
-                msg = (
-                    f'"{text}" is a text in Spark\'s SQL, and a column of `{upstream}` is called'
-                    f" `{names[text.lower()]}`"
-                )
-                hint = (
-                    "For the column add `dialect: datafusion` (or postgres) to the node, or write"
-                    f" `{text}` in backticks;"
-                )
-                hint += f" for the text write '{text}'."
-                raise SchemaError(msg, hint=hint, node=name)
 
     def _table(self, name: str, views: dict[str, str], plan: EpochPlan | None) -> None:
         """Load this epoch's rows into a dynamic table, and expose its contents to the SQL that looks it up.
@@ -303,7 +229,7 @@ class PipelinePlanner:
         """
         node: Any = self.file.model.transforms[name]
         if node.inputs(name) and (plan is None or self.tables[name].needs_values(plan)):
-            frame = self._select(name, views, plan)
+            frame = self._sql_nodes.select(name, views, plan)
             frame = (
                 without_marked(frame) if not self.retractions.marked.isdisjoint(node.inputs(name)) else frame
             ).drop(*HIDDEN)
@@ -320,47 +246,6 @@ class PipelinePlanner:
         ):
             self._lookups[name] = lookup
             register(self.spark, self._lookups)
-
-    def _select(self, name: str, views: dict[str, str], plan: EpochPlan | None) -> DataFrame:
-        """Return the result of a node's SQL, with the system columns."""
-        node: Any = self.file.model.transforms[name]
-        query = self._statement(name, node, views)
-        text = statements.compile_statement(
-            query,
-            HIDDEN,
-            now=plan.planned_at if plan else None,
-            rename=views,
-            node=name,
-            sources=self._upstream_sources,
-            marking=self._marking(name),
-        )
-        provide(self.spark, text, name)
-        frame = self._sql(name, text)
-        if plan is None:
-            if graph.looked_up_tables(self.file.model, name):
-                check_arguments(frame, name)
-            if statements.may_have_relative_timestamps(node.sql):
-                still = statements.compile_statement(
-                    query,
-                    HIDDEN,
-                    now=datetime.now(UTC),
-                    rename=views,
-                    node=name,
-                    sources=self._upstream_sources,
-                )
-                calls = statements.nondeterministic_calls(node.sql, dialect=node.dialect)
-                refuse_relative_timestamps(self.spark.sql(still), node.sql, name, calls)
-        return frame
-
-    def _marking(self, name: str) -> Marking | None:
-        """Return how a node's SQL keeps rows that its filter rejects, or None.
-
-        A dynamic table is filled only by rows that pass.
-        """
-        marked = not self.retractions.marked.isdisjoint(graph.inputs_of(self.file.model, name))
-        if name in self._lookups:
-            return Marking(frozenset(), marked=marked) if marked else None
-        return self.retractions.marking(name, marked=marked)
 
     def _open_transform(self, name: str, node: Any, payload: pa.Schema) -> RowTransform:
         """Open a transform that is not SQL."""
@@ -379,25 +264,6 @@ class PipelinePlanner:
         except UserError as error:
             error.keys = error.keys or (KEYS.get(node.type, ""),)
             raise
-
-    def _sql(self, name: str, text: str) -> DataFrame:
-        from pyspark.errors import AnalysisException, ParseException
-
-        node: Any = self.file.model.transforms[name]
-        self.texts[name] = text
-        try:
-            frame = self.spark.sql(text)
-        except (AnalysisException, ParseException) as error:
-            message, hint = explain_analysis_error(error, node.sql)
-            raise SchemaError(message, hint=hint, node=name) from None
-        names = [column for column in frame.columns if column not in HIDDEN]
-        if doubled := sorted(
-            {column for column in names if [other.lower() for other in names].count(column.lower()) > 1}
-        ):
-            msg = f"column `{doubled[0]}` appears twice"
-            raise SchemaError(msg, hint="Give one of them another name with AS.", node=name)
-        kinds = self._statements[name][1].numbers
-        return frame.select(*[marked(frame, column, kinds.get(column.lower())) for column in names], *HIDDEN)
 
     def plan_text(self) -> str:
         """Return Spark's plans of the transforms, over sources without rows."""

@@ -19,7 +19,8 @@ from headrace.jobs.sources.pipeline_source import PipelineSource, SourceBatch
 from headrace.jobs.sources.side_outputs import SideOutputs
 from headrace.jobs.spark.errors import as_headrace_error
 from headrace.jobs.staging.determinism import nondeterministic_nodes
-from headrace.jobs.staging.store import NodeGraph, ResultStore, StoredResults
+from headrace.jobs.staging.store import ResultStore
+from headrace.jobs.staging.stored_results import NodeGraph, StoredResults
 from headrace.jobs.transforms.retractions import without_marked
 from headrace.pipeline.errors import HeadraceError
 from headrace.pipeline.model import graph

@@ -14,7 +14,7 @@ from uuid import uuid4
 from headrace.connectors.ledger.factory import open_ledger
 from headrace.jobs.dynamic_tables.factory import EVENT
 from headrace.jobs.monitoring.monitor import open_monitor
-from headrace.jobs.planning.compiled_pipeline import CompiledPipeline, PipelineSink, node_types
+from headrace.jobs.planning.compiled_pipeline import CompiledPipeline, PipelineSink
 from headrace.jobs.run.epoch_writer import EpochWriter
 from headrace.jobs.run.events import (
     AttemptFailed,
@@ -28,12 +28,12 @@ from headrace.jobs.run.events import (
 from headrace.jobs.run.file_check import check_file
 from headrace.jobs.run.reporter import RunReporter
 from headrace.jobs.run.rollup import RollingUp
+from headrace.jobs.run.session import RunSession
 from headrace.jobs.run.subscribers import HeartbeatDetails, create_event_stream
 from headrace.jobs.sources.backfill import EpochRange
 from headrace.jobs.sources.retention import RetentionCheck
 from headrace.jobs.sources.snapshots import drop_stale_snapshots, keep_opening, open_sources, snapshot_owner
-from headrace.jobs.spark.errors import translate_spark_errors
-from headrace.jobs.spark.session import explain_death, jvm_process, start_session, stop_session
+from headrace.jobs.spark.session import jvm_process
 from headrace.jobs.staging.pending_calls import waits_folder
 from headrace.jobs.staging.store import ResultStore
 from headrace.pipeline.config.settings import Settings
@@ -42,14 +42,12 @@ from headrace.pipeline.file.loader import PipelineFile, from_compiled, hash_of
 from headrace.pipeline.protocol.coordinator import EpochCoordinator, Pending
 from headrace.pipeline.protocol.epochs import EpochPlan, Json, Phase, Position, WriteCounts
 from headrace.pipeline.protocol.ledger import Ledger, PipelineState, describe_launcher
-from headrace.pipeline.protocol.log_context import log_context, with_log_context
+from headrace.pipeline.protocol.log_context import log_context
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LANE = "main"
-ABORT_AFTER = 25.0
-"""Seconds that an epoch in flight gets after a stop was requested."""
 RETRY_FOR = 300.0
 """Seconds for which transient failures are retried."""
 
@@ -89,8 +87,7 @@ class PipelineRun:
         self.monitor = open_monitor(file, settings, run_id)
         self._heartbeat = HeartbeatDetails()
         self.reporter = RunReporter(file, create_event_stream(self._heartbeat, self.monitor, listener))
-        self._callers_session = spark
-        self._spark: SparkSession | None = spark
+        self.session = RunSession(file, settings, spark)
         self._assemblies: dict[str, CompiledPipeline] = {}
         self._versions: dict[str, PipelineFile] = {}
         self._stack = ExitStack()
@@ -104,7 +101,7 @@ class PipelineRun:
     def _open(self) -> None:
         with ExitStack() as stack:
             stack.enter_context(log_context(pipeline=self.file.name, run_id=self._run_id))
-            stack.callback(self._stop_spark)
+            stack.callback(self.session.stop)
             stack.callback(self._close_assemblies)
             self._ledger = ledger = open_ledger(self.settings)
             stack.callback(ledger.close)
@@ -131,13 +128,11 @@ class PipelineRun:
             self.coordinator.heartbeat.details = lambda: self._heartbeat.read(waits, self.reporter.publish)
             stack.callback(self.monitor.close)
             seen = self.monitor.start(self.coordinator.generation, self.coordinator.committed)
-            ledger.set_holder(self.coordinator.lease, self._holder | {"jvm": jvm_process(self.spark)} | seen)
+            ledger.set_holder(
+                self.coordinator.lease, self._holder | {"jvm": jvm_process(self.session.spark)} | seen
+            )
             self._drop_stale_snapshots()
-            done = threading.Event()
-            stack.callback(done.set)
-            threading.Thread(
-                target=with_log_context(self._abort_late), args=(done,), name="headrace-abort", daemon=True
-            ).start()
+            stack.callback(self.session.abort_after_stop(self._stop))
             self._stack = stack.pop_all()
 
     def __exit__(
@@ -156,7 +151,7 @@ class PipelineRun:
         """
         self._ledger = ledger
         with ExitStack() as stack:
-            stack.callback(self._stop_spark)
+            stack.callback(self.session.stop)
             stack.callback(self._close_assemblies)
             opened = self.assembly.open_sinks(uuid, LANE, ledger)
             try:
@@ -169,16 +164,6 @@ class PipelineRun:
     # --- what the run is made of
 
     @property
-    def spark(self) -> SparkSession:
-        """The session.
-
-        It starts on first use, so that a pipeline with a lease is refused without starting Spark.
-        """
-        if self._spark is None:
-            self._spark = start_session(self.settings, node_types(self.file))
-        return self._spark
-
-    @property
     def assembly(self) -> CompiledPipeline:
         """The compiled pipeline of the current file."""
         return self.assembly_of(self.file)
@@ -186,7 +171,7 @@ class PipelineRun:
     def assembly_of(self, file: PipelineFile) -> CompiledPipeline:
         """Return the compiled pipeline of a version of the file. Each version is compiled once."""
         if file.hash not in self._assemblies:
-            compiled = self._assemblies[file.hash] = CompiledPipeline(file, self.settings, self.spark)
+            compiled = self._assemblies[file.hash] = CompiledPipeline(file, self.settings, self.session.spark)
             for source in compiled.sources.values():
                 source.contents = self._ledger.content
         return self._assemblies[file.hash]
@@ -330,10 +315,7 @@ class PipelineRun:
         Returns False if a stop was requested. Raises if the failure is permanent, or if attempts have failed
         for too long.
         """
-        error = (
-            explain_death(self.spark, self.settings, 5.0 if isinstance(failure, SparkJvmError) else 0.0)
-            or failure
-        )
+        error = self.session.explain_death(5.0 if isinstance(failure, SparkJvmError) else 0.0) or failure
         if self._stop.is_set():
             abandoned = f"epoch {self.coordinator.committed + 1} was abandoned; the next run finishes it"
             self.reporter.publish(RunMessage(abandoned, "warning"))
@@ -400,38 +382,9 @@ class PipelineRun:
         stop_reason = "signal" if self._stop.is_set() else "max_run_time" if self.stopping else "completed"
         return self.reporter.result(self.coordinator, stop_reason, caught_up=caught_up)
 
-    @contextmanager
-    def translate_errors(self) -> Iterator[None]:
-        """Translate Spark failures raised inside this block, and explain why Spark's JVM died if it did."""
-        try:
-            with translate_spark_errors():
-                yield
-        except SparkJvmError as error:
-            death = explain_death(self.spark, self.settings, 5.0) if self._spark is not None else None
-            if death is None or death.message == error.message:
-                raise
-            raise death from error
-
-    # --- ending
-
-    def _abort_late(self, done: threading.Event) -> None:
-        """Cancel Spark's jobs if an epoch does not end in time after a stop.
-
-        A cancelled epoch is as safe as a crash.
-        """
-        while not self._stop.wait(1.0):
-            if done.is_set():
-                return
-        if not done.wait(ABORT_AFTER) and self._spark is not None:
-            self._spark.sparkContext.cancelAllJobs()
-
     def _close_assemblies(self) -> None:
         for assembly in self._assemblies.values():
             assembly.close()
-
-    def _stop_spark(self) -> None:
-        if self._spark is not None and self._callers_session is None:
-            stop_session(self._spark)
 
 
 def _step_seconds(writer: EpochWriter | None, started: float, planning: float) -> dict[str, float]:

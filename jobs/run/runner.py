@@ -84,7 +84,7 @@ def run(
     ) as pipeline_run:
         # Rows are met before any epoch is planned too: some sources count or look through theirs to divide
         # them.
-        with pipeline_run.translate_errors():
+        with pipeline_run.session.translate_errors():
             pipeline_run.finish_open()
             _history(pipeline_run, wanted)
             caught_up = False

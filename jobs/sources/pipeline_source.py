@@ -13,10 +13,11 @@ from headrace.connectors.filters import quote_identifier
 from headrace.connectors.row_errors import row_error
 from headrace.connectors.source_base import BoundedSource, ReadLimits, Snapshot, SplitReader, UnboundedSource
 from headrace.connectors.spark_types import arrow_schema
-from headrace.jobs.sources.casts import Cast, cast_column, cast_of, spell_type
+from headrace.jobs.sources.casts import cast_column
 from headrace.jobs.sources.handoff import Handoff
+from headrace.jobs.sources.history_columns import check_history_columns
 from headrace.pipeline.config.settings import Settings
-from headrace.pipeline.errors import HeadraceError, RetentionError, SchemaError, SinkStateError
+from headrace.pipeline.errors import HeadraceError, RetentionError, SinkStateError
 from headrace.pipeline.model.hybrid import HybridSourceConfig
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.epochs import Json
@@ -95,60 +96,12 @@ class PipelineSource:
         return found
 
     def check_history_columns(self, part: BoundedSource, schema: pa.Schema) -> None:
-        """Raise SchemaError if `schema`, that of a bounded phase, does not fit the stream.
-
-        It must have the stream's columns, in types that can be cast without losing values.
-        """
+        """Raise SchemaError if `schema`, that of a bounded phase, does not fit the stream."""
         assert self.unbounded is not None  # noqa: S101
-        have, wanted = schema.names, self.unbounded.schema().names
-        if missing := [column for column in wanted if column not in have]:
-            described = part.describe()
-            msg = (
-                f"history `{described.get('table_name') or described['location']}` lacks the columns"
-                f" {', '.join(missing)} of the stream"
-            )
-            hint = f"History has: {', '.join(have)}. Add them there, or remove them from `schema`."
-            raise SchemaError(msg, hint=hint, node=self.name)
-        cursor = (
-            self.node.cursor.column
-            if isinstance(self.node, HybridSourceConfig) and self.node.cursor
-            else None
+        cursor = self.node.cursor if isinstance(self.node, HybridSourceConfig) else None
+        check_history_columns(
+            part, schema, self.unbounded.schema(), cursor=cursor.column if cursor else None, node=self.name
         )
-        if cursor is not None and cursor in wanted:
-            self._check_cursor(cursor, schema.field(cursor).type, self.unbounded.schema().field(cursor).type)
-        lossy = [
-            (
-                f"`{field.name}` is {spell_type(schema.field(field.name).type)} in history and"
-                f" {spell_type(field.type)} in the stream"
-            )
-            for field in self.unbounded.schema()
-            if cast_of(schema.field(field.name).type, field.type) is Cast.LOSSY
-        ]
-        if lossy:
-            about = part.describe()
-            msg = (
-                f"history `{about.get('table_name') or about['location']}` cannot be cast to the stream's"
-                f" types without loss: {', '.join(lossy)}"
-            )
-            hint = (
-                "Declare these columns in the stream's `schema` with a type that holds both, and cast"
-                " them in a transform."
-            )
-            raise SchemaError(msg, hint=hint, node=self.name)
-
-    def _check_cursor(self, column: str, history: pa.DataType, stream: pa.DataType) -> None:
-        """Raise SchemaError if only one side stores days.
-
-        A row and its message would then be on two sides of the cursor.
-        """
-        from pyarrow.types import is_date
-
-        if is_date(history) != is_date(stream):
-            msg = (
-                f"cursor column `{column}` is {spell_type(history)} in history and {spell_type(stream)}"
-                " in the stream"
-            )
-            raise SchemaError(msg, hint="Name a column that has the same time in both.", node=self.name)
 
     def create_initial_position(self, spark: SparkSession, token: str, appends: Sequence[str] = ()) -> Json:
         """Return the position before the first epoch. Create the history snapshots under `token`.

@@ -6,12 +6,11 @@ Numbers with a fraction are printed as doubles. Integers keep all their digits.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from sqlglot import exp
 
 from headrace.pipeline.errors import UserError
+from headrace.pipeline.functions.json_clauses import MOST_ARGUMENTS, clause_value, with_clause_options
 from headrace.pipeline.functions.registry import Builder, DialectScope, Function, FunctionCall, Group
 from headrace.pipeline.functions.templates import fill, literal_text, text_of, with_failures
 
@@ -88,7 +87,7 @@ def _container(call: FunctionCall) -> exp.Expr:
 
 def _json_exists(call: FunctionCall) -> exp.Expr:
     """Return NULL for NULL, and by default false for invalid JSON. JSON's null does not exist."""
-    call = _by_clauses(call)
+    call = with_clause_options(call)
     path = _path(call)
     there = f"{_FOUND} IS NOT NULL"
     if _may_be_null(path):
@@ -113,7 +112,7 @@ def _json_exists(call: FunctionCall) -> exp.Expr:
 
 def _json_value(call: FunctionCall) -> exp.Expr:
     """Return the scalar, cast by RETURNING. Clauses set the result for a missing value and an error."""
-    call = _by_clauses(call)
+    call = with_clause_options(call)
     scalar = found = _scalar(call)
     returning = call.options.get("returning")
     if returning is not None:
@@ -133,36 +132,17 @@ def _with_clauses(call: FunctionCall, found: exp.Expr, uncast: exp.Expr | None =
     whole = fill(
         f"coalesce(_2, CASE WHEN _1 IS NULL THEN NULL WHEN {wrong} THEN _error ELSE _empty END)",
         [call.args[0], found, *([uncast] if uncast is not None else [])],
-        error=_instead(
+        error=clause_value(
             call, "on_error", "this is no JSON" + (", or not of the type" if uncast is not None else "")
         ),
-        empty=_instead(call, "on_empty", "there is nothing at the path"),
+        empty=clause_value(call, "on_empty", "there is nothing at the path"),
     )
     return with_failures(whole, call.node)
 
 
-def _instead(call: FunctionCall, clause: str, what: str) -> exp.Expr:
-    said = call.options.get(clause)
-    if isinstance(said, exp.Tuple):
-        default = said.expressions[0]
-        kind = call.options.get("returning") or exp.DataType.build("string", dialect="spark")
-        return exp.Cast(this=default.copy(), to=kind.copy())
-    word = (text_of(said) or "NULL").upper() if said is not None else "NULL"
-    if word == "ERROR":
-        return fill(
-            "hr_fail(concat(_name, ': ', _what))",
-            [],
-            name=exp.Literal.string(call.name),
-            what=exp.Literal.string(what),
-        )
-    if word.startswith("EMPTY"):
-        return exp.Literal.string("[]" if word.endswith("ARRAY") else "{}")
-    return exp.Null()
-
-
 def _json_query(call: FunctionCall) -> exp.Expr:
     """Return objects and arrays. A wrapper puts brackets around everything, or around all but arrays."""
-    call = _by_clauses(call)
+    call = with_clause_options(call)
     wrapper = (text_of(call.options["wrapper"]) or "") if "wrapper" in call.options else "WITHOUT"
     found = _container(call)
     if wrapper != "WITHOUT":
@@ -175,61 +155,6 @@ def _json_query(call: FunctionCall) -> exp.Expr:
             [found, scalar],
         )
     return _with_clauses(call, found) if {"on_empty", "on_error"} & call.options.keys() else found
-
-
-_TEXTS = ("STRING", "VARCHAR", "CHAR", "ARRAY", "ARRAY<STRING>", "ARRAY<VARCHAR>")
-_WRAPPERS = {
-    "WITHOUT ARRAY": "WITHOUT",
-    "WITH CONDITIONAL ARRAY": "CONDITIONAL",
-    "WITH UNCONDITIONAL ARRAY": "UNCONDITIONAL",
-}
-_PLACES = {"json_value": 7, "json_query": 6, "json_exists": 3}
-
-
-def _by_clauses(call: FunctionCall) -> FunctionCall:
-    """Return Streamling's arguments after the path as clauses. Raise UserError for an unknown word."""
-    behind = call.args[2:]
-    if not behind:
-        return call
-    if len(call.args) != _PLACES[call.name]:
-        msg = f"`{call.name}` takes 2 or {_PLACES[call.name]} arguments, found {len(call.args)}"
-        raise UserError(
-            msg,
-            hint="Write the clauses of the SQL standard after the path, such as NULL ON EMPTY.",
-            node=call.node,
-        )
-    return replace(call, args=call.args[:2], options={**call.options, **dict(_clauses(call, behind))})
-
-
-def _clauses(call: FunctionCall, behind: Sequence[exp.Expr]) -> Iterator[tuple[str, exp.Expr]]:
-    if call.name == "json_exists":
-        yield "on_error", exp.Literal.string(_word(call, behind[0], ("TRUE", "FALSE", "ERROR", "UNKNOWN")))
-        return
-    if not isinstance(behind[0], exp.Null):
-        _word(call, behind[0], _TEXTS if call.name == "json_query" else _TEXTS[:3])
-    if call.name == "json_query":
-        wrapper = _word(call, behind[1], (*_WRAPPERS, *(f"{words} WRAPPER" for words in _WRAPPERS)))
-        yield "wrapper", exp.Literal.string(_WRAPPERS[wrapper.removesuffix(" WRAPPER")])
-        for clause, said in (("on_empty", behind[2]), ("on_error", behind[3])):
-            yield (
-                clause,
-                exp.Literal.string(_word(call, said, ("NULL", "ERROR", "EMPTY ARRAY", "EMPTY OBJECT"))),
-            )
-        return
-    for clause, said, default in (("on_empty", behind[1], behind[2]), ("on_error", behind[3], behind[4])):
-        word = _word(call, said, ("NULL", "ERROR", "DEFAULT"))
-        yield (
-            clause,
-            exp.Tuple(expressions=[default.copy()]) if word == "DEFAULT" else exp.Literal.string(word),
-        )
-
-
-def _word(call: FunctionCall, said: exp.Expr, allowed: Sequence[str]) -> str:
-    word = " ".join((text_of(said) or "").upper().split())
-    if word not in allowed:
-        msg = f"`{call.name}`: `{said.sql('spark')}` is not allowed here"
-        raise UserError(msg, hint=f"Allowed: {', '.join(allowed)}, as a text.", node=call.node)
-    return word
 
 
 def _is_json(call: FunctionCall) -> exp.Expr:
@@ -263,7 +188,7 @@ FUNCTIONS = (
         group=Group.JSON,
         result="text, or the type after RETURNING",
         least=2,
-        most=_PLACES["json_value"],
+        most=MOST_ARGUMENTS["json_value"],
         sql=_json_value,
         meaning=(
             "The scalar at a path, as text; NULL for objects and arrays, for nothing, and for what is no"
@@ -317,7 +242,7 @@ FUNCTIONS = (
         group=Group.JSON,
         result="text",
         least=2,
-        most=_PLACES["json_query"],
+        most=MOST_ARGUMENTS["json_query"],
         sql=_json_query,
         meaning=(
             "The object or array at a path, as JSON; NULL for scalars, for nothing, and for what is no"
@@ -362,7 +287,7 @@ FUNCTIONS = (
         group=Group.JSON,
         result="boolean",
         least=2,
-        most=_PLACES["json_exists"],
+        most=MOST_ARGUMENTS["json_exists"],
         sql=_json_exists,
         meaning="Whether there is anything at a path; JSON's null is nothing. The value before ON ERROR may"
         " also be a third argument.",

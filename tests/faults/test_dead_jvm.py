@@ -121,9 +121,9 @@ def test_the_supervisor_starts_the_stream_less_and_less_often_until_its_epoch_is
         assert "blocked at epoch" in dagster.stream("reading")
         with pytest.raises(Exception, match="gave up") as caught:
             dagster.tick()
-        said = str(caught.value.__cause__ or caught.value)
-        assert KILLED in said
-        assert f"headrace run {world.file}" in said
+        message = str(caught.value.__cause__ or caught.value)
+        assert KILLED in message
+        assert f"headrace run {world.file}" in message
         assert dagster.stream() == ""
         dagster.later = 0.0
         assert len(dagster.tick().run_requests or ()) == 1

@@ -101,18 +101,18 @@ def month(tmp_path_factory):
     ledger.begin(lease, lambda: position(0))
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(positions, "history_complete", lambda _, at: "stream" in at["src"])
-        held, rolling = Held(ledger, lease), RollingUp(None, KEEP)  # pyright: ignore[reportArgumentType]
+        coordinator, rolling = Held(ledger, lease), RollingUp(None, KEEP)  # pyright: ignore[reportArgumentType]
         for epoch in range(FILES // FILES_PER_EPOCH):
             ledger.event(
                 lease, "splits", {"source": "src", "window": f"{epoch}", "phase": 0, "splits": splits(epoch)}
             )
-            held.carry(Phase.HISTORY, position(epoch + 1), splits(epoch))
-            rolling.after_commit(held)  # pyright: ignore[reportArgumentType]
+            coordinator.carry(Phase.HISTORY, position(epoch + 1), splits(epoch))
+            rolling.after_commit(coordinator)  # pyright: ignore[reportArgumentType]
         history = size(path)
         for at in range(EPOCHS):
-            held.carry(Phase.LIVE, position(FILES // FILES_PER_EPOCH, at + 1))
-            rolling.after_commit(held)  # pyright: ignore[reportArgumentType]
-    yield path, held, history
+            coordinator.carry(Phase.LIVE, position(FILES // FILES_PER_EPOCH, at + 1))
+            rolling.after_commit(coordinator)  # pyright: ignore[reportArgumentType]
+    yield path, coordinator, history
     ledger.close()
 
 
@@ -121,10 +121,12 @@ def size(path: Path) -> int:
 
 
 def test_the_ledger_stays_small(month):
-    path, held, history = month
-    print(f"{held.committed:,} epochs: {size(path) / 1e6:.1f} MB, after history {history / 1e6:.1f} MB")
-    state = held.ledger.state("orders")
-    assert held.committed - state.kept_from < KEEP + 64
+    path, coordinator, history = month
+    print(
+        f"{coordinator.committed:,} epochs: {size(path) / 1e6:.1f} MB, after history {history / 1e6:.1f} MB"
+    )
+    state = coordinator.ledger.state("orders")
+    assert coordinator.committed - state.kept_from < KEEP + 64
     assert size(path) < (50e6 if FULL else 8e6)
     with sqlite3.connect(path) as connection:
         ((longest,),) = connection.execute("select max(length(plan)) from headrace_ledger_epoch").fetchall()
@@ -133,17 +135,19 @@ def test_the_ledger_stays_small(month):
 
 
 def test_records_stay_small(month):
-    _, held, _ = month
-    print(f"largest record: {held.largest} bytes")
-    assert held.largest <= RECORD_BYTES
+    _, coordinator, _ = month
+    print(f"largest record: {coordinator.largest} bytes")
+    assert coordinator.largest <= RECORD_BYTES
 
 
 def test_an_audit_reads_what_is_new(month):
-    _, held, _ = month
-    state = held.ledger.state("orders")
-    full, new = [verify_epochs(held.ledger, state, (), all_epochs=all_epochs) for all_epochs in (True, False)]
+    _, coordinator, _ = month
+    state = coordinator.ledger.state("orders")
+    full, new = [
+        verify_epochs(coordinator.ledger, state, (), all_epochs=all_epochs) for all_epochs in (True, False)
+    ]
     assert (full.problems, new.problems) == ([], [])
-    assert (full.read + full.rolled_up, new.read) == (held.committed, 0)
+    assert (full.read + full.rolled_up, new.read) == (coordinator.committed, 0)
     assert full.read < KEEP + 64
 
 
@@ -152,12 +156,12 @@ def test_an_epoch_reads_no_other_epochs(month):
 
     The cost does not grow with the ledger.
     """
-    path, held, _ = month
+    path, coordinator, _ = month
     statements: list[str] = []
-    connection = held.ledger._store._connection
+    connection = coordinator.ledger._store._connection
     connection.set_trace_callback(statements.append)
     try:
-        held.carry(Phase.LIVE, held.position)
+        coordinator.carry(Phase.LIVE, coordinator.position)
     finally:
         connection.set_trace_callback(None)
     with sqlite3.connect(path) as reader:
@@ -174,8 +178,8 @@ def test_an_epoch_reads_no_other_epochs(month):
 
 
 def test_windows_of_history_are_still_countable(month):
-    _, held, _ = month
-    windows = held.ledger.window_counts("orders")
+    _, coordinator, _ = month
+    windows = coordinator.ledger.window_counts("orders")
     assert len(windows) == FILES // FILES_PER_EPOCH
     assert all(counts == ONE for counts in windows.values())
-    assert not [event for event in held.ledger.events("orders") if event["kind"] == "splits"]
+    assert not [event for event in coordinator.ledger.events("orders") if event["kind"] == "splits"]

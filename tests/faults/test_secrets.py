@@ -74,7 +74,7 @@ class Scene:
         left = left_in(self.folder, without=(self.folder / "config.yaml",))
         lines = {"a command line": "\n".join(self.watched.lines).encode()}
         return seen(
-            {name: self.words[name][:24] for name in names or self.words}, left | self.watched.said | lines
+            {name: self.words[name][:24] for name in names or self.words}, left | self.watched.output | lines
         )
 
 
@@ -162,9 +162,9 @@ def test_no_secret_is_left_anywhere(scene: Scene) -> None:
     # The compiled pipeline is kept whole, with what `${VAR}` brought, because an epoch is written again
     # exactly as it was planned; and Spark's plan is shown as Spark has it. That is why the docs say that a
     # variable of a pipeline file is no place for a secret.
-    held = {found.rpartition(") in ")[2] for found in scene.found("variable")}
-    assert held - BY_DESIGN == set()
-    assert "home/ledger.db" in held, "the ledger holds no variable: the docs may say so"
+    places = {found.rpartition(") in ")[2] for found in scene.found("variable")}
+    assert places - BY_DESIGN == set()
+    assert "home/ledger.db" in places, "the ledger holds no variable: the docs may say so"
 
 
 def good(scene: Scene) -> None:
@@ -172,25 +172,25 @@ def good(scene: Scene) -> None:
     if FULL:
         assert scene.headrace("validate", "validate", "pipeline.yaml")[0] == 0
     for options in ((), ("--spark-plan",)) if FULL else (("--spark-plan",),):
-        code, said = scene.headrace(
+        code, output = scene.headrace(
             f"explain {' '.join(options)}", "-v", "explain", "pipeline.yaml", *options
         )
-        assert code == 0, said
+        assert code == 0, output
     call = (sys.executable, "-m", "headrace.orchestration.materialize", "pipeline.yaml", "2024-01-01")
-    code, said = scene.watched.run("dagster", *call)
-    assert code == 0, said
-    code, said = scene.headrace(
+    code, output = scene.watched.run("dagster", *call)
+    assert code == 0, output
+    code, output = scene.headrace(
         "run", "-v", "run", "pipeline.yaml", "--until", "caught-up", HEADRACE__LOG_FORMAT="json"
     )
-    assert code == 0, said
+    assert code == 0, output
     assert scene.world.in_postgres() == sorted(
         (key, day, name.upper(), amount * 2) for key, day, name, amount in scene.world.expected.values()
     )
     for verb in ("status", "audit"):
         for option in ((), ("--json",)) if FULL else ((),):
-            code, said = scene.headrace(f"{verb} {' '.join(option)}", "-v", verb, "pipeline.yaml", *option)
-            assert code == 0, said
-    assert "lost its connection" not in said
+            code, output = scene.headrace(f"{verb} {' '.join(option)}", "-v", verb, "pipeline.yaml", *option)
+            assert code == 0, output
+    assert "lost its connection" not in output
     if FULL:
         assert scene.headrace("doctor", "doctor")[0] in (0, 1)
     assert len(scene.watched.lines) > 5, "the command lines of Spark were not seen"
@@ -227,18 +227,18 @@ def failing(scene: Scene) -> None:
         ),
     }
     for name, (env, expected) in cases.items() if FULL else list(cases.items())[:2]:
-        code, said = scene.headrace(
+        code, output = scene.headrace(
             f"run, {name}", "-v", "run", "pipeline.yaml", "--until", "caught-up", **env
         )
-        assert (code, expected in said) == (1, True), (name, said)
+        assert (code, expected in output) == (1, True), (name, output)
         if "password" in name and FULL:
             for verb in (("audit", "pipeline.yaml"), ("validate", "pipeline.yaml", "--json")):
                 scene.headrace(f"{verb[0]}, {name}", "-v", *verb, **env)
     producer = Producer({"bootstrap.servers": scene.world.services.kafka.brokers})
     producer.produce(scene.world.name, b"this is no JSON", partition=0)
     assert producer.flush(30) == 0
-    code, said = scene.headrace("run, broken row", "-v", "run", "pipeline.yaml", "--until", "caught-up")
-    assert (code, "this is no JSON" in said) == (1, True), said
+    code, output = scene.headrace("run, broken row", "-v", "run", "pipeline.yaml", "--until", "caught-up")
+    assert (code, "this is no JSON" in output) == (1, True), output
     call = (
         "-c",
         (
@@ -246,10 +246,10 @@ def failing(scene: Scene) -> None:
             " SystemExit(main())"
         ),
     )
-    code, said = scene.watched.run(
+    code, output = scene.watched.run(
         "dagster, broken row", sys.executable, *call, "pipeline.yaml", "2024-01-01", "2024-02-01"
     )
-    assert code == 1, said
+    assert code == 1, output
     broken = (
         (scene.folder / "pipeline.yaml")
         .read_text()
@@ -257,8 +257,8 @@ def failing(scene: Scene) -> None:
         .replace("pipeline", "broken")
     )
     (scene.folder / "broken.yaml").write_text(broken)
-    code, said = scene.headrace("validate, broken SQL", "validate", "broken.yaml")
-    assert (code, "${HIDDEN_FILTER}" in said) == (1, True), said
+    code, output = scene.headrace("validate, broken SQL", "validate", "broken.yaml")
+    assert (code, "${HIDDEN_FILTER}" in output) == (1, True), output
     for verb in ("status", "audit") if FULL else ("status",):
         scene.headrace(f"{verb}, after failures", "-v", verb, "pipeline.yaml")
 
@@ -301,12 +301,12 @@ def test_a_word_is_found_in_a_database(cell: str | bytes, mode: str, tmp_path: P
 
 def test_a_word_is_found_on_a_command_line_and_in_what_is_said(tmp_path: Path) -> None:
     watched = Watched(tmp_path, os.environ)
-    code, said = watched.run(
+    code, output = watched.run(
         "it", sys.executable, "-c", "import sys, time; print(sys.argv); time.sleep(1)", WORD
     )
     assert code == 0
     assert seen({"it": WORD}, {"a command line": "\n".join(watched.lines).encode()})
-    assert seen({"it": WORD}, {"said": said.encode()})
+    assert seen({"it": WORD}, {"output": output.encode()})
 
 
 def test_a_partly_encoded_word_is_found_by_its_plain_middle() -> None:

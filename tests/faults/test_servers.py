@@ -25,7 +25,7 @@ def test_postgres_is_killed_in_mid_merge_and_comes_back(
     world.max_driver_rows = 1  # staged in unlogged tables, which a crash of the server empties
     world.write_file()
     process = world.start()
-    until(lambda: world.held() > 0, "the first epoch", 240)
+    until(lambda: world.count_rows() > 0, "the first epoch", 240)
     with closing(psycopg.connect(world.conninfo)) as lock:
         lock.execute("LOCK TABLE target IN EXCLUSIVE MODE")
         with psycopg.connect(world.conninfo, autocommit=True) as look:

@@ -68,13 +68,13 @@ def asking(world: World, web: Service) -> World:
 def answers(world: World, spark: SparkSession) -> dict[int, int]:
     """What both sinks hold, which must be the same."""
     with psycopg.connect(world.conninfo) as connection:
-        held = dict(connection.execute("SELECT id, answer FROM target").fetchall())
+        rows = dict(connection.execute("SELECT id, answer FROM target").fetchall())
     lake = {
         row.id: row.answer
         for row in spark.read.format("delta").load(str(world.lake)).select("id", "answer").collect()
     }
-    assert held == lake
-    return held
+    assert rows == lake
+    return rows
 
 
 @pytest.mark.slow  # test_transforms is the daily sample
@@ -86,21 +86,21 @@ def test_both_sinks_hold_the_same_answers(
     answer = asking.run()
     assert answer["code"] == 0, answer
     asking.check(spark)
-    held = answers(asking, spark)
+    expected = answers(asking, spark)
     twice = [key for key, times in Counter(web.keys).items() if times > 1]
     assert not twice if staged else {key.split("/")[2] for key in twice} <= {str(nth)}
 
     before, last = len(web.asked), answer["last"]
     file, settings = load_pipeline(asking.file), asking.settings()
     assert replay(file, settings, sink="pg", from_epoch=last - 1, spark=spark).epochs == 2
-    assert answers(asking, spark) == held
+    assert answers(asking, spark) == expected
     assert len(web.asked) == before, "a replay asks nobody"
 
     asked = {key for key in web.keys if int(key.split("/")[2]) >= last - 1}
     shutil.rmtree(asking.folder / "home" / "staging")
     with pytest.raises(SinkStateError, match="--recompute"):
         replay(file, settings, sink="pg", from_epoch=last - 1, spark=spark)
-    assert answers(asking, spark) == held, "a refused replay changes nothing"
+    assert answers(asking, spark) == expected, "a refused replay changes nothing"
     replay(file, settings, sink="pg", from_epoch=last - 1, recompute=True, spark=spark)
     assert {*web.keys[before:]} == asked, "computed anew, requests carry the keys that they had"
 

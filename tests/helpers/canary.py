@@ -87,7 +87,7 @@ class Watched:
 
     def __init__(self, folder: Path, env: Mapping[str, str]) -> None:
         self.folder, self.env = folder, dict(env)
-        self.said: dict[str, bytes] = {}
+        self.output: dict[str, bytes] = {}
         self.lines: set[str] = set()
 
     def run(self, name: str, *command: str, **env: str) -> tuple[int, str]:
@@ -105,7 +105,7 @@ class Watched:
             watcher.join()
             if process.poll() is None:
                 process.kill()
-        self.said[f"output of {name}"] = out
+        self.output[f"output of {name}"] = out
         return process.returncode, out.decode(errors="replace")
 
     def _watch(self, pid: int, done: threading.Event) -> None:

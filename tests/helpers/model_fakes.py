@@ -347,16 +347,16 @@ class FakeSink:
                 plan, self.generation, counts
             )
 
-        held = self.target.records.get(self.key)
-        if not self.supports_fencing and held is not None and held.epoch == plan.number:
-            return self._skipped(held, plan)
+        record = self.target.records.get(self.key)
+        if not self.supports_fencing and record is not None and record.epoch == plan.number:
+            return self._skipped(record, plan)
         self._atomic(act)
         return counts
 
     def compare(self, plan: EpochPlan) -> None:
-        held = self.target.records.get(self.key)
-        if held is None or held.epoch != plan.number - 1:
-            msg = f"the sink is at epoch {held and held.epoch}, not at {plan.number - 1}"
+        record = self.target.records.get(self.key)
+        if record is None or record.epoch != plan.number - 1:
+            msg = f"the sink is at epoch {record and record.epoch}, not at {plan.number - 1}"
             raise SinkStateError(msg)
 
     def read_row_count(self):
@@ -365,11 +365,11 @@ class FakeSink:
     def close(self) -> None:
         pass
 
-    def _skipped(self, held: CommitRecord, plan: EpochPlan) -> WriteCounts:
-        if not held.is_of(plan):
+    def _skipped(self, record: CommitRecord, plan: EpochPlan) -> WriteCounts:
+        if not record.is_of(plan):
             msg = "the sink holds another epoch under this number"
             raise SinkStateError(msg)
-        return held.counts
+        return record.counts
 
     def _own(self) -> None:
         if self.supports_fencing and self.target.fence.get(self.key, 0) != self.generation:

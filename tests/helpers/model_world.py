@@ -573,11 +573,11 @@ class World:
                 plan = state.open_plan
                 assert plan is not None, f"{target.name} holds epoch {number}, which the ledger does not know"
                 assert plan.number == number
-            held = next((row for row in target.rows if row[1][0] == number), None)
+            written = next((row for row in target.rows if row[1][0] == number), None)
             was_member = number not in self.members or target.name in self.members[number]
             sql = plan.pipeline_hash.split(":")[0]
             # An epoch from before the sink was there is replayed by today's file.
-            rows.put(epoch_rows(plan, sql if was_member or held is None else held[1][1]))
+            rows.put(epoch_rows(plan, sql if was_member or written is None else written[1][1]))
         return rows.rows
 
     # --- parts
@@ -614,6 +614,8 @@ class World:
                 f"{name} joined without the epochs that it missed"
             )
             self.joined.add(name)
+            # The process may die before it learns of this and join the sink again.
+            self.absent.discard(name)
             if name in self.adopting:
                 self.before_adoption.setdefault(name, (target.base, target.since))
             target.base, target.since = list(target.rows), record.epoch

@@ -272,7 +272,7 @@ class World:
         )
         return sorted(zip(*[column.to_pylist() for column in table.columns], strict=True))
 
-    def held(self) -> int:
+    def count_rows(self) -> int:
         """Rows in Postgres now; 0 where the table is not there yet."""
         with psycopg.connect(self.conninfo) as connection:
             if connection.execute("SELECT to_regclass('target')").fetchone() == (None,):

@@ -8,13 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from headrace.pipeline.config.settings import (
-    Settings,
-    SparkSettings,
-    SqliteBackend,
-    StateBackend,
-    load_settings,
-)
+from headrace.pipeline.config.sections import SparkSettings, SqliteBackend, StateBackend
+from headrace.pipeline.config.settings import Settings, load_settings
 
 ACME = '''
 from __future__ import annotations
@@ -118,19 +113,19 @@ class Folder(ArrowTransactionalSink):
 
     def compare_and_swap(self, expected, note, rows):
         assert self.options.token.get_secret_value() == "open sesame"
-        held = self._read()
-        if held["notes"].get(self.note_key) != expected:
+        target = self._read()
+        if target["notes"].get(self.note_key) != expected:
             return False
-        held["notes"][self.note_key] = note
+        target["notes"][self.note_key] = note
         if rows is not None:
             for row in rows.to_pylist():
                 op = row.pop("_gs_op")
                 if self.key:
-                    held["rows"] = [one for one in held["rows"] if any(one[key] != row[key] for key in self.key)]
+                    target["rows"] = [one for one in target["rows"] if any(one[key] != row[key] for key in self.key)]
                 if op != "d":
-                    held["rows"].append(row)
+                    target["rows"].append(row)
         beside = self._file.with_suffix(f".{os.getpid()}")
-        beside.write_text(json.dumps(held))
+        beside.write_text(json.dumps(target))
         beside.replace(self._file)
         return True
 

@@ -20,7 +20,8 @@ from headrace.connectors.frame import EpochFrame
 from headrace.connectors.postgres.config import PostgresSinkConfig as Node
 from headrace.connectors.postgres.sink import PostgresSink
 from headrace.connectors.sink_base import SinkContext
-from headrace.pipeline.config.settings import PostgresConnection, Settings
+from headrace.pipeline.config.sections import PostgresConnection
+from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Phase, SinkKey
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])

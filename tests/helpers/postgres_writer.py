@@ -42,13 +42,13 @@ def write_next(sink: PostgresSink) -> int:
     return record.epoch + 1
 
 
-def main(given: dict[str, Any]) -> None:
+def main(options: dict[str, Any]) -> None:
     """Takes over with the given generation, then writes, and says so in a file after each epoch."""
-    bench = Bench(given["parameters"], None, given["schema"], given["pipeline"])
-    sink = bench.joined(SCHEMA, given["generation"], key=())
+    bench = Bench(options["parameters"], None, options["schema"], options["pipeline"])
+    sink = bench.joined(SCHEMA, options["generation"], key=())
     while True:
         number = write_next(sink)
-        Path(given["said"]).write_text(str(number))
+        Path(options["progress"]).write_text(str(number))
 
 
 if __name__ == "__main__":

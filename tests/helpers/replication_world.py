@@ -192,6 +192,7 @@ class ModelStream(KafkaStream):
         self, name: str, node: Any, settings: Settings, ordinal: int, server: TopicServer, engine: SqlEngine
     ) -> None:
         super().__init__(name, node, settings, ordinal)
+        self._ordinal = ordinal
         self._server = server
         self._engine = engine
         cluster: Any = server

@@ -38,7 +38,7 @@ def script(
     **options: Any,
 ) -> Script:
     """A script node over these columns, not loaded yet."""
-    said = {
+    keys = {
         "type": "script",
         "from": "s",
         "language": "js",
@@ -46,7 +46,7 @@ def script(
         "timeout": "300ms",
         "memory_limit": "32MiB",
     }
-    node = ScriptTransformConfig.model_validate(said | options | ({"schema": schema} if schema else {}))
+    node = ScriptTransformConfig.model_validate(keys | options | ({"schema": schema} if schema else {}))
     payload = final_schema("n", node.schema_, columns)
     return script_of("n", node, columns, payload, key=("id",) if "id" in columns.names else (), text_at=at)
 
@@ -68,16 +68,16 @@ def run(
 
 
 def rows(
-    source: str, given: list[Row], schema: dict[str, str] | None = None, ops: str = "", **options: Any
+    source: str, inputs: list[Row], schema: dict[str, str] | None = None, ops: str = "", **options: Any
 ) -> list[Row]:
     """The same for rows of Python, whose types Arrow finds; positions are left out."""
-    found = run(source, pa.Table.from_pylist(given), schema, ops, **options).drop_columns([POS])
+    found = run(source, pa.Table.from_pylist(inputs), schema, ops, **options).drop_columns([POS])
     return found.to_pylist()
 
 
-def bare(source: str, given: list[Row], schema: dict[str, str] | None = None, **options: Any) -> list[Row]:
+def bare(source: str, inputs: list[Row], schema: dict[str, str] | None = None, **options: Any) -> list[Row]:
     """The payload alone."""
     return [
         {name: value for name, value in row.items() if name != OP}
-        for row in rows(source, given, schema, **options)
+        for row in rows(source, inputs, schema, **options)
     ]

@@ -29,7 +29,8 @@ from headrace.connectors.iceberg.catalog import WarehouseTable
 from headrace.connectors.iceberg.config import IcebergSinkConfig
 from headrace.connectors.postgres.config import PostgresSinkConfig
 from headrace.connectors.sink_base import Sink, SinkContext
-from headrace.pipeline.config.settings import IcebergSettings, PostgresConnection, Settings
+from headrace.pipeline.config.sections import IcebergSettings, PostgresConnection
+from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.model.capabilities import Delivery, SinkCapabilities, Visibility
 from headrace.pipeline.model.connectors import Connector, SinkEntry, connectors, load_reference
 from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Phase, SinkKey

@@ -32,7 +32,8 @@ from headrace.connectors.iceberg.config import IcebergSourceConfig
 from headrace.connectors.kafka.config import KafkaSourceConfig
 from headrace.connectors.row_errors import explain_failure
 from headrace.connectors.source_base import BoundedSource, ReadLimits, Snapshot, UnboundedSource
-from headrace.pipeline.config.settings import ClickHouseConnection, IcebergSettings, KafkaConnection, Settings
+from headrace.pipeline.config.sections import ClickHouseConnection, IcebergSettings, KafkaConnection
+from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import HeadraceError, UserError
 from headrace.pipeline.protocol.epochs import Json
 from headrace.services import Services
@@ -60,11 +61,11 @@ def refused(ask: Callable[[], object], *named: str) -> UserError:
     error = caught.value if isinstance(caught.value, HeadraceError) else explain_failure(caught.value)
     assert isinstance(error, UserError), repr(caught.value)
     assert error.node == NODE
-    said = str(error)
-    assert [one for one in named if one not in said] == [], said
+    message = str(error)
+    assert [one for one in named if one not in message] == [], message
     assert [
-        one for one in ("Traceback", "stacktrace", "\tat ", "Py4J", "org.apache", "java.") if one in said
-    ] == [], said
+        one for one in ("Traceback", "stacktrace", "\tat ", "Py4J", "org.apache", "java.") if one in message
+    ] == [], message
     return error
 
 

@@ -15,14 +15,14 @@ from datetime import UTC, date, datetime
 from decimal import Decimal, InvalidOperation, localcontext
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 import pyarrow.json as pj
 from pyarrow import types as kinds
 
+from headrace.jobs.transforms.http.wire_types import from_wire_type, wire_type
 from headrace.pipeline.sql.system_columns import OP
-from headrace.pipeline.types.int256 import WideInteger, is_wide, pattern, plain_columns, plain_digits
+from headrace.pipeline.types.int256 import WideInteger, is_wide, pattern, plain_digits
 
 pc: Any = pyarrow.compute  # its functions are made at run time, where no type checker sees them
 _EXCERPT = 200
@@ -93,7 +93,9 @@ class ResponseDecoder:
 
     def _fast(self, text: bytes) -> DecodedResponse | None:
         """Return the rows by the reader of Arrow, or None if it fails."""
-        fields = [field.with_type(wire) for field in self.schema if (wire := _wire(field.type)) is not None]
+        fields = [
+            field.with_type(wire) for field in self.schema if (wire := wire_type(field.type)) is not None
+        ]
         if len(fields) != len(self.schema):
             return None
         row = pa.struct([field.with_nullable(True) for field in fields] + [pa.field(OP, pa.string())])
@@ -122,7 +124,7 @@ class ResponseDecoder:
             ops = data.field(OP)
             if self.version:
                 ops = pc.coalesce(ops, rows.field("metadata").field("op"))
-            columns = [_unwired(data.field(at), field.type) for at, field in enumerate(self.schema)]
+            columns = [from_wire_type(data.field(at), field.type) for at, field in enumerate(self.schema)]
         except (pa.ArrowException, ValueError):
             return None
         return DecodedResponse(columns, ops, len(rows))
@@ -185,85 +187,6 @@ def excerpt(body: bytes, secrets: Iterable[str] = ()) -> str:
             text = text.replace(secret, "***")
     text = " ".join(text.split())
     return text if len(text) <= _EXCERPT else f"{text[:_EXCERPT]}…"
-
-
-def _wire(kind: pa.DataType) -> pa.DataType | None:
-    """Return the type to request from Arrow's reader, or None if it cannot read the type."""
-    if kinds.is_date(kind) or kinds.is_timestamp(kind) or kinds.is_binary(kind) or is_wide(kind):
-        return pa.string()
-    if kinds.is_struct(kind):
-        inner = [_wire(field.type) for field in kind]
-        return kind if all(wire == field.type for wire, field in zip(inner, kind, strict=True)) else None
-    if kinds.is_list(kind):
-        return kind if _wire(kind.value_type) == kind.value_type else None
-    plain = (
-        kinds.is_integer(kind)
-        or kinds.is_floating(kind)
-        or kinds.is_boolean(kind)
-        or kinds.is_string(kind)
-        or kinds.is_decimal(kind)
-    )
-    return kind if plain else None
-
-
-def _unwired(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return the column in the declared type.
-
-    Raises ValueError or ArrowException for a string without such a value.
-    """
-    if is_wide(kind):
-        if not pc.all(pc.match_substring_regex(array, pattern(kind)), min_count=0).as_py():
-            msg = "digits"
-            raise ValueError(msg)
-        if isinstance(kind, WideInteger):
-            _check_range(array, kind)
-        return plain_columns(array)
-    if kinds.is_date(kind):
-        return array.cast(pa.date32()).cast(kind)
-    if kinds.is_timestamp(kind):
-        return _moments(array, kind)
-    return _unhexed(array) if kinds.is_binary(kind) else array
-
-
-def _check_range(array: pa.Array, kind: WideInteger) -> None:
-    """Raise ValueError for numbers that do not fit 256 bits.
-
-    Only strings that are long enough are checked.
-    """
-    for value in pc.filter(array, pc.greater(pc.utf8_length(array), 76)):
-        number = int(value.as_py().split(".")[0])
-        if not kind.lowest <= number <= kind.highest:
-            msg = "range"
-            raise ValueError(msg)
-    if not kind.signed and pc.any(pc.starts_with(array, "-"), min_count=0).as_py():
-        msg = "range"
-        raise ValueError(msg)
-
-
-def _moments(array: pa.Array, kind: pa.TimestampType) -> pa.Array:
-    texts = pc.replace_substring_regex(array, r"(\.\d{6})\d+", r"\1")
-    zoned = pc.match_substring_regex(texts, r"(?:Z|[+-]\d{2}:?\d{2})$")
-    if kind.tz is None:
-        if pc.any(zoned, min_count=0).as_py():
-            msg = "a zone"
-            raise ValueError(msg)
-        return texts.cast(kind)
-    return pc.if_else(zoned, texts, pc.binary_join_element_wise(texts, "Z", "")).cast(kind)
-
-
-def _unhexed(array: pa.Array) -> pa.Array:
-    """Bytes from hex, in one piece: the digits of all rows lie side by side."""
-    texts = pc.replace_substring_regex(array, r"^0[xX]", "")
-    if not pc.all(pc.match_substring_regex(texts, r"^(?:[0-9a-fA-F]{2})*$"), min_count=0).as_py():
-        msg = "hex"
-        raise ValueError(msg)
-    plain = pc.fill_null(texts, "")
-    offsets = np.concatenate([[0], np.cumsum(np.asarray(pc.binary_length(plain)) // 2)]).astype(np.int32)
-    digits = pc.binary_join(pa.ListArray.from_arrays([0, len(plain)], plain), "")[0].as_py()
-    decoded = pa.Array.from_buffers(
-        pa.binary(), len(plain), [None, pa.py_buffer(offsets), pa.py_buffer(bytes.fromhex(digits))]
-    )
-    return pc.if_else(pc.is_valid(texts), decoded, pa.scalar(None, pa.binary()))
 
 
 def _value(value: Any, kind: pa.DataType, where: str) -> Any:

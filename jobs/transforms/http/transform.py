@@ -13,10 +13,11 @@ from headrace.connectors.spark_types import arrow_schema, spark_schema
 from headrace.jobs.staging.pending_calls import PendingCall, waits_folder
 from headrace.jobs.transforms.base import RowTransform, TransformContext
 from headrace.jobs.transforms.http.call_metrics import call_accumulator
-from headrace.jobs.transforms.http.client import HandlerTask, Service
+from headrace.jobs.transforms.http.client import Service
 from headrace.jobs.transforms.http.decode import ResponseDecoder
 from headrace.jobs.transforms.http.encode import row_json
 from headrace.jobs.transforms.http.endpoint import resolve_endpoint
+from headrace.jobs.transforms.http.task import HandlerTask
 from headrace.pipeline.errors import SchemaError
 from headrace.pipeline.model.handler import HandlerTransformConfig, override_types, redact_url
 from headrace.pipeline.protocol import positions

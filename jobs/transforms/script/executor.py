@@ -15,7 +15,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute
 
-from headrace.jobs.transforms.script.arrow_json import ValueRefusedError, decoded, encoded
+from headrace.jobs.transforms.script.decode import ValueRefusedError, decoded
+from headrace.jobs.transforms.script.encode import encoded
 from headrace.jobs.transforms.script.process import (
     Program,
     ScriptLimits,

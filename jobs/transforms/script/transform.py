@@ -11,7 +11,8 @@ from headrace.connectors.row_errors import task_error
 from headrace.connectors.spark_types import spark_schema
 from headrace.jobs.transforms.base import RowTransform, TransformContext
 from headrace.jobs.transforms.output_schema import final_schema, hidden_fields, with_hidden
-from headrace.jobs.transforms.script.arrow_json import encoded, shape
+from headrace.jobs.transforms.script.decode import shape
+from headrace.jobs.transforms.script.encode import encoded
 from headrace.jobs.transforms.script.executor import Script
 from headrace.jobs.transforms.script.process import Program, ScriptLimits
 from headrace.pipeline.errors import FileLocation, HeadraceError, SchemaError

@@ -140,9 +140,9 @@ class DropsHeld(EpochCoordinator):
     """Rule 2: only an epoch that no sink holds is dropped. Here any that the file no longer means."""
 
     def _apply_sink_changes(self):
-        held, self._open_epoch_records = self._open_epoch_records, dict
+        original, self._open_epoch_records = self._open_epoch_records, dict
         super()._apply_sink_changes()
-        self._open_epoch_records = held
+        self._open_epoch_records = original
 
 
 class DropsBeforePaused(EpochCoordinator):

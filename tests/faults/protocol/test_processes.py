@@ -38,8 +38,8 @@ class Run:
         """The next line that has one of these words."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            if any(word in (said := json.loads(line)) for word in words):
-                return said
+            if any(word in (message := json.loads(line)) for word in words):
+                return message
         pytest.fail(f"the run ended (exit code {self.process.wait()}) without a word of {words}")
 
     def signal(self, number: int) -> None:
@@ -66,9 +66,9 @@ def start(tmp_path: Path) -> Iterator:
 
 
 def test_of_many_that_race_for_a_lane_one_gets_it(start):
-    said = [run.hear("opened", "error") for run in [start() for _ in range(4)]]
-    assert sum("opened" in words for words in said) == 1
-    assert [words["error"] for words in said if "error" in words] == ["LeaseHeldError"] * 3
+    messages = [run.hear("opened", "error") for run in [start() for _ in range(4)]]
+    assert sum("opened" in words for words in messages) == 1
+    assert [words["error"] for words in messages if "error" in words] == ["LeaseHeldError"] * 3
 
 
 def test_a_killed_run_is_followed_at_once(start, tmp_path):
@@ -104,10 +104,10 @@ def test_a_stopped_run_is_followed_when_its_lease_expires_and_fenced_when_it_goe
         "it may only be paused: its lock is still held"
     )
     deadline = time.monotonic() + 60
-    while "error" in (said := (second := start()).hear("opened", "error")):
-        assert said["error"] == "LeaseHeldError"
+    while "error" in (message := (second := start()).hear("opened", "error")):
+        assert message["error"] == "LeaseHeldError"
         assert time.monotonic() < deadline, "the lease of the stopped run never expired"
-    assert said["opened"] > generation
+    assert message["opened"] > generation
     second.hear("committed")
     first.signal(signal.SIGCONT)
     assert first.hear("error")["error"] == "FencedError"

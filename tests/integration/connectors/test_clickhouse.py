@@ -30,7 +30,8 @@ from headrace.connectors.clickhouse.config import ClickHouseSourceConfig
 from headrace.connectors.clickhouse.key_ranges import expressions
 from headrace.connectors.clickhouse.source import ClickHouseTable
 from headrace.connectors.source_base import Snapshot
-from headrace.pipeline.config.settings import ClickHouseConnection, Settings
+from headrace.pipeline.config.sections import ClickHouseConnection
+from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import PipelineStateError, SchemaError, TargetError, TransientError
 from headrace.pipeline.model.sources import OffsetTable
 from headrace.pipeline.protocol.partitions import HistoryPartition
@@ -367,8 +368,8 @@ def test_two_processes_pin_at_once(server: Server, monkeypatch: pytest.MonkeyPat
     server.do(f"INSERT INTO {table} SELECT number FROM numbers(10)")
     build, winner = pin._build, []
 
-    def slow(*given: Any) -> None:
-        build(*given)
+    def slow(*args: Any) -> None:
+        build(*args)
         monkeypatch.setattr(pin, "_build", build)
         monkeypatch.setattr(pin, "_sweep", lambda *_: None)
         winner.append(server.source(table).create_snapshot(NO_SPARK, "at_once"))
@@ -536,10 +537,10 @@ def test_filter_and_start(server: Server) -> None:
 @pytest.mark.parametrize("wrong", ["nope = 1", "1) OR (1", "1 LIMIT 5", "id <"])
 def test_a_wrong_filter_is_told(server: Server, wrong: str) -> None:
     source = server.source(server.table("id Int64"), filter=wrong)
-    with pytest.raises(TargetError, match="with the filter") as told:
+    with pytest.raises(TargetError, match="with the filter") as caught:
         pinned(source)
-    assert wrong in str(told.value)
-    assert source.name in str(told.value)
+    assert wrong in str(caught.value)
+    assert source.name in str(caught.value)
 
 
 def test_a_query_runs_in_the_server(server: Server) -> None:
@@ -830,9 +831,9 @@ def test_without_a_snapshot(server: Server) -> None:
     server.do(f"INSERT INTO {table} SELECT number FROM numbers(100)")
     view = f"{table}_view"
     server.do(f"CREATE VIEW {view} AS SELECT id FROM {table}")
-    with pytest.raises(TargetError, match="only the MergeTree family") as told:
+    with pytest.raises(TargetError, match="only the MergeTree family") as caught:
         server.source(view).create_snapshot(NO_SPARK, "view")
-    assert "snapshot: none" in str(told.value)
+    assert "snapshot: none" in str(caught.value)
     for name, count in ((view, 1), (table, 11)):
         source = server.source(name, snapshot="none", split_rows=10)
         snapshot = pinned(source)
@@ -849,9 +850,9 @@ def test_without_a_snapshot(server: Server) -> None:
 def test_a_missing_table_names_the_closest(server: Server) -> None:
     server.table("id Int64", name="flights_history")
     for ask in (lambda source: source.schema(NO_SPARK), pinned):
-        with pytest.raises(TargetError, match="does not exist") as told:
+        with pytest.raises(TargetError, match="does not exist") as caught:
             ask(server.source(f"{server.database}.flight_history"))
-        assert f"Did you mean {server.database}.flights_history" in str(told.value)
+        assert f"Did you mean {server.database}.flights_history" in str(caught.value)
 
 
 def test_nobody_there_and_nobody_let_in(server: Server) -> None:
@@ -859,14 +860,14 @@ def test_nobody_there_and_nobody_let_in(server: Server) -> None:
     secret = "hunter2-very-secret"
     for url, kind in (("http://127.0.0.1:9", TransientError), (server.connection.url, TargetError)):
         connection = {"url": url, "user": "default", "password": secret}
-        with pytest.raises(kind) as told:
+        with pytest.raises(kind) as caught:
             ClickHouseTable(
                 ClickHouseSourceConfig(table_name="a.b"),
                 Settings(clickhouse_source=ClickHouseConnection.model_validate(connection)),
             ).schema(NO_SPARK)
-        shown = f"{told.value!s}{told.value!r}{told.value.__cause__!r}"
+        shown = f"{caught.value!s}{caught.value!r}{caught.value.__cause__!r}"
         assert secret not in shown
-        assert ("127.0.0.1:9: Connection refused\n" in str(told.value)) == (kind is TransientError)
+        assert ("127.0.0.1:9: Connection refused\n" in str(caught.value)) == (kind is TransientError)
 
 
 @pytest.mark.parametrize(

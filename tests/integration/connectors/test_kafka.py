@@ -18,7 +18,8 @@ from headrace.connectors.kafka.growth import founding_moments
 from headrace.connectors.kafka.source import KafkaStream
 from headrace.connectors.row_errors import explain_failure
 from headrace.connectors.source_base import ReadLimits
-from headrace.pipeline.config.settings import KafkaConnection, Settings
+from headrace.pipeline.config.sections import KafkaConnection
+from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import (
     DataError,
     HeadraceError,
@@ -211,7 +212,7 @@ def test_payload_may_bring_the_operation_itself(
 
 
 @pytest.mark.parametrize(
-    ("payload", "said"),
+    ("payload", "message"),
     [
         (b'{"id": 1,', "Expecting property name"),
         (b'{"id": 1} and more', "Extra data"),
@@ -229,14 +230,14 @@ def test_payload_may_bring_the_operation_itself(
     ],
 )
 def test_broken_message_is_named(
-    broker: Broker, topic: Any, stream: Any, spark: SparkSession, payload: bytes | None, said: str
+    broker: Broker, topic: Any, stream: Any, spark: SparkSession, payload: bytes | None, message: str
 ) -> None:
     name = topic()
     broker.send(name, {"id": 1, "name": 'with ${x} <y> "quotes"'}, payload)
     error = failure(stream(name), spark)
     assert isinstance(error, DataError)
     assert f"topic {name}, partition 0, offset 1: " in error.message
-    assert said in error.message
+    assert message in error.message
 
 
 def test_broken_message_fails_also_where_its_columns_are_not_used(
@@ -691,9 +692,11 @@ def test_commit_shows_in_the_group(broker: Broker, topic: Any, stream: Any) -> N
     source = stream(name)
     source.commit(source.end_offsets())
     asked = [ConsumerGroupTopicPartitions(source.group)]
-    held = broker.admin.list_consumer_group_offsets(asked)[source.group].result(30)
+    offsets = broker.admin.list_consumer_group_offsets(asked)[source.group].result(30)
     assert source.group == "headrace-src"
-    assert {(part.topic, part.offset) for part in held.topic_partitions if part.topic == name} == {(name, 2)}
+    assert {(part.topic, part.offset) for part in offsets.topic_partitions if part.topic == name} == {
+        (name, 2)
+    }
 
 
 def test_missing_topic_names_what_is_near(topic: Any, stream: Any) -> None:

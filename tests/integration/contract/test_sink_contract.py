@@ -198,11 +198,11 @@ def versioned(maker: SinkMaker, number: int, changes: list[Change], sink: Sink, 
     sink.write(plan(number), made)
 
 
-def applied(held: dict[int, tuple[int, str]], changes: list[Change]) -> dict[int, tuple[int, str]]:
+def applied(rows: dict[int, tuple[int, str]], changes: list[Change]) -> dict[int, tuple[int, str]]:
     """What an epoch makes of the rows that are there, key by key, without a database."""
-    found = dict(held)
+    found = dict(rows)
     for key in {key for _, key, *_ in changes}:
-        best: tuple[str, int, str] | None = ("u", held[key][0], held[key][1]) if key in held else None
+        best: tuple[str, int, str] | None = ("u", rows[key][0], rows[key][1]) if key in rows else None
         for op, _, at, name in (change for change in changes if change[1] == key):
             if at is None:
                 best = None
@@ -265,10 +265,12 @@ def test_the_highest_version_wins_in_an_epoch_and_over_epochs(maker: SinkMaker) 
             for key, at, name in maker.rows(["id", "at", "name"])
         }
         assert found == expected, number
-    record, held = sink.record(), sink.read_row_count()
+    record, row_count = sink.record(), sink.read_row_count()
     assert record is not None
-    assert held is not None
-    assert (record.baseline or 0) + (record.totals.inserted or 0) - (record.totals.deleted or 0) == held[1]
+    assert row_count is not None
+    assert (record.baseline or 0) + (record.totals.inserted or 0) - (record.totals.deleted or 0) == row_count[
+        1
+    ]
     with pytest.raises(DataError, match="version_column `at` is null"):
         versioned(maker, len(epochs) + 1, [("u", 1, None, "x")], sink, large=False)
     sink.close()

@@ -26,7 +26,7 @@ def maker(request: pytest.FixtureRequest, spark: SparkSession, pg: str, tmp_path
     return sink_maker(request.param, spark, pg, tmp_path)
 
 
-def held(maker: SinkMaker, schema: pa.Schema) -> list[dict[str, Any]]:
+def target_rows(maker: SinkMaker, schema: pa.Schema) -> list[dict[str, Any]]:
     """The target's rows by id, as values of `schema`."""
 
     def value(found: Any, kind: pa.DataType) -> Any:
@@ -42,7 +42,7 @@ def held(maker: SinkMaker, schema: pa.Schema) -> list[dict[str, Any]]:
     )
 
 
-def given(rows: list[dict[str, Any]], schema: pa.Schema) -> list[dict[str, Any]]:
+def expected_rows(rows: list[dict[str, Any]], schema: pa.Schema) -> list[dict[str, Any]]:
     return [{field.name: same_as(row[field.name], field.type) for field in schema} for row in rows]
 
 
@@ -50,10 +50,12 @@ def given(rows: list[dict[str, Any]], schema: pa.Schema) -> list[dict[str, Any]]
 def test_lists_structs_and_maps_come_back_as_they_went_in(maker: SinkMaker, key: tuple[str, ...]) -> None:
     sink = maker.joined(NESTED, key)
     sink.write(plan(1), frame(maker.spark, NESTED, ROWS, "iiii", key))
-    assert held(maker, NESTED) == given(ROWS, NESTED)
+    assert target_rows(maker, NESTED) == expected_rows(ROWS, NESTED)
     if key:
         sink.write(plan(2), frame(maker.spark, NESTED, [ROWS[0] | {"id": 2}, ROWS[1] | {"id": 1}], "uu"))
-        assert held(maker, NESTED)[:2] == given([ROWS[1] | {"id": 1}, ROWS[0] | {"id": 2}], NESTED)
+        assert target_rows(maker, NESTED)[:2] == expected_rows(
+            [ROWS[1] | {"id": 1}, ROWS[0] | {"id": 2}], NESTED
+        )
     sink.close()
 
 
@@ -64,7 +66,7 @@ def test_not_a_number_comes_back_from_inside(maker: SinkMaker) -> None:
     row = {"id": 1, "v": [math.nan, 1.0], "s": {"x": math.nan}}
     sink = maker.joined(schema)
     sink.write(plan(1), frame(maker.spark, schema, [row], "i"))
-    assert held(maker, schema) == given([row], schema)
+    assert target_rows(maker, schema) == expected_rows([row], schema)
     sink.close()
 
 
@@ -85,7 +87,7 @@ def test_keys_that_a_target_has_no_form_for_are_refused_before_a_row_is_read(
     if maker.kind in LAKES:
         sink = maker.joined(schema)
         sink.write(plan(1), frame(maker.spark, schema, [{"id": 1, "v": value}], "i"))
-        assert held(maker, schema) == [{"id": 1, "v": same_as(value, kind)}]
+        assert target_rows(maker, schema) == [{"id": 1, "v": same_as(value, kind)}]
         sink.close()
         return
     with pytest.raises(SchemaError, match=r"column 'v' is .* cannot be keys of a JSON object") as caught:
@@ -108,7 +110,7 @@ def test_the_character_nul_inside_is_held_or_named(maker: SinkMaker, kind: pa.Da
     rows = frame(maker.spark, schema, [{"id": 1, "v": value}], "i")
     if maker.kind in LAKES:
         sink.write(plan(1), rows)
-        assert held(maker, schema) == [{"id": 1, "v": same_as(value, kind)}]
+        assert target_rows(maker, schema) == [{"id": 1, "v": same_as(value, kind)}]
     else:
         with pytest.raises(
             DataError, match=r"column 'v' holds .*u0000.* cannot hold the character NUL"

@@ -26,7 +26,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from headrace.connectors.source_base import Snapshot
-from headrace.pipeline.config.settings import ClickHouseConnection, IcebergSettings, KafkaConnection, Settings
+from headrace.pipeline.config.sections import ClickHouseConnection, IcebergSettings, KafkaConnection
+from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import PipelineStateError, TargetError
 from headrace.pipeline.model.connectors import source_entries
 from headrace.pipeline.protocol.partitions import HistoryPartition
@@ -106,14 +107,14 @@ def test_describe_opens_nothing_and_tells_no_secret(world: SourceWorld) -> None:
         iceberg=IcebergSettings(warehouse="/nowhere"),
     )
     source = world.open("n.absent", nowhere)
-    told = source.describe()
+    description = source.describe()
     source.close()
-    assert told == world.open("n.absent").describe() | (
+    assert description == world.open("n.absent").describe() | (
         {"location": "/nowhere"} if world.kind == "iceberg" else {}
     )
-    assert told["kind"] == world.kind
-    assert told["asset_key"][0] == world.kind
-    assert "hunter2" not in json.dumps(told)
+    assert description["kind"] == world.kind
+    assert description["asset_key"][0] == world.kind
+    assert "hunter2" not in json.dumps(description)
     assert type(source).capabilities.bounded is world.bounded
 
 

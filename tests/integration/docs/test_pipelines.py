@@ -33,7 +33,7 @@ PAGES = [
 ]
 DATABASE = "market_pages"
 _SHOWN = re.compile(
-    r"^```yaml\n(?P<file>(?:version: 1|sources:)\n.*?)^```$(?P<said>.*?)(?=^#|^```|\Z)",
+    r"^```yaml\n(?P<file>(?:version: 1|sources:)\n.*?)^```$(?P<prose>.*?)(?=^#|^```|\Z)",
     re.MULTILINE | re.DOTALL,
 )
 _LEAVES = re.compile(r"\*\*([\d,]+) rows\*\*\s+in\s+(Postgres|Delta|Iceberg)\s+`([^`]+)`")
@@ -49,7 +49,7 @@ class Shown:
 
     page: str
     text: str
-    said: str
+    prose: str
 
     @property
     def name(self) -> str:
@@ -60,7 +60,7 @@ class Shown:
         return [
             claim
             for pattern in (_LEAVES, _COMPUTES, _PRINTS, _GIVES)
-            for claim in _tuples(pattern.findall(self.said))
+            for claim in _tuples(pattern.findall(self.prose))
         ]
 
 
@@ -69,7 +69,7 @@ def _tuples(found: list) -> list[tuple[str, ...]]:
 
 
 SHOWN = [
-    Shown(str(page.relative_to(DOCS)), match["file"], match["said"])
+    Shown(str(page.relative_to(DOCS)), match["file"], match["prose"])
     for page in PAGES
     for match in _SHOWN.finditer(page.read_text())
 ]
@@ -136,13 +136,13 @@ def test_a_pipeline_leaves_what_its_page_says(
     monkeypatch.chdir(settings.home)
     result = run(parse_pipeline(shown.text, shown.page), settings, until=Until.CAUGHT_UP, spark=spark)
     lines = [line for line in capsys.readouterr().err.splitlines() if "(sample_every=" in line]
-    for rows, kind, where in _LEAVES.findall(shown.said):
+    for rows, kind, where in _LEAVES.findall(shown.prose):
         assert (where, _held(kind, where, settings, spark)) == (where, _number(rows))
-    for rows in _COMPUTES.findall(shown.said):
+    for rows in _COMPUTES.findall(shown.prose):
         assert _rows(result) == _number(rows)
-    for count in _PRINTS.findall(shown.said):
+    for count in _PRINTS.findall(shown.prose):
         assert len(lines) == _number(count)
-    for query, answer in _GIVES.findall(shown.said):
+    for query, answer in _GIVES.findall(shown.prose):
         assert (query, _asked(query, settings)) == (query, answer)
 
 

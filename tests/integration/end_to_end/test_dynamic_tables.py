@@ -31,7 +31,8 @@ from headrace.jobs.run.repair import replay
 from headrace.jobs.run.runner import run
 from headrace.jobs.sources.pipeline_source import create_pipeline_sources
 from headrace.jobs.spark.errors import as_headrace_error
-from headrace.pipeline.config.settings import Settings, SqliteBackend, StateBackend, TableConnection
+from headrace.pipeline.config.sections import SqliteBackend, StateBackend, TableConnection
+from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import HeadraceError, SinkStateError, TargetError, TransientError
 from headrace.pipeline.file.loader import PipelineFile, parse_pipeline
 from headrace.pipeline.model.transforms import DynamicTableConfig
@@ -235,10 +236,10 @@ def test_what_a_worker_meets_names_the_table(spark: SparkSession, pg: str) -> No
     frame: Any = session.sql("SELECT dynamic_table_check('known', CAST(id AS STRING)) FROM range(3)")
     with pytest.raises(PythonException) as caught:
         frame.collect()
-    told = as_headrace_error(caught.value, node="out")
-    assert isinstance(told, TargetError)
-    assert (told.node, told.retriable) == ("known", False)
-    assert "table public.nowhere, column value" in told.message
+    error = as_headrace_error(caught.value, node="out")
+    assert isinstance(error, TargetError)
+    assert (error.node, error.retriable) == ("known", False)
+    assert "table public.nowhere, column value" in error.message
     assert str(found["password"]) not in f"{caught.value}{frame._jdf.queryExecution()}"
 
     lost = as_headrace_error(
@@ -257,12 +258,12 @@ def test_a_server_that_goes_away_while_it_is_asked(
     table = "{type: dynamic_table, backend_type: Postgres, backend_entity_name: known}"
     file = file_of(tmp_path, table, sink=f"{{type: delta, from: hits, path: {tmp_path}/hits}}")
     settings = settings_of(tmp_path, server.conninfo())
-    told: list[RunMessage] = []
+    messages: list[RunMessage] = []
     failed = threading.Event()
 
     def listen(event: Event) -> None:
         if isinstance(event, RunMessage):
-            told.append(event)
+            messages.append(event)
             failed.set()
 
     eye, holder = psycopg.connect(server.conninfo(), autocommit=True), psycopg.connect(server.conninfo())
@@ -284,9 +285,9 @@ def test_a_server_that_goes_away_while_it_is_asked(
         assert failed.wait(60)
         local.up(["postgres"], home=fresh_home)
         assert running.result(timeout=120).epochs == 1
-    assert told[0].message.startswith("attempt 1 failed, trying again")
-    assert "node 'known': table public.known, column value: " in told[0].message
-    assert not any(server.password in one.message for one in told)
+    assert messages[0].message.startswith("attempt 1 failed, trying again")
+    assert "node 'known': table public.known, column value: " in messages[0].message
+    assert not any(server.password in one.message for one in messages)
     assert run(file, settings, until=Until.HISTORY, partitions=WINDOWS[1:2], spark=spark).epochs == 1
     assert sorted(row.id for row in spark.read.format("delta").load(f"{tmp_path}/hits").collect()) == [1, 4]
 

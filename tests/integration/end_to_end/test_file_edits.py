@@ -114,7 +114,7 @@ class Edited:
             spark=self.spark,
         )
 
-    def refused(self, text: str, *said: str, until: Until = Until.CAUGHT_UP, **values: Any) -> None:
+    def refused(self, text: str, *expected: str, until: Until = Until.CAUGHT_UP, **values: Any) -> None:
         """The run is refused before an epoch, with the file's name and these words.
 
         The target keeps its rows.
@@ -122,7 +122,7 @@ class Edited:
         rows, epochs = self.rows(), self.epochs
         with pytest.raises(PipelineFileError) as refusal:
             self.run(text, until, **values)
-        for one in (f"{self.name}.yaml:", "headrace reset", *said):
+        for one in (f"{self.name}.yaml:", "headrace reset", *expected):
             assert one in str(refusal.value)
         assert (self.rows(), self.epochs) == (rows, epochs)
 

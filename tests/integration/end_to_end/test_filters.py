@@ -139,7 +139,7 @@ def test_the_last_row_of_a_key_decides_in_history_and_in_the_stream(
             "CREATE TABLE h (id Int64, version Int64, amount Nullable(Int64)) ENGINE = MergeTree ORDER BY"
             " (id, version)"
         )
-        given = [
+        source_rows = [
             (1, 1, 60),
             (1, 2, 5),
             (2, 1, 5),
@@ -150,7 +150,7 @@ def test_the_last_row_of_a_key_decides_in_history_and_in_the_stream(
             (6, 1, 90),
             (7, 1, 20),
         ]
-        client.insert("h", given, column_names=["id", "version", "amount"])
+        client.insert("h", source_rows, column_names=["id", "version", "amount"])
     write(place, HYBRID)
     file = load_pipeline(place.file)
     assembly = CompiledPipeline(file, place.settings(), spark)
@@ -165,13 +165,13 @@ def test_the_last_row_of_a_key_decides_in_history_and_in_the_stream(
         assert assembly.load_paths["whole"].path == "direct", assembly.load_paths["whole"].reason
     finally:
         assembly.close()
-    told = {
+    writes = {
         node.name: node.target.writes
         for node in explain(file, place.settings(), spark=spark).nodes
         if node.target
     }
-    assert "is a delete of its key: src (filter amount < 1000); large (WHERE amount > 10)" in told["pg"]
-    assert "is a delete of its key: src (filter amount < 1000)" in told["whole"]
+    assert "is a delete of its key: src (filter amount < 1000); large (WHERE amount > 10)" in writes["pg"]
+    assert "is a delete of its key: src (filter amount < 1000)" in writes["whole"]
     run(file, place.settings(), until=Until.HISTORY, spark=spark)
     wanted = [(2, 60), (3, 70), (4, 80), (6, 90), (7, 20)]
     assert rows(place, "target") == lake(place, spark) == rows(place, "narrow") == wanted

@@ -20,10 +20,10 @@ from pyspark.sql import SparkSession
 from headrace.jobs.checks.audit import audit
 from headrace.jobs.run import interventions
 from headrace.jobs.run.events import Until
-from headrace.jobs.run.pipeline_run import PipelineRun
 from headrace.jobs.run.repair import accept_target, replay
 from headrace.jobs.run.runner import run
-from headrace.pipeline.config.settings import StateBackend
+from headrace.jobs.run.session import RunSession
+from headrace.pipeline.config.sections import StateBackend
 from headrace.pipeline.errors import (
     DataError,
     HeadraceError,
@@ -88,8 +88,8 @@ def execute(world: World, statement: str) -> None:
 @pytest.fixture
 def shared_spark(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> SparkSession:
     """Ways out run on the session of the tests."""
-    monkeypatch.setattr(PipelineRun, "_stop_spark", lambda _: None)
-    monkeypatch.setattr("headrace.jobs.run.pipeline_run.start_session", lambda *_: spark)
+    monkeypatch.setattr(RunSession, "stop", lambda _: None)
+    monkeypatch.setattr("headrace.jobs.run.session.start_session", lambda *_: spark)
     return spark
 
 

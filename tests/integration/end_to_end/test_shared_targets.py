@@ -20,9 +20,9 @@ from pyspark.sql import SparkSession
 
 from headrace.jobs.run import interventions
 from headrace.jobs.run.events import RunMessage, Until
-from headrace.jobs.run.pipeline_run import PipelineRun
 from headrace.jobs.run.repair import replay
 from headrace.jobs.run.runner import run
+from headrace.jobs.run.session import RunSession
 from headrace.pipeline.errors import GuaranteeError, PipelineFileError, SinkStateError, UserError
 from headrace.pipeline.file.loader import PipelineFile, load_pipeline
 
@@ -37,8 +37,8 @@ def topic(world: World, request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def shared_spark(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> SparkSession:
-    monkeypatch.setattr(PipelineRun, "_stop_spark", lambda _: None)
-    monkeypatch.setattr("headrace.jobs.run.pipeline_run.start_session", lambda *_: spark)
+    monkeypatch.setattr(RunSession, "stop", lambda _: None)
+    monkeypatch.setattr("headrace.jobs.run.session.start_session", lambda *_: spark)
     return spark
 
 

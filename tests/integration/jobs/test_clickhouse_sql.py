@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from headrace.connectors.clickhouse.config import ClickHouseSourceConfig
 from headrace.connectors.clickhouse.source import ClickHouseTable
 from headrace.jobs.planning.clickhouse_sql import translate
-from headrace.pipeline.config.settings import ClickHouseConnection, Settings
+from headrace.pipeline.config.sections import ClickHouseConnection
+from headrace.pipeline.config.settings import Settings
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

@@ -18,7 +18,7 @@ from psycopg.conninfo import conninfo_to_dict
 from headrace.connectors.postgres.session import Address
 from headrace.jobs.dynamic_tables.lookup_table import LookupTableColumns, ValueTable
 from headrace.jobs.dynamic_tables.postgres import CachedPostgresTableBackend, PostgresTableBackend
-from headrace.pipeline.config.settings import TableConnection
+from headrace.pipeline.config.sections import TableConnection
 from headrace.pipeline.errors import DataError, SchemaError, TargetError, TransientError, UserError
 from headrace.pipeline.model.transforms import DynamicTableConfig
 from headrace.pipeline.protocol.epochs import EpochPlan, Phase
@@ -74,7 +74,7 @@ def outside(server: Server, **keys: Any) -> PostgresTableBackend:
     return made
 
 
-def held(table: PostgresTableBackend | CachedPostgresTableBackend, *values: str) -> list[bool]:
+def contains_values(table: PostgresTableBackend | CachedPostgresTableBackend, *values: str) -> list[bool]:
     return table.lookup(PLAN).contains(list(values))
 
 
@@ -83,7 +83,14 @@ def test_a_table_is_made_and_filled_once_however_often(server: Server) -> None:
     for _ in range(2):
         table.fill(PLAN, pa.array(["a", "it's", "100%", "$1"]))
     assert server.outside.execute('SELECT count(*), count(at) FROM lists."Odd ""name"""').fetchone() == (4, 4)
-    assert held(table, "it's", "b", "100%", "$1", "A", "a\0b") == [True, False, True, True, False, False]
+    assert contains_values(table, "it's", "b", "100%", "$1", "A", "a\0b") == [
+        True,
+        False,
+        True,
+        True,
+        False,
+        False,
+    ]
     with pytest.raises(DataError, match="NUL"):
         table.fill(PLAN, pa.array(["a\0b"]))
     outside(server, entity='lists.Odd "name"', column='val"ue', time_column="at")
@@ -108,7 +115,7 @@ def test_a_table_of_others_without_a_key_is_filled_once_too(server: Server) -> N
     table.fill(PLAN, pa.array(["a", "b"]))
     table.fill(PLAN, pa.array(["b", "c"]))
     assert server.values() == ["a", "b", "c"]
-    assert held(table, "a", "d", "c") == [True, False, True]
+    assert contains_values(table, "a", "d", "c") == [True, False, True]
 
 
 def test_many_values_are_asked_in_chunks_side_by_side(server: Server) -> None:
@@ -116,7 +123,7 @@ def test_many_values_are_asked_in_chunks_side_by_side(server: Server) -> None:
     table.prepare()
     table.fill(PLAN, pa.array([f"v{number}" for number in range(0, 3000, 2)]))
     asked = [f"v{number}" for number in range(3000)]
-    assert held(table, *asked) == [number % 2 == 0 for number in range(3000)]
+    assert contains_values(table, *asked) == [number % 2 == 0 for number in range(3000)]
 
 
 def test_pipelines_that_write_the_same_at_once_do_no_harm(server: Server) -> None:
@@ -141,7 +148,7 @@ def test_pipelines_that_write_the_same_at_once_do_no_harm(server: Server) -> Non
 
 
 @pytest.mark.parametrize(
-    ("table", "keys", "said"),
+    ("table", "keys", "message"),
     [
         ("id int", {}, "table public.known has no column 'value'; it has id"),
         ("value int", {}, "column 'value' of table public.known is integer, and values are texts"),
@@ -159,13 +166,13 @@ def test_pipelines_that_write_the_same_at_once_do_no_harm(server: Server) -> Non
     ],
 )
 def test_columns_that_do_not_fit_are_told_at_once(
-    server: Server, table: str, keys: dict[str, Any], said: str
+    server: Server, table: str, keys: dict[str, Any], message: str
 ) -> None:
     server.outside.execute(f"CREATE TABLE known ({table})".encode())
     for look in (server.table(**keys).prepare, server.table(**keys).check):
         with pytest.raises(SchemaError) as caught:
             look()
-        assert said in caught.value.message
+        assert message in caught.value.message
         assert caught.value.node == "t"
         assert ("cache" in caught.value.hint) == ("cache" in keys)
 
@@ -199,14 +206,16 @@ def test_a_cache_reads_on_at_most_every_debounce(server: Server) -> None:
     clock = Clock()
     table = cached(server, clock)
     server.outside.execute("INSERT INTO known VALUES ('old')")
-    assert held(table, "old", "new", "own") == [True, False, False]
+    assert contains_values(table, "old", "new", "own") == [True, False, False]
     server.outside.execute("INSERT INTO known VALUES ('new')")
     clock.now += 0.9
-    assert held(table, "old", "new", "own") == [True, False, False], "read within the debounce"
+    assert contains_values(table, "old", "new", "own") == [True, False, False], "read within the debounce"
     table.fill(PLAN, pa.array(["own"]))
-    assert held(table, "old", "new", "own") == [True, False, True], "own values wait for the debounce"
+    assert contains_values(table, "old", "new", "own") == [True, False, True], (
+        "own values wait for the debounce"
+    )
     clock.now += 0.2
-    assert held(table, "old", "new", "own") == [True, True, True]
+    assert contains_values(table, "old", "new", "own") == [True, True, True]
     assert server.values() == ["new", "old", "own"]
 
 
@@ -216,10 +225,10 @@ def test_a_cache_finds_what_was_stamped_before_it_was_committed(server: Server, 
     with psycopg.connect(pg) as slow:
         slow.execute("INSERT INTO known VALUES ('late', clock_timestamp())")
         server.outside.execute("INSERT INTO known VALUES ('early', clock_timestamp())")
-        assert held(table, "late", "early") == [False, True]
+        assert contains_values(table, "late", "early") == [False, True]
         slow.commit()
     clock.now += 1
-    assert held(table, "late", "early") == [True, True]
+    assert contains_values(table, "late", "early") == [True, True]
 
 
 def test_a_stamp_of_tomorrow_hides_nothing_of_today(server: Server) -> None:
@@ -229,10 +238,10 @@ def test_a_stamp_of_tomorrow_hides_nothing_of_today(server: Server) -> None:
         "INSERT INTO known VALUES ('old', clock_timestamp() - interval '1 day'), ('ahead', now() + interval"
         " '1 day')"
     )
-    assert held(table, "old", "ahead", "new") == [True, True, False]
+    assert contains_values(table, "old", "ahead", "new") == [True, True, False]
     server.outside.execute("INSERT INTO known VALUES ('new', clock_timestamp())")
     clock.now += 1
-    assert held(table, "old", "ahead", "new") == [True, True, True]
+    assert contains_values(table, "old", "ahead", "new") == [True, True, True]
 
 
 @pytest.mark.parametrize("kind", ["bigint", "date", "timestamp", "text"])
@@ -246,10 +255,10 @@ def test_a_cache_reads_on_by_any_column_with_an_order(server: Server, kind: str)
     clock = Clock()
     table = cached(server, clock)
     server.outside.execute(f"INSERT INTO known VALUES ('one', {first})".encode())
-    assert held(table, "one", "two", "same") == [True, False, False]
+    assert contains_values(table, "one", "two", "same") == [True, False, False]
     server.outside.execute(f"INSERT INTO known VALUES ('two', {then}), ('same', {then})".encode())
     clock.now += 1
-    assert held(table, "one", "two", "same") == [True, True, True]
+    assert contains_values(table, "one", "two", "same") == [True, True, True]
 
 
 def test_a_server_that_is_away_is_worth_another_try(server: Server) -> None:
@@ -265,19 +274,19 @@ def test_a_table_that_was_dropped_and_a_wrong_password_are_the_users(server: Ser
     table = outside(server)
     server.outside.execute("DROP TABLE known")
     with pytest.raises(TargetError, match=r"table public.known, column value") as caught:
-        held(table, "a")
+        contains_values(table, "a")
     assert caught.value.node == "t"
     wrong = server.connection.model_copy(update={"db": "nowhere-at-all"})
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as raised:
         server.table("known", wrong).check()
-    assert server.connection.password.get_secret_value() not in str(told.value)
+    assert server.connection.password.get_secret_value() not in str(raised.value)
 
 
 def test_a_connection_that_was_ended_is_made_anew(server: Server) -> None:
     table = outside(server)
     table.fill(PLAN, pa.array(["a"]))
-    assert held(table, "a") == [True]
+    assert contains_values(table, "a") == [True]
     server.outside.execute(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'headrace test'"
     )
-    assert held(table, "a") == [True]
+    assert contains_values(table, "a") == [True]

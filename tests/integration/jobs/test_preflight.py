@@ -45,7 +45,7 @@ def look(world: World, spark: SparkSession) -> Look:
     return at
 
 
-def said(findings: PreflightResult) -> list[tuple[str, int | None, str]]:
+def problems(findings: PreflightResult) -> list[tuple[str, int | None, str]]:
     return [
         (problem.node, problem.place.line if problem.place else None, problem.message)
         for problem in findings.errors
@@ -54,7 +54,7 @@ def said(findings: PreflightResult) -> list[tuple[str, int | None, str]]:
 
 def test_a_good_file_leaves_nothing_unchecked_and_no_trace(world: World, look: Look) -> None:
     found = look()
-    assert (said(found), found.unchecked, found.warnings) == ([], {}, [])
+    assert (problems(found), found.unchecked, found.warnings) == ([], {}, [])
     assert found.schemas["pg"].field("day").type == pa.date32()
     assert found.schemas["shaped"].names == ["id", "day", "name", "amount"]
     with psycopg.connect(world.conninfo) as connection:
@@ -81,14 +81,14 @@ def test_every_wrong_statement_is_told_and_what_reads_it_is_not(look: Look) -> N
         ("from: shaped, table: target", "from: again, table: target"),
         ("from: shaped, path", "from: below, path"),
     )
-    assert [(node, line) for node, line, _ in said(found)] == [("again", 12), ("other", 13)]
+    assert [(node, line) for node, line, _ in problems(found)] == [("again", 12), ("other", 13)]
     assert "`nam`" in found.errors[0].message
     assert "`dayy`" in found.errors[1].message
 
 
 def test_a_key_that_sql_loses_is_told_where_it_is_lost(look: Look) -> None:
     found = look(("select id, day,", "select day,"))
-    assert [node for node, _, _ in said(found)] == ["shaped"]
+    assert [node for node, _, _ in problems(found)] == ["shaped"]
     assert 'columns ["id"] not found in schema' in found.errors[0].message
 
 
@@ -126,14 +126,14 @@ def test_what_only_the_systems_know(
 ) -> None:
     known = {"database": world.database, "topic": world.name}
     found = look((old.format(**known), new.format(**known)))
-    assert [(name, message in text) for name, _, text in said(found)] == [(node, True)]
+    assert [(name, message in text) for name, _, text in problems(found)] == [(node, True)]
     assert found.errors[0].place is not None
 
 
 def test_a_target_that_is_there_is_proved(world: World, look: Look) -> None:
     with psycopg.connect(world.conninfo) as connection:
         connection.execute("CREATE TABLE target (id bigint, day date, name text, amount text)")
-    assert [(node, "amount" in text) for node, _, text in said(look())] == [("pg", True)]
+    assert [(node, "amount" in text) for node, _, text in problems(look())] == [("pg", True)]
     with psycopg.connect(world.conninfo) as connection:
         connection.execute("ALTER TABLE target ALTER amount TYPE bigint USING 0")
     assert "no unique index over the key (id)" in look().errors[0].message
@@ -144,7 +144,9 @@ def test_a_target_that_is_there_is_proved(world: World, look: Look) -> None:
 
 def test_a_delta_table_that_is_there_is_proved(world: World, look: Look, spark: SparkSession) -> None:
     spark.sql("SELECT 1L AS id, 'x' AS name").write.format("delta").save(str(world.lake))
-    assert [(node, "`day` (date) is missing" in text) for node, _, text in said(look())] == [("lake", True)]
+    assert [(node, "`day` (date) is missing" in text) for node, _, text in problems(look())] == [
+        ("lake", True)
+    ]
 
 
 def test_what_cannot_be_reached_is_said_to_be_unchecked_and_sql_is_checked_all_the_same(
@@ -155,10 +157,10 @@ def test_what_cannot_be_reached_is_said_to_be_unchecked_and_sql_is_checked_all_t
     away.clickhouse_source.url = "http://127.0.0.1:1"
     away.postgres_sink.port = 1
     found = look(("select id, day,", "select id, dai,"), settings=away)
-    assert [node for node, _, _ in said(found)] == ["shaped"]
+    assert [node for node, _, _ in problems(found)] == ["shaped"]
     assert "127.0.0.1:1" in found.unchecked["src"]
     found = look(settings=away)
-    assert (said(found), set(found.unchecked)) == ([], {"src", "pg"})
+    assert (problems(found), set(found.unchecked)) == ([], {"src", "pg"})
 
 
 def _no_spark() -> NoReturn:

@@ -169,9 +169,9 @@ def test_a_jar_that_cannot_be_had_is_named_and_nothing_is_left(
         f'<ivysettings><settings defaultResolver="none"/><resolvers>{resolver}</resolvers></ivysettings>'
     )
     monkeypatch.setenv("HEADRACE_IVY_SETTINGS", str(empty))
-    told: list[tuple[int, str]] = []
+    progress: list[tuple[int, str]] = []
     with pytest.raises(ServiceError, match=r"io\.delta#delta-spark_4\.1_2\.13;4\.4\.0"):
-        ensure_jars(lambda done, note: told.append((done, note)))
+        ensure_jars(lambda done, note: progress.append((done, note)))
     assert [path.name for path in (cache / "jars").iterdir()] == ["lock"]
 
 

@@ -188,11 +188,11 @@ def test_two_ups_at_once_start_each_server_once(fresh_home: Path):
         )
         for _ in range(2)
     ]
-    said = [process.communicate(timeout=200)[0].split() for process in both]
-    assert said[0] == said[1]
-    assert len(said[0]) == 2
+    outputs = [process.communicate(timeout=200)[0].split() for process in both]
+    assert outputs[0] == outputs[1]
+    assert len(outputs[0]) == 2
     leaders = [pid for pid in processes_of(fresh_home) if os.getsid(pid) == pid]
-    assert sorted(leaders) == sorted(map(int, said[0]))
+    assert sorted(leaders) == sorted(map(int, outputs[0]))
 
 
 def test_servers_outlive_the_process_that_started_them(fresh_home: Path):

@@ -326,7 +326,8 @@ import sys
 sys.path.append("tests")
 from pathlib import Path
 from headrace.jobs.spark.session import start_session
-from headrace.pipeline.config.settings import Settings, SparkSettings
+from headrace.pipeline.config.sections import SparkSettings
+from headrace.pipeline.config.settings import Settings
 from tests.spark.connectors.test_delta_sink import Gate, Table, plan
 home = Path(sys.argv[1])
 quick = SparkSettings(master="local[2]", driver_memory="1g", jvm_options="-XX:TieredStopAtLevel=1")
@@ -515,7 +516,7 @@ def test_existing_table_is_used_as_it_is(table: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "said"),
+    ("columns", "message"),
     [
         ("id bigint", "column `name` (string) is missing"),
         ("id int, name string", "column `id` is int, the rows have bigint"),
@@ -525,12 +526,12 @@ def test_existing_table_is_used_as_it_is(table: Any) -> None:
         ),
     ],
 )
-def test_table_that_cannot_take_the_rows_is_refused(table: Any, columns: str, said: str) -> None:
+def test_table_that_cannot_take_the_rows_is_refused(table: Any, columns: str, message: str) -> None:
     t = table()
     t.sql(f"CREATE TABLE {{t}} ({columns}) USING delta")
     with pytest.raises(SchemaError) as caught:
         t.prepared()
-    assert said in caught.value.message
+    assert message in caught.value.message
 
 
 def test_place_that_is_no_delta_table_is_refused(table: Any) -> None:

@@ -39,8 +39,8 @@ from headrace.pipeline.protocol.table_offsets import HandoffFilter, PartitionOff
 
 
 def files(path: Path | str, kind: str = "parquet", **node: Any) -> Files:
-    given = {"path": str(path), "format": kind, "mode": "bounded"} | node
-    return Files(FileSourceConfig.model_validate(given), Settings(), ordinal=4, name="src")
+    options = {"path": str(path), "format": kind, "mode": "bounded"} | node
+    return Files(FileSourceConfig.model_validate(options), Settings(), ordinal=4, name="src")
 
 
 def put(path: Path, rows: list[Json], schema: pa.Schema | None = None, group: int = 100) -> Path:
@@ -58,7 +58,7 @@ def all_of(found: Files, spark: SparkSession, window: HistoryPartition | None = 
     return found.read(spark, snapshot, found.splits(spark, snapshot, window, None)).collect()
 
 
-def told(ask: Any) -> Exception:
+def read_failure(ask: Any) -> Exception:
     """What a failed reading means to people."""
     with pytest.raises(Exception) as caught:  # noqa: PT011  whatever Spark wraps it in
         ask()
@@ -158,13 +158,13 @@ def test_a_file_that_changed_is_named_and_never_read(spark: SparkSession, tmp_pa
             spark, snapshot, None, None
         ),
     ):
-        error = told(ask)
+        error = read_failure(ask)
         assert isinstance(error, PipelineStateError)
         assert f"`{paths[1]}` changed after it was pinned" in error.message
         assert error.node == "src"
         assert error.hint
     paths[1].unlink()
-    error = told(lazy.collect)
+    error = read_failure(lazy.collect)
     assert isinstance(error, PipelineStateError)
     assert "it is missing" in error.message
 
@@ -181,7 +181,7 @@ def test_a_file_that_changes_while_it_is_read(tmp_path: Path) -> None:
     assert next(rows)["id"].to_pylist() == ["1", "2"]
     path.write_text("id\n1\n3\n")
     os.utime(path, ns=(file.changed + 1, file.changed + 1))
-    error = told(lambda: list(rows))
+    error = read_failure(lambda: list(rows))
     assert isinstance(error, PipelineStateError)
     assert "it was written to" in error.message
 
@@ -231,9 +231,9 @@ def test_folders_become_columns_and_windows_go_by_them(spark: SparkSession, tmp_
         row.region for row in all_of(files(tmp_path, columns="region", filter="region = 'us'"), spark)
     ) == ["us"]
     moving = files(tmp_path, schema={"dt": "date32"}, filter="dt < 'today'")
-    assert "'today' is implicitly cast to " in str(told(lambda: all_of(moving, spark)))
+    assert "'today' is implicitly cast to " in str(read_failure(lambda: all_of(moving, spark)))
     bad = files(tmp_path, schema={"region": "int32"})
-    error = told(lambda: all_of(bad, spark))
+    error = read_failure(lambda: all_of(bad, spark))
     assert isinstance(error, DataError)
     assert "column `region` is int32, which cannot hold `e/u`" in error.message
     assert "dt=2025-01-01" in error.message
@@ -245,7 +245,7 @@ def test_folders_become_columns_and_windows_go_by_them(spark: SparkSession, tmp_
         fresh.splits(spark, snapshot, HistoryPartition("w", "dt", "2025-01-02", "2025-01-03"), None) == splits
     )
     assert sorted(row.id for row in fresh.read(spark, snapshot, splits).collect()) == [20, 21, 22]
-    error = told(
+    error = read_failure(
         lambda: fresh.splits(spark, snapshot, HistoryPartition("w", "dt", "2025-01-01", "2025-01-02"), None)
     )
     assert isinstance(error, PipelineStateError)
@@ -316,11 +316,11 @@ def test_parquet_files_that_do_not_agree_are_refused(spark: SparkSession, tmp_pa
     (tmp_path / "c.parquet").write_text("no parquet")
     with pytest.raises(DataError, match=r"c\.parquet` cannot be read as parquet"):
         narrow.create_snapshot(spark, "token")
-    for declared, said in (
+    for declared, message in (
         ({"id": "int32"}, "holds `id` as int64"),
         ({"nope": "string"}, "has no column `nope`"),
     ):
-        with pytest.raises(SchemaError, match=said):
+        with pytest.raises(SchemaError, match=message):
             files(tmp_path / "a.parquet", schema=declared).schema(spark)
     assert files(tmp_path / "a.parquet", schema={"id": "int64"}).schema(spark).names == ["id", "v", "w"]
 
@@ -433,33 +433,35 @@ def test_a_value_that_does_not_fit_is_named(spark: SparkSession, tmp_path: Path,
         pieces = [
             {"id": "0", "rows": 2, "files": [[0, str(path), 0, 1]], "scope": {"window": None, "cut": None}}
         ]
-        error = told(found.read(spark, snapshot, pieces).collect)
+        error = read_failure(found.read(spark, snapshot, pieces).collect)
         assert isinstance(error, DataError), (declared, value, error)
         assert error.node == "src"
-        said = str(error)
-        assert f"file {path}, {'row' if kind == 'csv' else 'line'} 2" in said
-        assert "`v`" in said
-        assert value in said
+        message = str(error)
+        assert f"file {path}, {'row' if kind == 'csv' else 'line'} 2" in message
+        assert "`v`" in message
+        assert value in message
 
 
 def test_a_text_file_that_is_broken_is_named(spark: SparkSession, tmp_path: Path) -> None:
-    for name, text, said in (
+    for name, text, message in (
         ("short.csv", "id,v\n1,x\n2\n", "Expected 2 columns, got 1"),
         ("other.csv", "id,w\n1,x\n", "'v'"),
         ("latin.csv", b"id,v\n1,\xff\n", "UTF8"),
         ("cut.csv.gz", gzip.compress(b"id,v\n1,x\n" * 1000)[:40], "cannot be read as csv"),
     ):
         (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
-        error = told(
+        error = read_failure(
             lambda name=name: all_of(
                 files(tmp_path / name, "csv", schema={"id": "int64", "v": "string"}), spark
             )
         )
         assert isinstance(error, DataError), (name, error)
         assert name in str(error)
-        assert said in str(error)
+        assert message in str(error)
     (tmp_path / "list.json").write_text('[{"id": 1}]\n')
-    error = told(lambda: all_of(files(tmp_path / "list.json", "ndjson", schema={"id": "int64"}), spark))
+    error = read_failure(
+        lambda: all_of(files(tmp_path / "list.json", "ndjson", schema={"id": "int64"}), spark)
+    )
     assert isinstance(error, DataError)
     assert "list.json, line 1" in str(error)
 

@@ -56,13 +56,13 @@ class Table(LakeTable):
         self.catalog = Catalog(self.warehouse, "n.flights", "test")
 
     def node(self) -> IcebergSinkConfig:
-        given = {
+        options = {
             "from": "x",
             "table_name": "n.flights",
             "warehouse": self.warehouse,
             "primary_key": list(self.key),
         }
-        return IcebergSinkConfig.model_validate(given)
+        return IcebergSinkConfig.model_validate(options)
 
     def rows(self) -> list[tuple[Any, ...]]:
         return sorted(tuple(row) for row in self.catalog.frame(self.spark, None).collect())
@@ -163,12 +163,12 @@ class Gate:
         self.reached, self.opened = folder / "reached", folder / "opened"
 
     def before(self, acts: Callable[..., bool]) -> Callable[..., bool]:
-        def swap(state: IcebergMetadata, **given: Any) -> bool:
-            if given.get("main") is not None and not self.opened.exists():
+        def swap(state: IcebergMetadata, **values: Any) -> bool:
+            if values.get("main") is not None and not self.opened.exists():
                 self.reached.touch()
                 while not self.opened.exists():
                     time.sleep(0.05)
-            return acts(state, **given)
+            return acts(state, **values)
 
         return swap
 
@@ -277,7 +277,8 @@ sys.path.append("tests")
 from pathlib import Path
 from headrace.connectors.iceberg.metadata import IcebergMetadata
 from headrace.jobs.spark.session import start_session
-from headrace.pipeline.config.settings import Settings, SparkSettings
+from headrace.pipeline.config.sections import SparkSettings
+from headrace.pipeline.config.settings import Settings
 from tests.spark.connectors.test_iceberg_sink import Gate, Table, plan
 home = Path(sys.argv[1])
 quick = SparkSettings(master="local[2]", driver_memory="1g", jvm_options="-XX:TieredStopAtLevel=1")
@@ -408,7 +409,7 @@ def test_sinks_of_one_table_do_not_mix(table: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "said"),
+    ("columns", "message"),
     [
         ("id bigint", "column `name` (string) is missing"),
         ("id int, name string", "column `id` is int, the rows have bigint"),
@@ -418,12 +419,12 @@ def test_sinks_of_one_table_do_not_mix(table: Any) -> None:
         ),
     ],
 )
-def test_a_table_that_cannot_take_the_rows_is_refused(table: Any, columns: str, said: str) -> None:
+def test_a_table_that_cannot_take_the_rows_is_refused(table: Any, columns: str, message: str) -> None:
     t = table()
     t.sql(f"CREATE TABLE {{t}} ({columns}) USING iceberg")
     with pytest.raises(SchemaError) as caught:
         t.prepared()
-    assert said in caught.value.message
+    assert message in caught.value.message
 
 
 @pytest.mark.parametrize("key", [(), ("id",)])
@@ -482,8 +483,8 @@ def test_a_commit_that_was_lost_is_told(table: Any, monkeypatch: pytest.MonkeyPa
     sink = t.joined()
     real = IcebergMetadata.commit_if_unchanged
 
-    def lost(state: IcebergMetadata, **given: Any) -> bool:
-        return True if given.get("main") is not None else real(state, **given)
+    def lost(state: IcebergMetadata, **values: Any) -> bool:
+        return True if values.get("main") is not None else real(state, **values)
 
     monkeypatch.setattr(IcebergMetadata, "commit_if_unchanged", lost)
     with pytest.raises(TransientError, match="was lost to another one"):

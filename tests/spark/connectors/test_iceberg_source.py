@@ -20,7 +20,8 @@ from headrace.connectors import splitting
 from headrace.connectors.iceberg.config import IcebergSourceConfig
 from headrace.connectors.iceberg.source import IcebergTable
 from headrace.connectors.source_base import Snapshot
-from headrace.pipeline.config.settings import IcebergSettings, Settings
+from headrace.pipeline.config.sections import IcebergSettings
+from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import PipelineStateError, SchemaError, SettingsError, TargetError
 from headrace.pipeline.model.sources import OffsetTable
 from headrace.pipeline.protocol.partitions import HistoryPartition
@@ -301,9 +302,9 @@ def test_an_older_snapshot_and_an_expired_one(warehouse: Warehouse) -> None:
 def test_what_is_missing_is_named(warehouse: Warehouse) -> None:
     spark = warehouse.spark
     name = warehouse.table()
-    with pytest.raises(TargetError, match="does not exist") as told:
+    with pytest.raises(TargetError, match="does not exist") as caught:
         warehouse.source(f"{name}x").schema(spark)
-    assert f"Did you mean {name}" in str(told.value)
+    assert f"Did you mean {name}" in str(caught.value)
     with pytest.raises(TargetError, match="does not exist"):
         warehouse.source("nowhere.t").create_snapshot(spark, "token")
     with pytest.raises(SettingsError, match="no warehouse"):

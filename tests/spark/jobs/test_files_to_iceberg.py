@@ -18,7 +18,8 @@ from headrace.connectors.row_errors import explain_failure
 from headrace.jobs.checks.audit import audit
 from headrace.jobs.run.events import RunResult, Until
 from headrace.jobs.run.runner import run
-from headrace.pipeline.config.settings import IcebergSettings, Settings, SqliteBackend, StateBackend
+from headrace.pipeline.config.sections import IcebergSettings, SqliteBackend, StateBackend
+from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import DataError, HeadraceError
 from headrace.pipeline.file.loader import parse_pipeline
 
@@ -184,8 +185,8 @@ sinks:
         assert not stopped, "Spark's errors say nothing any more once it is stopped"
         return explain_failure(error)
 
-    monkeypatch.setattr("headrace.jobs.run.pipeline_run.start_session", lambda *_: spark)
-    monkeypatch.setattr("headrace.jobs.run.pipeline_run.stop_session", stopped.append)
+    monkeypatch.setattr("headrace.jobs.run.session.start_session", lambda *_: spark)
+    monkeypatch.setattr("headrace.jobs.run.session.stop_session", stopped.append)
     monkeypatch.setattr("headrace.jobs.spark.errors.explain_failure", explained)
     with pytest.raises(DataError) as caught:
         run(file, settings, until=Until.HISTORY)

@@ -30,7 +30,7 @@ def test_file_types(text: str, kind: pa.DataType) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("int46", "unsupported data type 'int46' in schema; did you mean 'int64'?"),
         ("strin", "did you mean 'string'?"),
@@ -44,10 +44,10 @@ def test_file_types(text: str, kind: pa.DataType) -> None:
         ("", "unsupported data type ''"),
     ],
 )
-def test_unknown_types_are_named_with_what_is_allowed(text: str, said: str) -> None:
+def test_unknown_types_are_named_with_what_is_allowed(text: str, message: str) -> None:
     with pytest.raises(SchemaError) as error:
         parse_type(text)
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -116,9 +116,9 @@ def test_a_sink_that_breaks_a_promise_is_caught(tmp_path: Path) -> None:
 def _in_memory(self: Any, expected: Any, note: Any, rows: Any) -> bool:
     """Rows are written; the note is kept by the object alone."""
     self.kept = note
-    held = self._read()["notes"].get(self.note_key)
+    claim = self._read()["notes"].get(self.note_key)
     return importlib.import_module("acme_plugins").Folder.compare_and_swap(
-        self, held, {"another": "note"}, rows
+        self, claim, {"another": "note"}, rows
     )
 
 
@@ -221,7 +221,7 @@ def test_a_new_package_overwrites_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "meaning"),
     [
         ("kafka", "a built-in type"),
         ("class", "a Python keyword"),
@@ -229,10 +229,10 @@ def test_a_new_package_overwrites_nothing(tmp_path: Path) -> None:
         ("headrace", "a Python module"),
     ],
 )
-def test_a_name_that_means_something_else_already_is_refused(name: str, said: str) -> None:
-    with pytest.raises(UserError, match=f"cannot be the name of a plugin: it is {said}") as told:
+def test_a_name_that_means_something_else_already_is_refused(name: str, meaning: str) -> None:
+    with pytest.raises(UserError, match=f"cannot be the name of a plugin: it is {meaning}") as caught:
         render(name, NewPluginType.SINK)
-    assert told.value.hint == f"Add a namespace. Example: acme.{name}."
+    assert caught.value.hint == f"Add a namespace. Example: acme.{name}."
     assert render(f"acme.{name}", NewPluginType.SINK)
 
 

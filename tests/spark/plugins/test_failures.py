@@ -226,17 +226,17 @@ def failure(text: str, spark: SparkSession, folder: Path) -> HeadraceError:
 def test_a_plugin_that_fails_is_named(plugin_id: str, says: str, spark: SparkSession, tmp_path: Path) -> None:
     text, node, line = text_with(plugin_id)
     error = failure(text, spark, tmp_path)
-    told = str(error)
-    assert isinstance(error, PluginError), told
-    assert says in told
+    message = str(error)
+    assert isinstance(error, PluginError), message
+    assert says in message
     if plugin_id != "bad_i":
-        assert "bad-plugins 1.0, bad_plugins:" in told
+        assert "bad-plugins 1.0, bad_plugins:" in message
     if node:
-        assert told.startswith(f"f.yaml:{line}:3: node '{node}': ")
+        assert message.startswith(f"f.yaml:{line}:3: node '{node}': ")
     for word in ("Traceback", "Py4J", "org.apache", "Internal error"):
-        assert word not in told
+        assert word not in message
     if "failed in `" in says:
-        assert "bad_plugins.py, line " in told
+        assert "bad_plugins.py, line " in message
 
 
 @pytest.mark.usefixtures("bad")

@@ -154,15 +154,15 @@ def test_secrets_are_not_stored_and_come_back_from_the_file(
 )
 def test_a_mistake_is_told_where_it_stands(here: str, instead: str, says: list[str]) -> None:
     assert here in FILE
-    told = wrong(FILE.replace(here, instead, 1))
-    assert [line.removeprefix("f.yaml:") for line in told if line.startswith("f.yaml")] == says
-    assert "secret-word" not in "".join(told)
+    lines = wrong(FILE.replace(here, instead, 1))
+    assert [line.removeprefix("f.yaml:") for line in lines if line.startswith("f.yaml")] == says
+    assert "secret-word" not in "".join(lines)
 
 
 def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE__PLUGIN__ACME_NUMBERS__UPTO", "many")
-    (said, *_) = wrong(FILE)
-    assert said == (
+    (message, *_) = wrong(FILE)
+    assert message == (
         "f.yaml:5:5: node 'src': the variable HEADRACE__PLUGIN__ACME_NUMBERS__UPTO is wrong:"
         " Input should be a valid integer, unable to parse string as an integer"
     )
@@ -183,11 +183,11 @@ def test_labels_of_the_plugin_win_with_a_word() -> None:
 def test_a_sink_that_forgets_says_so() -> None:
     text = FILE.replace("acme.folder", "acme.lines").replace("    token: secret-word\n", "")
     assert wrong(text)[0] == "f.yaml:16:5: node 'out': a acme.lines sink is at-least-once"
-    said = [
+    messages = [
         str(one)
         for one in parse_pipeline(text.replace("    delivery: exactly_once\n", ""), "f.yaml").warnings
     ]
-    assert any("keeps no record of epochs" in one for one in said)
+    assert any("keeps no record of epochs" in one for one in messages)
     assert not [
         one
         for one in parse_pipeline(text.replace("exactly_once", "at_least_once"), "f.yaml").warnings
@@ -197,8 +197,8 @@ def test_a_sink_that_forgets_says_so() -> None:
 
 def test_only_plugins_that_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE__PLUGIN__ALLOW", "acme.folder, other")
-    (said, hint) = wrong(FILE)
-    assert said == (
+    (message, hint) = wrong(FILE)
+    assert message == (
         "f.yaml:5:5: node 'src': the plugin `acme.numbers` (acme-plugins 1.0, acme_plugins:numbers) is"
         " installed,"
         " and the setting `plugin.allow` does not name it"
@@ -233,7 +233,7 @@ def test_a_broken_plugin_is_named_and_disturbs_nobody_else(
     install(site, "broken_five", "1 / 0\n", {"broken.code": "plugin"})
     monkeypatch.syspath_prepend(str(site))
     parse_pipeline(FILE, "f.yaml")
-    said = {
+    reasons = {
         "broken.sink": "(broken-one 1.0, broken_one:plugin) cannot be loaded: ModuleNotFoundError: No"
         " module named 'no_such_driver'",
         "broken.number": "(broken-two 1.0, broken_two:plugin) is int, and no headrace.Plugin",
@@ -243,7 +243,7 @@ def test_a_broken_plugin_is_named_and_disturbs_nobody_else(
         "broken.code": "cannot be loaded: ZeroDivisionError: division by zero",
         "broken.none": "sink type `broken.none` is a plugin's, and no such plugin is installed",
     }
-    for plugin_id, what in said.items():
+    for plugin_id, what in reasons.items():
         assert what in wrong(FILE.replace("acme.folder", plugin_id))[0]
 
 
@@ -260,8 +260,8 @@ def test_preprocessors_and_places(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("f.yaml").write_text(FILE.replace("upto: 7", 'upto: "@UPTO@"').replace("path: here", "pth: here"))
     with pytest.raises(PipelineFileError) as caught:
         load_pipeline("f.yaml")
-    told = [line for line in str(caught.value).splitlines() if line.startswith("f.yaml")]
-    assert told == [
+    lines = [line for line in str(caught.value).splitlines() if line.startswith("f.yaml")]
+    assert lines == [
         "f.yaml:12:3: node 'out': `path` is missing",
         "f.yaml:18:5: node 'out': unknown key `pth`; did you mean `path`?",
     ]
@@ -409,9 +409,9 @@ def test_state_is_of_one_plugin_in_one_node_of_one_pipeline(tmp_path: Path) -> N
 def test_a_side_output_that_cannot_work_is_told_before_a_run_begins(
     ids: str, options: dict[str, Any], says: str, tmp_path: Path
 ) -> None:
-    given = Settings.model_validate(
+    settings = Settings.model_validate(
         {"home": tmp_path / "home", "plugin": {"side_output_ids": ids, "side_output_options": options}}
     )
     with pytest.raises(PluginError, match=says):
-        run(parse_pipeline(FILE), given, until=Until.HISTORY)
+        run(parse_pipeline(FILE), settings, until=Until.HISTORY)
     assert not (tmp_path / "home").exists()

@@ -70,15 +70,15 @@ def test_a_pipeline_of_plugins_alone(
     expected = [
         {"id": number, "copy": copy, "word": f"W{number}" + "!" * copy} for number in left for copy in (0, 1)
     ]
-    held = json.loads(Path("out/target.json").read_text())
-    assert sorted(held["rows"], key=lambda row: (row["id"], row["copy"])) == expected
-    claims = held["notes"].pop("headrace-claim/rows")["claims"]
-    (note,) = held["notes"].values()
+    target = json.loads(Path("out/target.json").read_text())
+    assert sorted(target["rows"], key=lambda row: (row["id"], row["copy"])) == expected
+    claims = target["notes"].pop("headrace-claim/rows")["claims"]
+    (note,) = target["notes"].values()
     assert note["record"]["epoch"] == result.last_epoch == 2
     assert [(claim["key"]["name"], claim["key"]["sink"]) for claim in claims] == [("words", "kept")]
-    told = [json.loads(line) for line in Path("lines.jsonl").read_text().splitlines()]
-    assert [(row["id"], row["copy"]) for row in told] == [(row["id"], row["copy"]) for row in expected]
-    assert {row["_gs_op"] for row in told} == {"i"}
+    lines = [json.loads(line) for line in Path("lines.jsonl").read_text().splitlines()]
+    assert [(row["id"], row["copy"]) for row in lines] == [(row["id"], row["copy"]) for row in expected]
+    assert {row["_gs_op"] for row in lines} == {"i"}
     assert {path.name: path.read_text() for path in Path("seen/numbers").iterdir()} == {"1": "8", "2": "3"}
     again = run(file, settings(tmp_path), until=Until.CAUGHT_UP, spark=spark)
     assert again.epochs == 0
@@ -141,8 +141,8 @@ def test_an_open_epoch_is_finished_with_secrets_of_the_changed_file(
     )
     Path("ticks").write_text("5")
     run(load_pipeline("ticking.yaml"), settings(tmp_path), until=Until.CAUGHT_UP, spark=spark)
-    held = json.loads(Path("out/target.json").read_text())
-    assert [row["n"] for row in held["rows"]] == list(range(5))
+    target = json.loads(Path("out/target.json").read_text())
+    assert [row["n"] for row in target["rows"]] == list(range(5))
     assert "sesame" not in (tmp_path / "ledger.db").read_bytes().decode("latin-1")
 
 

@@ -269,9 +269,9 @@ def test_a_fault_over_one_file_does_not_hide_what_is_said_of_the_others(
     monkeypatch.setenv("HEADRACE_HOME", str(good.parent / "home"))
     with pytest.raises(typer.Exit):
         validate.validate([other, good], as_json=False, quick=False)
-    told = capsys.readouterr()
-    assert told.out.startswith(f"{good}: valid")
-    assert "error[HR500]: ZeroDivisionError" in told.err
+    output = capsys.readouterr()
+    assert output.out.startswith(f"{good}: valid")
+    assert "error[HR500]: ZeroDivisionError" in output.err
     assert list((good.parent / "home" / "logs").glob("error-*.log"))
 
 

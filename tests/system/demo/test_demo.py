@@ -34,9 +34,9 @@ def test_the_whole_story(fresh_home: Path, tmp_path: Path) -> None:
     assert first.returncode == 0, first.stdout + first.stderr
     assert max(len(line) for line in first.stdout.splitlines() if str(fresh_home) not in line) <= 80
     assert len(re.findall(r"^kill -9 -\d+: ", first.stdout, re.MULTILINE)) == 1
-    held = re.findall(r"^  (?:Postgres|Delta) +holds epoch (\d+), [\d,]+ rows$", first.stdout, re.MULTILINE)
-    assert len(held) == 2
-    assert abs(int(held[0]) - int(held[1])) <= 1
+    epochs = re.findall(r"^  (?:Postgres|Delta) +holds epoch (\d+), [\d,]+ rows$", first.stdout, re.MULTILINE)
+    assert len(epochs) == 2
+    assert abs(int(epochs[0]) - int(epochs[1])) <= 1
     assert len(re.findall(r"^  2013-\d\d is in both sinks", first.stdout, re.MULTILINE)) == 11
     assert len(re.findall(r"^(?:Postgres|Delta) +336,461 +0 +0 +0$", first.stdout, re.MULTILINE)) == 2
     assert len(re.findall(r"^  ok   ", first.stdout, re.MULTILINE)) == 6

@@ -124,17 +124,17 @@ def test_every_command_that_a_page_mentions_exists(page: Path) -> None:
     commands = _commands()
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     text = page.read_text()
-    for said in re.findall(r"`((?:headrace|make) [^`]+)`", text.replace("\n", " ")):
-        words = said.split()
+    for command in re.findall(r"`((?:headrace|make) [^`]+)`", text.replace("\n", " ")):
+        words = command.split()
         if words[0] == "make":
-            assert words[1] in targets, said
+            assert words[1] in targets, command
             continue
         words = [word for word in words[1:] if word not in ("-v", "…")]
         verb = " ".join(words[:2]) if words[:1] == ["services"] else next(iter(words), "")
         if not verb or verb.startswith(("services psql", "-")):
             continue
-        assert verb in commands, said
-        assert {word for word in words if word.startswith("--")} <= commands[verb] | {"--help"}, said
+        assert verb in commands, command
+        assert {word for word in words if word.startswith("--")} <= commands[verb] | {"--help"}, command
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

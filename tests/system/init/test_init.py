@@ -133,8 +133,8 @@ def test_compose_agrees_with_the_settings(
         monkeypatch.delenv(name)
     Path("config.yaml").write_text(texts["config.yaml"])
     settings = load_settings()
-    said = set(YAML(typ="safe").load(texts["config.yaml"]))
-    assert said == {
+    keys = set(YAML(typ="safe").load(texts["config.yaml"]))
+    assert keys == {
         {"clickhouse": "clickhouse_source", "kafka": "kafka_source", "postgres": "postgres_sink"}[name]
         for name in compose
     }
@@ -165,9 +165,9 @@ def test_compose_agrees_with_the_settings(
         )
     local = render(template, "carts", "id", Servers.LOCAL)["config.yaml"]
     assert YAML(typ="safe").load(local) is None, "local servers are found by themselves"
-    assert [line.removeprefix("# ") for line in local.splitlines()[-len(said) :]] == texts[
+    assert [line.removeprefix("# ") for line in local.splitlines()[-len(keys) :]] == texts[
         "config.yaml"
-    ].splitlines()[-len(said) :]
+    ].splitlines()[-len(keys) :]
 
 
 def test_images_are_those_of_the_project() -> None:
@@ -230,7 +230,7 @@ def test_a_folder_that_cannot_be_written_is_left_as_it_was(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         (
             ("--template", "mysql"),
@@ -239,10 +239,10 @@ def test_a_folder_that_cannot_be_written_is_left_as_it_was(tmp_path: Path) -> No
         (("--servers", "cloud"), "'cloud' is not one of local, containers"),
     ],
 )
-def test_an_unknown_choice_is_wrong_usage(args: tuple[str, ...], said: str, tmp_path: Path) -> None:
+def test_an_unknown_choice_is_wrong_usage(args: tuple[str, ...], message: str, tmp_path: Path) -> None:
     found = headrace("init", *args, cwd=tmp_path)
     assert found.returncode == 2
-    assert said in found.stderr
+    assert message in found.stderr
     assert not tree(tmp_path)
 
 
@@ -260,19 +260,19 @@ class Terminal:
             stderr=slave,
         )
         os.close(slave)
-        self.said = ""
+        self.output = ""
 
     def answer(self, question: str, text: str) -> None:
         """Waits for the question, then answers it."""
-        before = len(self.said)
-        while question not in self.said[before:]:
-            self.said += self._more()
+        before = len(self.output)
+        while question not in self.output[before:]:
+            self.output += self._more()
         os.write(self.master, f"{text}\n".encode())
 
     def end(self) -> int:
         """Everything that is still said, and the exit code."""
         while more := self._more(end="ok"):
-            self.said += more
+            self.output += more
         os.close(self.master)
         return self.process.wait(timeout=30)
 
@@ -281,7 +281,7 @@ class Terminal:
             found = os.read(self.master, 4096).decode()
         except OSError:  # Linux: nobody is at the other side any more
             found = ""
-        assert found or end, f"it ended with {self.said!r}"
+        assert found or end, f"it ended with {self.output!r}"
         return found
 
 
@@ -300,24 +300,24 @@ def test_questions_on_a_terminal_until_the_answer_can_be_one(place: Path) -> Non
     terminal.answer("key column", "celsius")
     terminal.answer("key column", "")
     terminal.answer("Servers", "containers")
-    assert terminal.end() == 0, terminal.said
-    assert "`Not A Name` cannot be the name" in terminal.said
-    assert "has a column of that name" in terminal.said
+    assert terminal.end() == 0, terminal.output
+    assert "`Not A Name` cannot be the name" in terminal.output
+    assert "has a column of that name" in terminal.output
     assert tree(place) == render(TemplateName.KAFKA_DELTA, "meters", "sensor", Servers.CONTAINERS)
 
 
 def test_what_is_given_is_not_asked(place: Path) -> None:
     terminal = Terminal(place, "init", "--template", "kafka-delta", "--key", "meter", "--servers", "local")
     terminal.answer("Name of the pipeline", "")
-    assert terminal.end() == 0, terminal.said
-    assert "Template" not in terminal.said
-    assert "Servers" not in terminal.said
+    assert terminal.end() == 0, terminal.output
+    assert "Template" not in terminal.output
+    assert "Servers" not in terminal.output
     assert tree(place) == render(TemplateName.KAFKA_DELTA, "readings", "meter", Servers.LOCAL)
 
 
 def test_yes_asks_nothing_on_a_terminal(place: Path) -> None:
     terminal = Terminal(place, "init", "--yes")
-    assert terminal.end() == 0, terminal.said
+    assert terminal.end() == 0, terminal.output
     assert tree(place) == render(TemplateName.CLICKHOUSE_KAFKA_POSTGRES, "orders", "id", Servers.LOCAL)
 
 
@@ -325,7 +325,9 @@ def test_templates_are_part_of_the_package() -> None:
     packaged = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"][
         "headrace"
     ]
-    held = {path for pattern in packaged for path in (ROOT / "headrace").glob(pattern) if path.is_file()}
+    packaged_files = {
+        path for pattern in packaged for path in (ROOT / "headrace").glob(pattern) if path.is_file()
+    }
     files = {path for path in (ROOT / "headrace/templates").rglob("*") if path.is_file()}
     assert {path.parent.name for path in files} == {
         "common",
@@ -333,7 +335,7 @@ def test_templates_are_part_of_the_package() -> None:
         "plugin-common",
         *(f"plugin-{kind}" for kind in NewPluginType),
     }
-    assert held == files
+    assert packaged_files == files
 
 
 # --- a whole run by the commands of the README

@@ -136,10 +136,10 @@ class TestWindows:
     ):
         result = materialize(first, last)
         assert not result.success
-        said = reason(result)
-        assert "2013-12-01 is after the end of history" in said
-        assert f"flights.yaml:{len(FLIGHTS.splitlines()) + 1}" in said
-        assert "flights_stream" in said
+        message = reason(result)
+        assert "2013-12-01 is after the end of history" in message
+        assert f"flights.yaml:{len(FLIGHTS.splitlines()) + 1}" in message
+        assert "flights_stream" in message
         assert stand_in.calls == []
         assert partitions(instance, PG) == []
 
@@ -247,15 +247,15 @@ class TestChecks:
         stand_in.not_applicable = {name}
         result = materialize("2013-01-01", selection=[PG, LAKE, dg.AssetKey("report")])
         assert result.success
-        said = {
+        checks = {
             check.check_name: check
             for check in result.get_asset_check_evaluations()
             if check.asset_key == PG and check.partition is None
         }
-        assert not said[name].passed
-        assert said[name].severity is dg.AssetCheckSeverity.WARN
-        assert said[name].metadata["applies"].value is False
-        assert said["row_count_matches"].metadata["rows"].value == 77
+        assert not checks[name].passed
+        assert checks[name].severity is dg.AssetCheckSeverity.WARN
+        assert checks[name].metadata["applies"].value is False
+        assert checks["row_count_matches"].metadata["rows"].value == 77
 
 
 def test_only_errors_that_may_pass_are_tried_again(materialize, stand_in, monkeypatch):

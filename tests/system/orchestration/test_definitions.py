@@ -205,7 +205,7 @@ class TestBrokenFiles:
 
 class TestSchedules:
     @pytest.mark.parametrize(
-        ("line", "said"),
+        ("line", "message"),
         [
             ("{cron: '0 0 30 2 *'}", "can ever fire"),
             ("{cron: '0 0 31 4,6 *'}", "never fires"),
@@ -214,9 +214,9 @@ class TestSchedules:
             ("{cron: '0 3 * * *', timezone: Mars/Base}", "time zone `Mars/Base` is not known"),
         ],
     )
-    def test_one_that_can_never_fire_is_refused_with_its_place(self, written, line, said):
+    def test_one_that_can_never_fire_is_refused_with_its_place(self, written, line, message):
         path = written(FLIGHTS + f"schedule: {line}\n")
-        with pytest.raises(UserError, match=said) as caught:
+        with pytest.raises(UserError, match=message) as caught:
             build_definitions([path])
         assert str(caught.value).startswith(f"{path}:{len(FLIGHTS.splitlines()) + 1}:")
 

@@ -50,14 +50,14 @@ class TestTally:
     def test_once_a_minute_and_sink_however_many_epochs(self):
         clock = Clock()
         tally = StreamProgress(["a", "b"], clock)
-        said = []
+        reports = []
         for second in range(600):
             clock.now = float(second)
             tally.add(epoch(second + 1))
-            said += [(figures.sink, second) for figures in tally.take_due()]
-        assert len(said) == 18
+            reports += [(figures.sink, second) for figures in tally.take_due()]
+        assert len(reports) == 18
         for sink in ("a", "b"):
-            times = [second for name, second in said if name == sink]
+            times = [second for name, second in reports if name == sink]
             assert min(b - a for a, b in pairwise(times)) >= 60
 
     def test_nothing_is_lost_between_reports(self):
@@ -156,10 +156,10 @@ class TestJob:
         result, events = run_stream(during)
         assert result.success
         for key in (PG, LAKE):
-            (said,) = materialized(events, key)
-            assert said.metadata["rows written"].value == 2000
-            assert said.metadata["epochs"].value == 200
-            assert said.metadata["last epoch"].value == 200
+            (materialization,) = materialized(events, key)
+            assert materialization.metadata["rows written"].value == 2000
+            assert materialization.metadata["epochs"].value == 200
+            assert materialization.metadata["last epoch"].value == 200
 
     def test_checks_are_evaluated_on_the_sinks(self, run_stream):
         _, events = run_stream(lambda listener, **_: listener(epoch(1)))
@@ -203,8 +203,11 @@ class TestJob:
 
     def test_partitions_that_the_stream_filled_turn_green(self, run_stream):
         _, events = run_stream(lambda listener, **_: listener(epoch(1)), text=FLIGHTS + PARTITIONS)
-        (said,) = materialized(events, PG)
-        assert (said.partition, said.metadata["rows written"].value) == ("2013-12-01", 10)
+        (materialization,) = materialized(events, PG)
+        assert (materialization.partition, materialization.metadata["rows written"].value) == (
+            "2013-12-01",
+            10,
+        )
         assert not [event for event in events if event.event_type_value == "ASSET_OBSERVATION"]
 
     def test_epochs_that_are_committed_are_said_even_where_the_run_fails(self, run_stream):
@@ -268,7 +271,7 @@ class TestReporter:
 
     def test_checks_come_after_the_last_report_too_and_not_without_any(self, reported, monkeypatch):
         clock, context, reporter = reported
-        checked, said = [], []
+        checked, reports = [], []
         monkeypatch.setattr(
             "headrace.jobs.checks.audit.audit", lambda *_, **__: checked.append(clock.now) or []
         )
@@ -279,9 +282,9 @@ class TestReporter:
             before = len(context.logged)
             reporter.on_tick()
             if len(context.logged) > before:
-                said.append(clock.now)
+                reports.append(clock.now)
         assert min(b - a for a, b in pairwise(checked)) >= 60
-        assert said[-1] <= checked[-1] <= said[-1] + 60
+        assert reports[-1] <= checked[-1] <= reports[-1] + 60
 
     def test_slow_checks_take_a_small_share_of_the_time(self, reported, monkeypatch):
         clock, _, reporter = reported

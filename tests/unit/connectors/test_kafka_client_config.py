@@ -8,7 +8,7 @@ import pytest
 from pydantic import SecretStr
 
 from headrace.connectors.kafka.client_config import client_options, spark_options
-from headrace.pipeline.config.settings import KafkaConnection
+from headrace.pipeline.config.sections import KafkaConnection
 from headrace.pipeline.errors import SettingsError
 
 
@@ -33,9 +33,9 @@ def test_plain() -> None:
     [("PLAIN", "plain.PlainLoginModule"), ("SCRAM-SHA-512", "scram.ScramLoginModule")],
 )
 def test_login_is_quoted_for_the_jvm(mechanism: str, module: str) -> None:
-    given = connection(sasl_mechanism=mechanism, sasl_username="me", sasl_password='a"b\\c;')
-    assert client_options(given)["sasl.password"] == 'a"b\\c;'
-    found = spark_options(given)
+    kafka = connection(sasl_mechanism=mechanism, sasl_username="me", sasl_password='a"b\\c;')
+    assert client_options(kafka)["sasl.password"] == 'a"b\\c;'
+    found = spark_options(kafka)
     assert found["kafka.sasl.mechanism"] == mechanism
     jaas = f'org.apache.kafka.common.security.{module} required username="me" password="a\\"b\\\\c;";'
     assert found["kafka.sasl.jaas.config"] == jaas
@@ -49,25 +49,25 @@ def test_login_without_counterpart_is_refused() -> None:
 
 
 def test_options_of_the_jvm_alone_win() -> None:
-    given = connection(
+    kafka = connection(
         sasl_mechanism="GSSAPI", kafka_sasl_jaas_config="theirs", kafka_sasl_mechanism="GSSAPI"
     )
-    assert "kafka.sasl.jaas.config" not in client_options(given)
-    found = spark_options(given)
+    assert "kafka.sasl.jaas.config" not in client_options(kafka)
+    found = spark_options(kafka)
     assert (found["kafka.sasl.mechanism"], found["kafka.sasl.jaas.config"]) == ("GSSAPI", "theirs")
 
 
 def test_certificates(tmp_path: Path) -> None:
     (tmp_path / "cert").write_text("CERT")
     (tmp_path / "key").write_text("KEY")
-    given = connection(
+    kafka = connection(
         "ssl",
         ssl_ca_location="/ca.pem",
         ssl_certificate_location=str(tmp_path / "cert"),
         ssl_key_location=str(tmp_path / "key"),
         ssl_endpoint_identification_algorithm="none",
     )
-    assert spark_options(given) == {
+    assert spark_options(kafka) == {
         "kafka.bootstrap.servers": "b:9092",
         "kafka.security.protocol": "SSL",
         "kafka.ssl.endpoint.identification.algorithm": "",

@@ -70,7 +70,7 @@ def test_retries_of_the_http_client_are_not_shown(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().err == ""
 
 
-def said(text: str) -> list[dict[str, object]]:
+def log_lines(text: str) -> list[dict[str, object]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
@@ -94,7 +94,7 @@ def test_lines_say_where_they_belong_in_threads_too(capsys: pytest.CaptureFixtur
         with ThreadPoolExecutor(1) as pool:
             pool.submit(log.info, "elsewhere").result()
     log.info("after")
-    lines = said(capsys.readouterr().err)
+    lines = log_lines(capsys.readouterr().err)
     fields = [{key: line.get(key) for key in FIELDS if key in line} for line in lines]
     assert sorted(str(found) for found in fields[:2]) == [
         str({"pipeline": "shop", "epoch": 3, "node": sink}) for sink in ("lake", "pg")
@@ -124,7 +124,7 @@ def test_a_dagster_run_writes_the_same_lines(capsys: pytest.CaptureFixture[str])
     finally:
         logger.handlers, logger.propagate = kept, passed_on
         logger.setLevel(level)
-    (line,) = said(capsys.readouterr().err)
+    (line,) = log_lines(capsys.readouterr().err)
     assert {key: line[key] for key in ("message", *FIELDS[:3])} == {
         "message": "rows=4",
         "pipeline": "shop",

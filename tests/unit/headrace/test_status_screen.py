@@ -16,7 +16,8 @@ from rich.console import Console
 
 from headrace.commands.watch import PipelineStatusLine, StatusWatcher, build_table, format_age, format_lines
 from headrace.connectors.ledger.factory import open_ledger
-from headrace.pipeline.config.settings import Settings, SqliteBackend, StateBackend
+from headrace.pipeline.config.sections import SqliteBackend, StateBackend
+from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.protocol.epochs import EpochPlan, Json, Phase, WriteCounts
 from headrace.pipeline.protocol.ledger import Lease, Ledger
 
@@ -172,11 +173,11 @@ def test_a_pipeline_that_was_never_started_is_not_an_empty_ledger(ledger: Ledger
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"),
+    ("seconds", "text"),
     [(None, "-"), (0.4, "0 s"), (59, "59 s"), (61, "1 min"), (7200, "2 h"), (200_000, "2 d")],
 )
-def test_ages(seconds: float | None, said: str) -> None:
-    assert format_age(seconds) == said
+def test_ages(seconds: float | None, text: str) -> None:
+    assert format_age(seconds) == text
 
 
 def test_ctrl_c_ends_it_cleanly(ledger: Ledger, tmp_path: Path) -> None:

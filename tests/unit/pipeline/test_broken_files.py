@@ -118,10 +118,10 @@ def test_there_are_many():
 
 def test_a_file_that_is_not_there_or_no_text(tmp_path):
     (tmp_path / "latin.yaml").write_bytes("name: größe".encode("latin-1"))
-    for name, said in (
+    for name, message in (
         ("none.yaml", "No such file"),
         ("", "Is a directory"),
         ("latin.yaml", r"it is not UTF-8 text \(byte 9\)\n  Save it as UTF-8"),
     ):
-        with pytest.raises(UserError, match=f"cannot be read: {said}"):
+        with pytest.raises(UserError, match=f"cannot be read: {message}"):
             load_pipeline(tmp_path / name)

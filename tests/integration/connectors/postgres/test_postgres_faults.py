@@ -39,17 +39,17 @@ def fragile(fresh_home: Path, spark: Any) -> Iterator[tuple[LocalService, Bench]
 
 
 @contextmanager
-def writer(bench: Bench, generation: int, said: Path) -> Iterator[subprocess.Popen[bytes]]:
+def writer(bench: Bench, generation: int, progress: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Another process that writes epochs as fast as it can."""
-    given = {
+    parameters = {
         "parameters": bench.parameters,
         "schema": bench.schema,
         "pipeline": bench.pipeline,
         "generation": generation,
-        "said": str(said),
+        "progress": str(progress),
     }
     process = subprocess.Popen(
-        [sys.executable, str(ROOT / "tests/helpers/postgres_writer.py"), json.dumps(given)],
+        [sys.executable, str(ROOT / "tests/helpers/postgres_writer.py"), json.dumps(parameters)],
         start_new_session=True,
     )
     try:
@@ -59,8 +59,8 @@ def writer(bench: Bench, generation: int, said: Path) -> Iterator[subprocess.Pop
         process.wait()
 
 
-def epoch_said(said: Path) -> int:
-    return int(said.read_text() or 0) if said.exists() else 0
+def read_progress(progress: Path) -> int:
+    return int(progress.read_text() or 0) if progress.exists() else 0
 
 
 def check_books(bench: Bench, generation: int) -> int:
@@ -79,10 +79,10 @@ def test_a_driver_killed_at_any_moment_leaves_whole_epochs(bench: Bench, tmp_pat
     chance = random.Random(7)
     epoch = 0
     for generation in range(1, 7):
-        said = tmp_path / str(generation)
+        progress = tmp_path / str(generation)
         wait_for = epoch + chance.randrange(1, 30)
-        with writer(bench, generation, said) as process:
-            eventually(lambda said=said, wait_for=wait_for: epoch_said(said) >= wait_for)
+        with writer(bench, generation, progress) as process:
+            eventually(lambda progress=progress, wait_for=wait_for: read_progress(progress) >= wait_for)
             os.killpg(process.pid, signal.SIGKILL)
         epoch = check_books(bench, 100 * generation)
         assert epoch >= wait_for
@@ -92,9 +92,9 @@ def test_a_driver_killed_at_any_moment_leaves_whole_epochs(bench: Bench, tmp_pat
 
 
 def test_a_driver_that_slept_through_a_takeover_writes_nothing_more(bench: Bench, tmp_path: Path) -> None:
-    said = tmp_path / "said"
-    with writer(bench, 1, said) as process:
-        eventually(lambda: epoch_said(said) >= 3)
+    progress = tmp_path / "progress"
+    with writer(bench, 1, progress) as process:
+        eventually(lambda: read_progress(progress) >= 3)
         os.killpg(process.pid, signal.SIGSTOP)
         new = bench.joined(SCHEMA, 2, key=())
         taken = write_next(new)
@@ -112,8 +112,8 @@ def test_a_server_killed_in_a_transaction_is_tried_again(
     sink = bench.joined(key=())
     merge = small_batches.merge
 
-    def dying(*given: Any, **more: Any) -> WriteCounts:
-        counts = merge(*given, **more)
+    def dying(*args: Any, **more: Any) -> WriteCounts:
+        counts = merge(*args, **more)
         server.kill()
         return counts
 
@@ -167,8 +167,8 @@ def lose_answer(handle: Any, monkeypatch: pytest.MonkeyPatch, *, of_write: bool)
         return
     advance = handle.store.advance
 
-    def advancing(session: Any, *given: Any) -> None:
-        advance(session, *given)
+    def advancing(session: Any, *args: Any) -> None:
+        advance(session, *args)
         monkeypatch.setattr(psycopg.Connection, "commit", lossy)
 
     def lossy(self: psycopg.Connection) -> None:
@@ -189,8 +189,8 @@ def test_a_server_killed_between_staging_and_merge_is_staged_again(
     stage = staging.copy_to_staging
     staged: list[list[staging.StagedAttempt]] = []
 
-    def crashing(*given: Any) -> list[staging.StagedAttempt]:
-        staged.append(stage(*given))
+    def crashing(*args: Any) -> list[staging.StagedAttempt]:
+        staged.append(stage(*args))
         if len(staged) == 1:
             server.kill()
             server.start()
@@ -263,8 +263,8 @@ def test_a_zombie_that_wakes_between_staging_and_merge_is_fenced(
     old = bench.joined(key=(), generation=1)
     stage = staging.copy_to_staging
 
-    def overtaken(*given: Any) -> list[staging.StagedAttempt]:
-        found = stage(*given)
+    def overtaken(*args: Any) -> list[staging.StagedAttempt]:
+        found = stage(*args)
         new = bench.joined(key=(), generation=2)
         new.write(plan(1), bench.frame([("i", 1, "new")], key=()))
         return found
@@ -279,11 +279,11 @@ def test_a_zombie_that_wakes_between_staging_and_merge_is_fenced(
 def test_an_unreachable_server_is_transient_and_a_wrong_database_is_not(bench: Bench, tmp_path: Path) -> None:
     from headrace.pipeline.errors import TargetError
 
-    for wrong, said in (
+    for wrong, message in (
         ({"dbname": "nope"}, 'database "nope" does not exist'),
         ({"password": "hunter2"}, "password authentication failed"),
     ):
-        with pytest.raises(TargetError, match=said) as refused:
+        with pytest.raises(TargetError, match=message) as refused:
             Bench(bench.parameters | wrong, None).sink().prepare(SCHEMA, 1)
         assert "hunter2" not in str(refused.value)
     gone = Bench(bench.parameters | {"host": str(tmp_path)}, None)

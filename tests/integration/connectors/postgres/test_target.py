@@ -115,18 +115,18 @@ FITTING = [
 
 @PATHS
 @pytest.mark.parametrize(
-    ("columns", "key", "kind", "given", "expected"), FITTING, ids=[row[0] for row in FITTING]
+    ("columns", "key", "kind", "value", "expected"), FITTING, ids=[row[0] for row in FITTING]
 )
 def test_tables_that_are_there_take_rows_by_name(
-    bench: Bench, columns: str, key: str, kind: pa.DataType, given: Any, expected: Any, estimate: int
+    bench: Bench, columns: str, key: str, kind: pa.DataType, value: Any, expected: Any, estimate: int
 ) -> None:
     made(bench, columns)
     schema = pa.schema([("id", pa.int64()), ("v", kind)])
     sink = bench.joined(schema, key=(key,))
     for number in (1, 2):
-        sink.write(plan(number), bench.frame([("u", 1, given)], schema=schema, key=(key,), estimate=estimate))
+        sink.write(plan(number), bench.frame([("u", 1, value)], schema=schema, key=(key,), estimate=estimate))
     ((found,),) = bench.run("SELECT v FROM {t}")
-    assert found == expected if expected is not None else str(found) == given
+    assert found == expected if expected is not None else str(found) == value
 
 
 REFUSED = [
@@ -169,20 +169,20 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(
-    ("columns", "kind", "error", "said"), REFUSED, ids=[f"{row[0]} <- {row[1]}" for row in REFUSED]
+    ("columns", "kind", "error", "message"), REFUSED, ids=[f"{row[0]} <- {row[1]}" for row in REFUSED]
 )
 def test_tables_that_would_lose_something_are_refused(
-    bench: Bench, columns: str, kind: pa.DataType, error: type[HeadraceError], said: str
+    bench: Bench, columns: str, kind: pa.DataType, error: type[HeadraceError], message: str
 ) -> None:
     made(bench, columns)
-    with pytest.raises(error, match=said) as caught:
+    with pytest.raises(error, match=message) as caught:
         bench.sink().prepare(pa.schema([("id", pa.int64()), ("v", kind)]), 1)
     assert caught.value.node == "out"
     assert caught.value.hint
 
 
 @pytest.mark.parametrize(
-    ("column", "kind", "said"),
+    ("column", "kind", "reason"),
     [
         ("timestamp(0)", pa.timestamp("us"), r"timestamp\(0\) without time zone, which rounds"),
         ("timestamptz(3)", pa.timestamp("us", tz="UTC"), r"timestamp\(3\) with time zone, which rounds"),
@@ -193,10 +193,10 @@ def test_tables_that_would_lose_something_are_refused(
     ],
 )
 def test_keys_that_the_server_would_change_are_refused(
-    bench: Bench, column: str, kind: pa.DataType, said: str
+    bench: Bench, column: str, kind: pa.DataType, reason: str
 ) -> None:
     made(bench, f"k {column} PRIMARY KEY, v text")
-    with pytest.raises(SchemaError, match=f"column 'k' of {bench.schema}.target is {said}") as caught:
+    with pytest.raises(SchemaError, match=f"column 'k' of {bench.schema}.target is {reason}") as caught:
         bench.sink(key=("k",)).prepare(pa.schema([("k", kind), ("v", pa.string())]), 1)
     assert caught.value.hint
 
@@ -215,7 +215,7 @@ def test_keys_are_not_cut_at_their_blanks(bench: Bench, column: str, estimate: i
 
 
 @pytest.mark.parametrize(
-    ("node", "key", "said"),
+    ("node", "key", "message"),
     [
         (
             {"update_where": {"nope": ">"}},
@@ -228,9 +228,9 @@ def test_keys_are_not_cut_at_their_blanks(bench: Bench, column: str, estimate: i
     ],
 )
 def test_files_that_make_no_sense_are_refused(
-    bench: Bench, node: dict[str, Any], key: tuple[str, ...], said: str
+    bench: Bench, node: dict[str, Any], key: tuple[str, ...], message: str
 ) -> None:
-    with pytest.raises(SchemaError, match=said):
+    with pytest.raises(SchemaError, match=message):
         bench.sink(key=key, **node).prepare(pa.schema([("id", pa.int64()), ("v", pa.string())]), 1)
 
 
@@ -252,17 +252,17 @@ def test_a_null_in_the_key_is_named(bench: Bench, estimate: int) -> None:
 
 @PATHS
 @pytest.mark.parametrize(
-    ("column", "given", "said"),
+    ("column", "value", "message"),
     [("v smallint", 40_000, "smallint out of range"), ("v int CHECK (v < 5)", 7, "check constraint")],
 )
 def test_values_that_do_not_fit_are_data_errors(
-    bench: Bench, column: str, given: int, said: str, estimate: int
+    bench: Bench, column: str, value: int, message: str, estimate: int
 ) -> None:
     made(bench, f"id bigint PRIMARY KEY, {column}")
     schema = pa.schema([("id", pa.int64()), ("v", pa.int64())])
     sink = bench.joined(schema)
-    with pytest.raises(DataError, match=said):
-        sink.write(plan(1), bench.frame([("i", 1, given)], schema=schema, estimate=estimate))
+    with pytest.raises(DataError, match=message):
+        sink.write(plan(1), bench.frame([("i", 1, value)], schema=schema, estimate=estimate))
     assert bench.rows() == []
 
 

@@ -14,7 +14,8 @@ from headrace.jobs.explain.build import explain
 from headrace.jobs.explain.mermaid import mermaid
 from headrace.jobs.explain.model import ExplainedNode, Explanation
 from headrace.jobs.explain.text import text
-from headrace.pipeline.config.settings import ClickHouseConnection, Settings
+from headrace.pipeline.config.sections import ClickHouseConnection
+from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import SchemaError, ServiceError
 from headrace.pipeline.file.loader import load_pipeline, parse_pipeline
 
@@ -29,7 +30,7 @@ TABLE = "{type: clickhouse, table_name: shop.archive, primary_key: id}"
 LISTED = "{type: clickhouse, table_name: shop.archive, primary_key: id, columns: [id, name]}"
 
 
-def said(
+def pipeline_text(
     sources: str,
     transforms: str = "{}",
     sinks: str = "{out: {type: postgres, from: src, table: t}}",
@@ -38,7 +39,7 @@ def said(
     return f"name: p\nsources: {sources}\ntransforms: {transforms}\nsinks: {sinks}\n{more}"
 
 
-def told(written: str, tmp_path: Path, **options: Any) -> dict[str, ExplainedNode]:
+def explained_nodes(written: str, tmp_path: Path, **options: Any) -> dict[str, ExplainedNode]:
     found = explain(parse_pipeline(written), settings(tmp_path), **options)
     return {node.name: node for node in found.nodes}
 
@@ -63,7 +64,9 @@ def no_jvm(monkeypatch: pytest.MonkeyPatch) -> None:
 class TestWithoutSpark:
     @pytest.mark.parametrize("offline", [False, True])
     def test_a_topic_is_known_from_the_file(self, offline: bool, tmp_path: Path) -> None:
-        nodes = told(said(f"{{src: {TOPIC}}}"), tmp_path, offline=offline, spark_plan=True)
+        nodes = explained_nodes(
+            pipeline_text(f"{{src: {TOPIC}}}"), tmp_path, offline=offline, spark_plan=True
+        )
         assert (
             columns(nodes["src"])
             == columns(nodes["out"])
@@ -79,7 +82,7 @@ class TestWithoutSpark:
         topic = TOPIC.replace(
             "type: kafka,", """type: kafka, filter: "name <> '${HIDDEN}' and cents > 10 and id <> ${ONE}","""
         )
-        target = told(said(f"{{src: {topic}}}"), tmp_path, offline=True)["out"].target
+        target = explained_nodes(pipeline_text(f"{{src: {topic}}}"), tmp_path, offline=True)["out"].target
         assert target
         assert "src (filter name <> '${HIDDEN}' and cents > 10 and id <> ${ONE})" in target.writes
 
@@ -90,7 +93,7 @@ class TestWithoutSpark:
     def test_a_table_that_cannot_be_asked_is_unchecked_with_the_reason(
         self, offline: bool, reason: str, tmp_path: Path
     ) -> None:
-        nodes = told(said(f"{{src: {TABLE}}}"), tmp_path, offline=offline)
+        nodes = explained_nodes(pipeline_text(f"{{src: {TABLE}}}"), tmp_path, offline=offline)
         (unchecked,) = nodes["src"].unchecked
         assert re.fullmatch(f"columns of clickhouse shop.archive: {reason}", unchecked, re.IGNORECASE)
         assert (nodes["src"].columns, nodes["src"].complete) == ((), False)
@@ -107,14 +110,14 @@ class TestWithoutSpark:
         )
 
     def test_columns_that_the_file_lists_are_known_by_name(self, tmp_path: Path) -> None:
-        nodes = told(said(f"{{src: {LISTED}}}"), tmp_path, offline=True)
+        nodes = explained_nodes(pipeline_text(f"{{src: {LISTED}}}"), tmp_path, offline=True)
         assert columns(nodes["src"]) == columns(nodes["out"]) == {"id": "", "name": ""}
         assert nodes["src"].complete
         assert [origin.column for origin in nodes["out"].lineage["name"].origins] == ["name"]
 
     def test_keys_say_where_they_come_from(self, tmp_path: Path) -> None:
         sinks = "{out: {type: blackhole, from: src}, other: {type: blackhole, from: src, primary_key: name}}"
-        nodes = told(said(f"{{src: {TOPIC}}}", sinks=sinks), tmp_path)
+        nodes = explained_nodes(pipeline_text(f"{{src: {TOPIC}}}", sinks=sinks), tmp_path)
         assert {name: (node.key, node.key_from) for name, node in nodes.items()} == {
             "src": (("id",), ("src",)),
             "out": (("id",), ("src",)),
@@ -130,8 +133,9 @@ class TestWithoutSpark:
 
         monkeypatch.setattr(schemas, "start_session", none)
         transforms = "{t: {type: sql, sql: 'SELECT id, upper(name) AS up FROM src'}}"
-        nodes = told(
-            said(f"{{src: {TOPIC}}}", transforms, "{out: {type: postgres, from: t, table: t}}"), tmp_path
+        nodes = explained_nodes(
+            pipeline_text(f"{{src: {TOPIC}}}", transforms, "{out: {type: postgres, from: t, table: t}}"),
+            tmp_path,
         )
         assert nodes["t"].unchecked == ("SQL and types: no Java was found",)
         assert list(columns(nodes["out"])) == ["id", "up"]
@@ -174,7 +178,7 @@ def test_the_guarantee_and_what_it_rests_on(
 ) -> None:
     values = {"key": "primary_key: id", "snapshot": "", "cut": "offset_table: {}", "sink": PG} | given
     written = HYBRID.format_map(values)
-    target = told(written, tmp_path, offline=True)["out"].target
+    target = explained_nodes(written, tmp_path, offline=True)["out"].target
     assert target
     assert target.guarantee.delivery == delivery
     assert reason in target.guarantee.reason
@@ -193,7 +197,7 @@ def test_each_part_of_a_history_states_its_snapshot(
     snapshot: str, has_snapshot: bool, tmp_path: Path
 ) -> None:
     written = HYBRID.format(key="primary_key: id", snapshot=snapshot, cut="offset_table: {}", sink=PG)
-    parts = told(written, tmp_path, offline=True)["src"].parts
+    parts = explained_nodes(written, tmp_path, offline=True)["src"].parts
     assert [(part.phase, part.type, part.name, part.has_snapshot) for part in parts] == [
         ("history", "clickhouse", "a.b", has_snapshot),
         ("stream", "kafka", "b", None),
@@ -218,7 +222,7 @@ class TestWithSpark:
     def test_what_does_not_need_a_server_is_analysed_and_the_rest_says_why_not(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
-        nodes = told(FAN, tmp_path, offline=True, spark=spark)
+        nodes = explained_nodes(FAN, tmp_path, offline=True, spark=spark)
         assert (
             columns(nodes["euros"])
             == columns(nodes["one"])
@@ -252,7 +256,7 @@ class TestWithSpark:
 
     def test_sql_that_does_not_fit_is_an_error_at_its_line(self, spark: SparkSession, tmp_path: Path) -> None:
         with pytest.raises(SchemaError, match="there is no column `pence`") as caught:
-            told(FAN.replace("cents / 100", "pence / 100"), tmp_path, offline=True, spark=spark)
+            explained_nodes(FAN.replace("cents / 100", "pence / 100"), tmp_path, offline=True, spark=spark)
         assert caught.value.node == "euros"
         assert caught.value.place
         assert caught.value.place.line == 6
@@ -261,7 +265,9 @@ class TestWithSpark:
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         with pytest.raises(SchemaError, match=r'columns \["id"\] not found in schema') as caught:
-            told(FAN.replace("SELECT id, cents", "SELECT cents"), tmp_path, offline=True, spark=spark)
+            explained_nodes(
+                FAN.replace("SELECT id, cents", "SELECT cents"), tmp_path, offline=True, spark=spark
+            )
         assert caught.value.place
         assert caught.value.place.line == 6
 

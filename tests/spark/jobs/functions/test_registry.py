@@ -87,22 +87,22 @@ def test_examples_and_edge_cases(session: SparkSession, group: Group) -> None:
 
 ARROW_ONCE = {one.group: one.name for one in FUNCTIONS if one.arrow and one.errors}
 FAILING = [
-    pytest.param(function, call, said, id=call[:60])
+    pytest.param(function, call, message, id=call[:60])
     for function in FUNCTIONS
-    for call, said in function.errors
+    for call, message in function.errors
     if not function.arrow or ARROW_ONCE[function.group] == function.name
 ]
 """Those of Arrow functions are tested without Spark; one of a group shows that they come through."""
 
 
-@pytest.mark.parametrize(("function", "call", "said"), FAILING)
-def test_errors_reach_the_user(session: SparkSession, function: Function, call: str, said: str) -> None:
+@pytest.mark.parametrize(("function", "call", "message"), FAILING)
+def test_errors_reach_the_user(session: SparkSession, function: Function, call: str, message: str) -> None:
     with pytest.raises((UserError, PySparkException, Py4JError)) as caught:  # noqa: PT012  where it fails depends on the function
         text = _text(function, call)
         provide(session, text)
         session.sql(text).collect()
     error = as_headrace_error(caught.value)
     assert type(error) in (UserError, DataError)
-    assert said in error.message
+    assert message in error.message
     assert error.node == "shown"
     assert "Traceback" not in str(error)

@@ -270,9 +270,9 @@ def test_an_expression_means_the_same(spark: SparkSession, dialect: str) -> None
     session.sql(ROW).createOrReplaceTempView("hr_t_0")
     listed = ", ".join(f"{text} AS c{place}" for place, (text, _) in enumerate(CASES[dialect]))
     found = statements.parse(f"SELECT {listed} FROM t", dialect=dialect)
-    said = statements.compile_statement(
+    statement = statements.compile_statement(
         found, HIDDEN, rename={"t": "hr_t_0"}, now=datetime(2025, 1, 2, 3, tzinfo=UTC)
     )
-    (row,) = session.sql(said).toArrow().to_pylist(maps_as_pydicts="strict")
+    (row,) = session.sql(statement).toArrow().to_pylist(maps_as_pydicts="strict")
     came = {text: row[f"c{place}"] for place, (text, _) in enumerate(CASES[dialect])}
     assert came == dict(CASES[dialect])

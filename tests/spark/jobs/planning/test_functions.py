@@ -100,7 +100,7 @@ def test_types_and_values_reach_the_sink(run: Callable[..., tuple[PipelinePlanne
 
 
 @pytest.mark.parametrize(
-    ("calc", "said"),
+    ("calc", "message"),
     [
         (
             "SELECT id, u256_div(amount, fee) AS x FROM src",
@@ -111,7 +111,7 @@ def test_types_and_values_reach_the_sink(run: Callable[..., tuple[PipelinePlanne
     ],
 )
 def test_errors_name_the_node(
-    run: Callable[..., tuple[PipelinePlanner, DataFrame]], calc: str, said: str
+    run: Callable[..., tuple[PipelinePlanner, DataFrame]], calc: str, message: str
 ) -> None:
     _, frame = run(calc)
     with pytest.raises(Exception, match="headrace-row") as caught:
@@ -119,12 +119,12 @@ def test_errors_name_the_node(
     error = as_headrace_error(caught.value)
     assert isinstance(error, DataError)
     assert error.node == "calc"
-    assert said in error.message
+    assert message in error.message
     assert "Traceback" not in str(error)
 
 
 @pytest.mark.parametrize(
-    ("calc", "said"),
+    ("calc", "message"),
     [
         (
             "SELECT id, u256_ad('1', '2') AS x FROM src",
@@ -139,11 +139,11 @@ def test_errors_name_the_node(
     ],
 )
 def test_mistakes_are_found_before_any_row_is_read(
-    run: Callable[..., tuple[PipelinePlanner, DataFrame]], calc: str, said: str
+    run: Callable[..., tuple[PipelinePlanner, DataFrame]], calc: str, message: str
 ) -> None:
     with pytest.raises(UserError) as caught:
         run(calc)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert caught.value.node == "calc"
 
 
@@ -192,12 +192,12 @@ def test_wide_numbers_are_compared_as_numbers(spark: SparkSession) -> None:
         parse_pipeline(text, "p.yaml"), spark, {"src": FixedSchemaSource(WIDE)}, Settings()
     )
     hidden = cast("StructType", StructType.fromDDL(f"{OP} string, {POS} {POS_TYPE}"))
-    given = [(*row, "i", (0, 0, row[0], 0)) for row in NUMBERS]
-    rows = planner.spark.createDataFrame(given, StructType([*spark_schema(WIDE).fields, *hidden.fields]))
-    found = planner.nodes({"src": SourceBatch(rows, len(given))}, _plan(NOW))["calc"].orderBy("id").collect()
+    values = [(*row, "i", (0, 0, row[0], 0)) for row in NUMBERS]
+    rows = planner.spark.createDataFrame(values, StructType([*spark_schema(WIDE).fields, *hidden.fields]))
+    found = planner.nodes({"src": SourceBatch(rows, len(values))}, _plan(NOW))["calc"].orderBy("id").collect()
     for (_, c, w, u, n), row in zip(NUMBERS[:5], found, strict=False):
-        told = {text: row[f"a{at}"] for at, text in enumerate(asked)}
-        assert told == {
+        answers = {text: row[f"a{at}"] for at, text in enumerate(asked)}
+        assert answers == {
             text: right(SimpleNamespace(c=Decimal(c), w=int(w), u=int(u), n=n))
             for text, right in asked.items()
         }

@@ -294,7 +294,7 @@ def test_a_text_in_double_quotes_that_is_no_column_is_a_text(plan: Plan) -> None
 
 
 @pytest.mark.parametrize(
-    ("dialect", "statement", "said", "part"),
+    ("dialect", "statement", "message", "part"),
     [
         ("spark", "SELECT id, id DIV n AS q FROM t", "Division by zero", "In id DIV n"),
         ("spark", "SELECT id, id / n AS q FROM t", "Division by zero", "In id / n"),
@@ -311,12 +311,12 @@ def test_a_text_in_double_quotes_that_is_no_column_is_a_text(plan: Plan) -> None
     ],
 )
 def test_what_a_row_cannot_give_is_an_error_of_the_transform(
-    plan: Plan, dialect: str, statement: str, said: str, part: str
+    plan: Plan, dialect: str, statement: str, message: str, part: str
 ) -> None:
     with pytest.raises(DataError) as caught:
         rows(plan(statement, dialect))
     assert (caught.value.node, caught.value.hint) == ("x", part)
-    assert said in caught.value.message
+    assert message in caught.value.message
 
 
 def test_whole_numbers_and_fractions(plan: Plan) -> None:

@@ -46,11 +46,11 @@ def run(session: SparkSession) -> Run:
     """
 
     def rows(text: str, dialect: str = "spark") -> list[tuple[Any, ...]]:
-        said = statements.compile_statement(
+        statement = statements.compile_statement(
             statements.parse(text, dialect=dialect), HIDDEN, rename={"t": "hr_t_0"}, node="x"
         )
         try:
-            table = session.sql(said).toArrow()
+            table = session.sql(statement).toArrow()
         except Exception as error:
             raise as_headrace_error(error) from error
         assert table.column_names[-2:] == list(HIDDEN)

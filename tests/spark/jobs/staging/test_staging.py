@@ -27,12 +27,12 @@ from headrace.jobs.spark.session import spark_conf
 from headrace.jobs.staging import store as staging_module
 from headrace.jobs.staging.store import (
     EpochResultStore,
-    NodeGraph,
     ResultStore,
-    StoredResults,
     StoreResultsTask,
 )
-from headrace.pipeline.config.settings import Settings, SparkSettings, StagingSettings
+from headrace.jobs.staging.stored_results import NodeGraph, StoredResults
+from headrace.pipeline.config.sections import SparkSettings, StagingSettings
+from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import PipelineStateError, SettingsError, SinkStateError, UserError
 from headrace.pipeline.file.loader import parse_pipeline
 from headrace.pipeline.protocol.coordinator import Pending
@@ -208,7 +208,7 @@ def test_a_plan_made_anew_never_meets_the_old_rows(tmp_path: Path, random_rows: 
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "message"),
     [
         (lambda part: part.unlink(), "no bytes"),
         (lambda part: part.write_bytes(b"PAR1"), "4 bytes"),
@@ -217,11 +217,11 @@ def test_a_plan_made_anew_never_meets_the_old_rows(tmp_path: Path, random_rows: 
     ],
 )
 def test_a_torn_stage_is_told(
-    tmp_path: Path, random_rows: Any, damage: Callable[[Path], None], said: str
+    tmp_path: Path, random_rows: Any, damage: Callable[[Path], None], message: str
 ) -> None:
     made = stages(tmp_path).make("node", random_rows)
     damage(stages(tmp_path).folder / "node" / made.attempt / made.files[0][0])
-    with pytest.raises(PipelineStateError, match=said):
+    with pytest.raises(PipelineStateError, match=message):
         stages(tmp_path).load_manifest("node")
 
 
@@ -241,17 +241,17 @@ def test_a_stage_moved_under_another_name_is_told(tmp_path: Path, random_rows: A
 
 def test_a_place_that_takes_nothing_is_told_with_its_setting(tmp_path: Path, random_rows: Any) -> None:
     (tmp_path / "staging").write_text("a file where the folder should be")
-    with pytest.raises(UserError, match="cannot be stored in") as told:
+    with pytest.raises(UserError, match="cannot be stored in") as caught:
         stages(tmp_path).make("node", random_rows)
-    assert "staging.path" in told.value.hint
-    assert told.value.node == "node"
+    assert "staging.path" in caught.value.hint
+    assert caught.value.node == "node"
 
 
 def test_a_full_disk_is_told_by_the_task_that_meets_it(tmp_path: Path, random_rows: Any) -> None:
     batch = random_rows.select("id").toArrow().to_batches()[0]
-    told = explained(StoreResultsTask("node", "/dev/full/x", "/the/root"), batch)
-    assert told.message == "results cannot be stored in /the/root: Not a directory"
-    assert (type(told), told.node) == (UserError, "node")
+    error = explained(StoreResultsTask("node", "/dev/full/x", "/the/root"), batch)
+    assert error.message == "results cannot be stored in /the/root: Not a directory"
+    assert (type(error), error.node) == (UserError, "node")
 
 
 def explained(task: StoreResultsTask, batch: pa.RecordBatch) -> Any:
@@ -268,9 +268,9 @@ def test_a_folder_that_workers_do_not_share_is_told(
     monkeypatch.setattr(
         staging_module, "StoreResultsTask", lambda node, _, root: StoreResultsTask(node, str(elsewhere), root)
     )
-    with pytest.raises(UserError, match="and here nothing is there") as told:
+    with pytest.raises(UserError, match="and here nothing is there") as caught:
         stages(tmp_path).make("node", random_rows)
-    assert "share" in told.value.hint
+    assert "share" in caught.value.hint
     assert stages(tmp_path).load_manifest("node") is None
 
 
@@ -306,17 +306,17 @@ def test_a_replay_leaves_what_its_later_epochs_need(tmp_path: Path) -> None:
     run._stages, run._stop = lane(tmp_path, keep=2), threading.Event()
     later = run._stages.for_epoch(plan(2), "hash").folder
     later.mkdir(parents=True)
-    told: list[int] = []
+    epochs: list[int] = []
     faked: Any = run
     faked.file = SimpleNamespace(path="p.yaml", hash="hash")
     faked._assemblies = {"hash": SimpleNamespace(sources={})}
     faked._writer = lambda _: SimpleNamespace(steps={}, write=lambda *_, **__: {})
-    faked.reporter = SimpleNamespace(record_commit=lambda event: told.append(event.plan.number))
+    faked.reporter = SimpleNamespace(record_commit=lambda event: epochs.append(event.plan.number))
     faked.coordinator = SimpleNamespace(
         committed=9, replay=lambda sink, write, *_: write(Pending(plan(1), {}, (sink,)))
     )
     run.rewrite("sink", 1)
-    assert (told, later.exists()) == ([1], True)
+    assert (epochs, later.exists()) == ([1], True)
 
 
 INPUTS = {
@@ -361,9 +361,9 @@ def test_rows_that_a_sink_holds_are_never_computed_anew(tmp_path: Path, random_r
 
 def test_who_asked_a_table_holds_the_rows_that_filled_it(tmp_path: Path, random_rows: Any) -> None:
     stages(tmp_path).make("second", random_rows)
-    with pytest.raises(SinkStateError, match="plain holds") as told:
+    with pytest.raises(SinkStateError, match="plain holds") as caught:
         staging(tmp_path, ("plain",)).check(["early"], replayed=False, recompute=False)
-    assert told.value.node == "first"
+    assert caught.value.node == "first"
 
 
 class Parts:
@@ -389,7 +389,7 @@ sinks:
 
 
 @pytest.mark.parametrize(
-    ("sink", "table", "said"),
+    ("sink", "table", "reason"),
     [
         (True, False, "sink parts has a part of this epoch"),
         (False, True, "dynamic table seen has the values of this epoch"),
@@ -397,18 +397,18 @@ sinks:
     ],
 )
 def test_a_part_of_an_epoch_is_not_finished_with_other_rows(
-    tmp_path: Path, random_rows: Any, sink: bool, table: bool, said: str
+    tmp_path: Path, random_rows: Any, sink: bool, table: bool, reason: str
 ) -> None:
     file = parse_pipeline(FILE)
     planner: Any = SimpleNamespace(file=file, tables={"seen": Parts(has=table)})
     sinks: Any = {"parts": Parts(has=sink), "whole": Parts(has=False)}
     writer = EpochWriter(planner, {}, sinks, stages=lane(tmp_path), pipeline_hash="hash")
-    if said:
+    if reason:
         with pytest.raises(
-            SinkStateError, match=f"epoch 7 are missing, and {said} with these results: {tmp_path}"
-        ) as told:
+            SinkStateError, match=f"epoch 7 are missing, and {reason} with these results: {tmp_path}"
+        ) as caught:
             writer.staging(plan(), ["parts", "whole"])
-        assert (told.value.node, "staging.recompute" in told.value.hint) == ("asked", True)
+        assert (caught.value.node, "staging.recompute" in caught.value.hint) == ("asked", True)
     else:
         assert writer.staging(plan(), ["parts", "whole"]) is not None
     stages(tmp_path).make("asked", random_rows)

@@ -119,8 +119,8 @@ def test_a_batch_sees_what_it_brings_itself(run: Run, backend: str) -> None:
     sql = "SELECT id FROM moves WHERE dynamic_table_check('known', lower(wallet))"
     expect = "seen: {rows: [{id: 1}, {id: 10}, {id: 11, _gs_op: d}]}"
     assert failure(checked(run, sql, expect, fills=FILLS, backend=backend)) == []
-    held = checked(run, sql, "known: [x, a]", fills=FILLS, backend=backend)
-    assert failure(held) == []
+    outcome = checked(run, sql, "known: [x, a]", fills=FILLS, backend=backend)
+    assert failure(outcome) == []
     assert not checked(run, sql, "known: [a]", fills=FILLS, backend=backend).passed
     alone = checked(
         run, sql, "seen: {rows: [{id: 10}, {id: 11, _gs_op: d}]}", tables="", fills=FILLS, backend=backend
@@ -140,7 +140,7 @@ def test_values_are_texts_as_they_are_written(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sql", "said"),
+    ("sql", "message"),
     [
         (
             "SELECT id FROM moves WHERE dynamic_table_check('known', id)",
@@ -152,10 +152,10 @@ def test_values_are_texts_as_they_are_written(run: Run) -> None:
         ),
     ],
 )
-def test_a_check_takes_texts(run: Run, sql: str, said: str) -> None:
+def test_a_check_takes_texts(run: Run, sql: str, message: str) -> None:
     outcome = checked(run, sql, "seen: {rows: []}")
     assert outcome.error
-    assert said in outcome.error.message
+    assert message in outcome.error.message
     assert outcome.error.place
     assert outcome.error.place.line
 
@@ -181,7 +181,7 @@ def test_a_set_in_python_says_the_same(run: Run) -> None:
     dice = random.Random(11)
     letters = ["", "a", "b", "é", "日", "A", " ", "'", "\\\\", "a b", "\U0001f600"]
     values = sorted({"".join(dice.choices(letters, k=dice.randrange(4))) for _ in range(60)})
-    held = set(dice.sample(values, 25))
+    members = set(dice.sample(values, 25))
     rows = [(at, dice.choice([*values, None])) for at in range(300)]
 
     def spelled(value: str | None) -> str:
@@ -190,8 +190,8 @@ def test_a_set_in_python_says_the_same(run: Run) -> None:
     given = (
         "moves: {rows: [" + ", ".join(f"{{id: {at}, wallet: {spelled(value)}}}" for at, value in rows) + "]}"
     )
-    table = "known: [" + ", ".join(spelled(value) for value in sorted(held)) + "]"
-    wanted = [(at, None if value is None else value in held) for at, value in rows]
+    table = "known: [" + ", ".join(spelled(value) for value in sorted(members)) + "]"
+    wanted = [(at, None if value is None else value in members) for at, value in rows]
     expect = (
         "seen: {rows: ["
         + ", ".join(

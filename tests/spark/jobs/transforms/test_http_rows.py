@@ -68,9 +68,9 @@ def reading(
 
 
 def rows_of(
-    made: PipelinePlanner, given: dict[str, SourceBatch], rows: int = 1000, node: str = "after"
+    made: PipelinePlanner, readings: dict[str, SourceBatch], rows: int = 1000, node: str = "after"
 ) -> list[dict[str, Any]]:
-    return sorted(made.nodes(given, plan(rows))[node].toArrow().to_pylist(), key=lambda row: row["id"])
+    return sorted(made.nodes(readings, plan(rows))[node].toArrow().to_pylist(), key=lambda row: row["id"])
 
 
 def test_every_type_goes_out_as_json_and_comes_back(spark: SparkSession, web: Service) -> None:
@@ -124,12 +124,12 @@ def test_columns_go_come_and_change_their_type(spark: SparkSession) -> None:
 
 
 def test_requests_are_cut_the_same_however_spark_divides_the_rows(spark: SparkSession, web: Service) -> None:
-    given = [(n, f"n{n}") for n in range(1000)]
+    values = [(n, f"n{n}") for n in range(1000)]
     keys: list[set[str]] = []
     for parts in (1, 5):
         made = planner(spark, web.url, more="batch_size: 100")
         assert [
-            row["id"] for row in rows_of(made, reading(made, given[:: 1 if parts == 1 else -1], parts=parts))
+            row["id"] for row in rows_of(made, reading(made, values[:: 1 if parts == 1 else -1], parts=parts))
         ] == list(range(1000))
         keys.append(set(web.keys))
         web.asked.clear()
@@ -167,9 +167,9 @@ def test_calls_are_counted_for_the_driver(spark: SparkSession, web: Service) -> 
 def test_errors_of_a_task_keep_their_words(spark: SparkSession) -> None:
     with served(lambda _: b"nothing") as web:
         made = planner(spark, web.url)
-        with pytest.raises(Exception, match="failed to parse JSON in batch mode") as told:
+        with pytest.raises(Exception, match="failed to parse JSON in batch mode") as caught:
             rows_of(made, reading(made, [(1, "x")]), rows=1)
-    error = as_headrace_error(told.value)
+    error = as_headrace_error(caught.value)
     assert (type(error), error.node) == (DataError, "ask")
     assert "body: nothing" in error.message
 
@@ -198,14 +198,14 @@ def test_secrets_reach_the_service_and_nothing_else(
 
 def test_secrets_that_are_not_there_are_told(spark: SparkSession, web: Service) -> None:
     made = planner(spark, web.url, more="secret_name: my-key")
-    with pytest.raises(UserError, match=r"`my-key` has no `http_secret_header\.my_key`") as told:
+    with pytest.raises(UserError, match=r"`my-key` has no `http_secret_header\.my_key`") as caught:
         made.nodes(reading(made, []), plan(1))
-    assert "HEADRACE__HTTP_SECRET_HEADER__MY_KEY" in told.value.hint
+    assert "HEADRACE__HTTP_SECRET_HEADER__MY_KEY" in caught.value.hint
     settings = {"http_secret_header": {"k": "X-Key"}, "http_secret_value": {"k": "word\n"}}
     made = planner(spark, web.url, more="secret_name: k", **settings)
-    with pytest.raises(UserError, match="the header `X-Key` has a control character in it") as told:
+    with pytest.raises(UserError, match="the header `X-Key` has a control character in it") as caught:
         made.nodes(reading(made, []), plan(1))
-    assert "word" not in str(told.value)
+    assert "word" not in str(caught.value)
     settings = {"http_secret_header": {"k": "X-Key"}, "http_secret_value": {"k": "v"}}
     made = planner(spark, web.url, more="secret_name: k, headers: {x-key: v}", **settings)
     with pytest.raises(
@@ -217,14 +217,14 @@ def test_secrets_that_are_not_there_are_told(spark: SparkSession, web: Service) 
 def test_a_test_asks_no_service(spark: SparkSession, web: Service) -> None:
     made = planner(spark, web.url)
     made.pipeline = ""
-    with pytest.raises(Exception, match="a test asks no service") as told:
+    with pytest.raises(Exception, match="a test asks no service") as caught:
         rows_of(made, reading(made, [(1, "x")]))
-    assert as_headrace_error(told.value).hint.startswith("Give the rows")
+    assert as_headrace_error(caught.value).hint.startswith("Give the rows")
     assert rows_of(made, reading(made, [])) == []
 
 
 @pytest.mark.parametrize(
-    ("more", "schema", "said"),
+    ("more", "schema", "message"),
     [
         ("schema_override: {other: null}", PLAIN, "drops `other`, which is no column of `src`"),
         ("batch_size: 1", pa.schema([*PLAIN, ("d", pa.duration("us"))]), "column `d` is a duration"),
@@ -232,7 +232,7 @@ def test_a_test_asks_no_service(spark: SparkSession, web: Service) -> None:
     ],
 )
 def test_columns_that_cannot_be_are_told_before_a_run(
-    spark: SparkSession, more: str, schema: pa.Schema, said: str
+    spark: SparkSession, more: str, schema: pa.Schema, message: str
 ) -> None:
-    with pytest.raises((SchemaError, UserError), match=said.replace("(", r"\(")):
+    with pytest.raises((SchemaError, UserError), match=message.replace("(", r"\(")):
         planner(spark, "http://localhost:1/", schema, more)

@@ -124,10 +124,10 @@ def changes(dice: random.Random, count: int) -> list[Change]:
     return found
 
 
-def frame_of(spark: SparkSession, given: list[Change], first: int, predicate: str) -> Any:
+def frame_of(spark: SparkSession, source_changes: list[Change], first: int, predicate: str) -> Any:
     rows = [
         (c[1], c[2], c[3], list(c[4]) if c[4] is not None else None, c[0], (9, 0, first + at, 0))
-        for at, c in enumerate(given)
+        for at, c in enumerate(source_changes)
     ]
     frame = spark.createDataFrame(rows, f"{COLUMNS}, {OP} string, {POS} {POS_TYPE}")
     return mark_filtered_rows(frame, predicate) if predicate else frame
@@ -178,8 +178,8 @@ def test_targets_hold_what_the_model_says(spark: SparkSession) -> None:
     models: dict[str, dict[Any, Any]] = {name: {} for name in CASES}
     first = 0
     for count in (60, 45):
-        given = changes(dice, count)
-        for sink, rows, names in delivered(made, frame_of(made.spark, given, first, ""), count):
+        source_changes = changes(dice, count)
+        for sink, rows, names in delivered(made, frame_of(made.spark, source_changes, first, ""), count):
             key = [name.strip() for name in CASES[sink[3:]].key.split(",")]
             for op, *values in rows:
                 row = dict(zip(names, values, strict=True))
@@ -190,7 +190,7 @@ def test_targets_hold_what_the_model_says(spark: SparkSession) -> None:
                 else:
                     targets[sink[3:]][at] = tuple(values)
         for name, case in CASES.items():
-            for change in given:
+            for change in source_changes:
                 for key, row in case.made(change):
                     at = key if isinstance(key, tuple) else (key,)
                     models[name].pop(at, None)
@@ -205,7 +205,7 @@ def test_sinks_without_a_key_and_filters_on_the_operation_keep_their_meaning(spa
 
     A source's filter is one of them.
     """
-    given: list[Change] = [
+    source_changes: list[Change] = [
         ("i", 1, 50, None, None),
         ("u", 1, 5, None, None),
         ("u", 2, 60, None, None),
@@ -215,7 +215,10 @@ def test_sinks_without_a_key_and_filters_on_the_operation_keep_their_meaning(spa
     made = planner(
         spark, {"kept": KEPT, "plain": CASES["plain"].sql}, {"kept": "id", "plain": "id"}, append="kept"
     )
-    found = {sink: rows for sink, rows, _ in delivered(made, frame_of(made.spark, given, 0, ""), len(given))}
+    found = {
+        sink: rows
+        for sink, rows, _ in delivered(made, frame_of(made.spark, source_changes, 0, ""), len(source_changes))
+    }
     assert found["log"] == [("i", 1, 50), ("u", 2, 60)]
     assert found["to_kept"] == [("i", 1, 50), ("d", 1, None), ("u", 2, 60)]
     assert found["to_plain"] == [("i", 1, 50), ("d", 1, None), ("u", 2, 60), ("d", 2, None), ("d", 3, 70)]
@@ -226,9 +229,12 @@ def test_sinks_without_a_key_and_filters_on_the_operation_keep_their_meaning(spa
         more=', filter: "v <> 0"',
         append="all",
     )
-    given = [("i", 1, 50, None, None), ("u", 1, 0, None, None), ("d", 2, None, None, None)]
+    source_changes = [("i", 1, 50, None, None), ("u", 1, 0, None, None), ("d", 2, None, None, None)]
     found = {
-        sink: rows for sink, rows, _ in delivered(made, frame_of(made.spark, given, 0, "v <> 0"), len(given))
+        sink: rows
+        for sink, rows, _ in delivered(
+            made, frame_of(made.spark, source_changes, 0, "v <> 0"), len(source_changes)
+        )
     }
     assert found == {"log": [("i", 1, 2.0)], "to_all": [("i", 1, 2.0), ("d", 1, None), ("d", 2, None)]}
 
@@ -237,8 +243,11 @@ def test_a_delete_without_its_key_is_an_error_and_an_update_without_one_is_left_
     spark: SparkSession,
 ) -> None:
     made = planner(spark, {"x": "SELECT id, code || 'x' AS k, v FROM t WHERE v > 10"}, {"x": "id, k"})
-    given: list[Change] = [("u", 1, 5, None, None), ("u", 1, 20, "a", None)]
-    found = {sink: rows for sink, rows, _ in delivered(made, frame_of(made.spark, given, 0, ""), len(given))}
+    source_changes: list[Change] = [("u", 1, 5, None, None), ("u", 1, 20, "a", None)]
+    found = {
+        sink: rows
+        for sink, rows, _ in delivered(made, frame_of(made.spark, source_changes, 0, ""), len(source_changes))
+    }
     assert found == {"to_x": [("u", 1, "ax", 20)]}
     found = {
         sink: rows

@@ -174,14 +174,15 @@ def test_validate_finds_what_does_not_load_with_its_place_in_the_file(
     path = tmp_path / "p.yaml"
     path.write_text(PIPELINE.replace("const invoke =", "const invoke = = "))
     found = check_pipeline(load_pipeline(path), Settings(home=tmp_path), lambda: spark).errors
-    said = sorted(str(error) for error in found)
-    assert len(said) == 2, said
+    messages = sorted(str(error) for error in found)
+    assert len(messages) == 2, messages
     line = (
         PIPELINE.split("\n").index(next(line for line in PIPELINE.split("\n") if "const invoke" in line)) + 1
     )
-    assert said[0].startswith(f"{path}:{line}:22: node 'y': the script does not load: SyntaxError")
+    assert messages[0].startswith(f"{path}:{line}:22: node 'y': the script does not load: SyntaxError")
     assert (
-        f"{path}:{line + 4}:5: node 'p': the settings do not allow Python from `programs_of_ours`" in said[1]
+        f"{path}:{line + 4}:5: node 'p': the settings do not allow Python from `programs_of_ours`"
+        in messages[1]
     )
 
 

@@ -17,11 +17,11 @@ from headrace.pipeline.protocol.ledger.sqlite import open_sqlite
 class Moving:
     """Answers with its record; the lane commits `meanwhile` epochs in this moment."""
 
-    def __init__(self, lane, held, meanwhile):
-        self.lane, self.held, self.meanwhile = lane, held, meanwhile
+    def __init__(self, lane, epoch, meanwhile):
+        self.lane, self.epoch, self.meanwhile = lane, epoch, meanwhile
 
     def record(self):
-        found = self.lane.record(self.held)
+        found = self.lane.record(self.epoch)
         self.lane.commit(self.meanwhile)
         return found
 
@@ -74,11 +74,11 @@ def lane(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("held", "meanwhile", "passed"),
+    ("epoch", "meanwhile", "passed"),
     [(5, 0, True), (5, 3, True), (4, 0, False), (4, 3, False), (6, 0, False), (6, 3, True)],
 )
-def test_epochs_that_are_committed_while_the_sink_is_asked(lane, held, meanwhile, passed):
-    found = asked(Moving(lane, held, meanwhile), lane)
+def test_epochs_that_are_committed_while_the_sink_is_asked(lane, epoch, meanwhile, passed):
+    found = asked(Moving(lane, epoch, meanwhile), lane)
     assert found.passed is passed, found
 
 

@@ -74,7 +74,7 @@ class Lane:
         return table
 
 
-def held(table: MemoryTable, number: int, *values: str) -> list[bool]:
+def contains_values(table: MemoryTable, number: int, *values: str) -> list[bool]:
     return table.lookup(plan(number)).contains(list(values))
 
 
@@ -91,19 +91,19 @@ def lane(tmp_path: Path) -> Lane:
 def test_an_epoch_asks_what_came_up_to_it_whenever_it_is_written(lane: Lane) -> None:
     table = lane.open()
     fill(table, 1, "a")
-    assert held(table, 1, "a", "b", "c") == [True, False, False]
+    assert contains_values(table, 1, "a", "b", "c") == [True, False, False]
     fill(table, 2, "a", "b")
-    assert held(table, 2, "a", "b", "c") == [True, True, False]
+    assert contains_values(table, 2, "a", "b", "c") == [True, True, False]
     fill(table, 3)
     lane.committed = 3
     table.close()
     again = lane.open()
-    assert held(again, 3, "a", "b", "c") == [True, True, False]
+    assert contains_values(again, 3, "a", "b", "c") == [True, True, False]
     assert not any(again.needs_values(plan(number)) for number in (1, 2, 3))
-    assert held(again, 1, "a", "b", "c") == [True, False, False], "a replay sees the future"
-    assert held(again, 2, "a", "b", "c") == [True, True, False]
+    assert contains_values(again, 1, "a", "b", "c") == [True, False, False], "a replay sees the future"
+    assert contains_values(again, 2, "a", "b", "c") == [True, True, False]
     fill(again, 4, "c")
-    assert held(again, 4, "a", "b", "c") == [True, True, True]
+    assert contains_values(again, 4, "a", "b", "c") == [True, True, True]
 
 
 def test_dying_at_any_moment_of_an_epoch(lane: Lane) -> None:
@@ -127,7 +127,7 @@ def test_dying_at_any_moment_of_an_epoch(lane: Lane) -> None:
         False,
         False,
     ]
-    assert held(table, 2, "a", "b") == [True, True]
+    assert contains_values(table, 2, "a", "b") == [True, True]
     lane.committed = 2
     assert lane.open().needs_values(plan(3))
 
@@ -149,7 +149,7 @@ def test_a_plan_that_was_dropped_leaves_no_values(lane: Lane) -> None:
     table.close()
     again = lane.open()
     fill(again, 2, "b")
-    assert held(again, 2, "a", "b", "of the dropped plan") == [True, True, False]
+    assert contains_values(again, 2, "a", "b", "of the dropped plan") == [True, True, False]
 
 
 def test_a_process_that_was_overtaken_adds_nothing(lane: Lane) -> None:
@@ -164,7 +164,7 @@ def test_a_process_that_was_overtaken_adds_nothing(lane: Lane) -> None:
     overtaking.close()
     with pytest.raises(FencedError, match="belong to generation 2, and this run is generation 1"):
         slow.fill(plan(2, end=9), pa.array(["late"]))
-    assert held(lane.open(), 3, "a", "v2", "v3", "late") == [True, True, True, False]
+    assert contains_values(lane.open(), 3, "a", "v2", "v3", "late") == [True, True, True, False]
 
 
 def test_a_replay_takes_nothing_into_a_table(lane: Lane) -> None:
@@ -173,7 +173,7 @@ def test_a_replay_takes_nothing_into_a_table(lane: Lane) -> None:
     assert not new.needs_values(plan(3)), (
         "a table that came later takes values of an epoch that is written again"
     )
-    assert held(new, 3, "a") == [False]
+    assert contains_values(new, 3, "a") == [False]
     fill(new, 8, "a")
     lane.committed = 8
     new.close()
@@ -187,7 +187,7 @@ def test_a_former_table_is_held_against_the_epoch_that_is_written_again(lane: La
     lane.committed = 9
     former = lane.open(former=True)
     assert not former.needs_values(plan(2))
-    assert held(former, 1, "a", "b") == [True, False]
+    assert contains_values(former, 1, "a", "b") == [True, False]
     with pytest.raises(SinkStateError, match="it is at epoch 2; epoch 3 is to be written again"):
         former.needs_values(plan(3))
 
@@ -233,9 +233,9 @@ def test_two_tables_and_two_pipelines_with_the_same_name(tmp_path: Path) -> None
     fill(here, 1, "a")
     fill(there, 1, "b")
     fill(beside, 1, "c")
-    assert held(here, 1, "a", "b", "c") == [True, False, False]
-    assert held(there, 1, "a", "b", "c") == [False, True, False]
-    assert held(beside, 1, "a", "b", "c") == [False, False, True]
+    assert contains_values(here, 1, "a", "b", "c") == [True, False, False]
+    assert contains_values(there, 1, "a", "b", "c") == [False, True, False]
+    assert contains_values(beside, 1, "a", "b", "c") == [False, False, True]
 
 
 def test_segments_hold_what_a_python_set_holds() -> None:

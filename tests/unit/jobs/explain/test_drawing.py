@@ -111,10 +111,10 @@ def test_text_lists_each_node_under_its_kind_with_its_inputs() -> None:
 @pytest.mark.parametrize("lineage", [False, True])
 def test_text_has_eighty_columns_whatever_the_names(lineage: bool) -> None:
     nodes = [node("a" * 60), node("b" * 50), node("t", "a" * 60, "b" * 50), node("k" * 70, "t", kind="sink")]
-    said = text(explanation(nodes), lineage=lineage)
-    assert max(len(line) for line in said.splitlines()) <= 80
-    assert ("no source column" in said) is lineage
-    assert ("t.x = '<x>'" in said) is lineage
+    drawing = text(explanation(nodes), lineage=lineage)
+    assert max(len(line) for line in drawing.splitlines()) <= 80
+    assert ("no source column" in drawing) is lineage
+    assert ("t.x = '<x>'" in drawing) is lineage
 
 
 def nasty_explanation() -> Explanation:
@@ -146,8 +146,8 @@ def test_mermaid_has_every_node_and_edge_and_nothing_breaks_it() -> None:
         assert unescaped(match[2]) == f"key {' '.join(key[0].split())}"
 
 
-def unescaped(said: str) -> str:
-    return re.sub(r"#(\d+);", lambda match: chr(int(match[1])), said)
+def unescaped(label: str) -> str:
+    return re.sub(r"#(\d+);", lambda match: chr(int(match[1])), label)
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
@@ -221,9 +221,9 @@ def test_a_dynamic_table_stands_beside_the_stream() -> None:
     assert "  asked by   s" in lines
     assert 'n2[["t<br/>dynamic table"]]' in mermaid(found)
     assert 'n2 -.->|"asked"| n1' in mermaid(found)
-    told = {one["name"]: one for one in json.loads(json.dumps(document(found)))["nodes"]}
-    assert (told["t"]["kind"], told["t"]["asked_by"], told["t"]["inputs"]) == ("table", ["s"], ["a"])
-    assert told["s"]["asked_by"] == []
+    nodes = {one["name"]: one for one in json.loads(json.dumps(document(found)))["nodes"]}
+    assert (nodes["t"]["kind"], nodes["t"]["asked_by"], nodes["t"]["inputs"]) == ("table", ["s"], ["a"])
+    assert nodes["s"]["asked_by"] == []
     lonely = replace(table, inputs=(), asked_by=())
     assert (
         "  filled by  others"

@@ -42,7 +42,7 @@ WINDOWS = "partitions: {column: at, every: day, start: 2024-01-01, end: 2024-01-
 
 
 @pytest.mark.parametrize(
-    ("sink", "hint", "said"),
+    ("sink", "hint", "message"),
     [
         (
             POSTGRES.format(", version_column: at, primary_key: at"),
@@ -62,8 +62,8 @@ WINDOWS = "partitions: {column: at, every: day, start: 2024-01-01, end: 2024-01-
         ("{type: print, from: src, version_column: at}", "", "version_column"),
     ],
 )
-def test_a_version_that_decides_nothing_is_refused(sink: str, hint: str, said: str) -> None:
-    with pytest.raises(PipelineFileError, match=said) as caught:
+def test_a_version_that_decides_nothing_is_refused(sink: str, hint: str, message: str) -> None:
+    with pytest.raises(PipelineFileError, match=message) as caught:
         parse_pipeline(FILE.format(cut=OFFSETS, sink=sink, more=""))
     assert hint in str(caught.value)
 
@@ -112,7 +112,7 @@ def test_a_version_that_the_rows_lack_is_refused() -> None:
     assert problem.message == "`version_column` names `at`, and the rows have id"
 
 
-def said(model: PipelineModel, spread: str | None) -> Order | None:
+def order(model: PipelineModel, spread: str | None) -> Order | None:
     return order_of(model, "out", lambda *_: spread, lambda *_: ("id",))
 
 
@@ -137,7 +137,7 @@ VERSIONED = parse_pipeline(FILE.format(cut=OFFSETS, sink=POSTGRES.format(", vers
 )
 def test_what_the_last_row_rests_on(cut: str, spread: str | None, more: str, notes: Sequence[str]) -> None:
     model = parse_pipeline(FILE.format(cut=cut, sink=POSTGRES.format(""), more=more)).model
-    found = said(model, spread)
+    found = order(model, spread)
     assert found
     assert (found.wins, found.guaranteed) == (LAST, all(note.startswith("guaranteed") for note in notes))
     assert len(found.notes) == len(notes)
@@ -145,7 +145,7 @@ def test_what_the_last_row_rests_on(cut: str, spread: str | None, more: str, not
 
 
 def test_a_version_rests_on_nothing() -> None:
-    found = said(VERSIONED.model, None)
+    found = order(VERSIONED.model, None)
     assert found
     assert (found.wins, found.guaranteed) == (
         f"the row with the highest `at`, and of equal ones {LAST}",
@@ -155,4 +155,4 @@ def test_a_version_rests_on_nothing() -> None:
 
 def test_there_is_no_order_where_every_row_is_kept() -> None:
     text = FILE.format(cut=OFFSETS, sink=POSTGRES.format(""), more="").replace("primary_key: id", "")
-    assert said(parse_pipeline(text).model, "") is None
+    assert order(parse_pipeline(text).model, "") is None

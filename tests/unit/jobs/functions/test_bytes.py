@@ -129,17 +129,17 @@ def test_arguments_that_no_function_can_take_are_told_with_the_call() -> None:
     assert called(pa.array([b""])).to_pylist() == [""]
     with pytest.raises(RuntimeError) as caught:
         called(pa.array([1]))
-    told = as_headrace_error(caught.value, node="sink")
-    assert (type(told), told.node) == (SchemaError, "t")
-    assert told.message.startswith("`to_base58` cannot take int64: ")
-    assert told.hint.startswith("It is called as to_base58(bytes); ")
+    error = as_headrace_error(caught.value, node="sink")
+    assert (type(error), error.node) == (SchemaError, "t")
+    assert error.message.startswith("`to_base58` cannot take int64: ")
+    assert error.hint.startswith("It is called as to_base58(bytes); ")
 
 
 def test_a_worker_that_fails_is_told_by_its_exception() -> None:
-    told = as_headrace_error(
+    error = as_headrace_error(
         ValueError(
             "\n  An exception was thrown:\nTraceback (most recent call last):\n  File x\nKeyError:"
             " 'a'\nOSError: no room\n\n\tat org.apache"
         )
     )
-    assert told.message == "ValueError: OSError: no room"
+    assert error.message == "ValueError: OSError: no room"

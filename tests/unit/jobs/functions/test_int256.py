@@ -71,16 +71,16 @@ def test_arithmetic_is_that_of_integers_or_an_error(
     @given(st.lists(st.tuples(numbers, numbers), min_size=1, max_size=6))
     def check(pairs: list[tuple[int, int]]) -> None:
         found = function(texts([a for a, _ in pairs]), texts([b for _, b in pairs])).to_pylist()
-        for (a, b), said in zip(pairs, found, strict=True):
+        for (a, b), result in zip(pairs, found, strict=True):
             if operation in ("div", "mod") and b == 0:
-                assert said.startswith(ERROR)
-                assert "division by zero" in said
+                assert result.startswith(ERROR)
+                assert "division by zero" in result
                 continue
             wanted = EXPECTED[operation](a, b)
             if low <= wanted <= high:
-                assert said == str(wanted)
+                assert result == str(wanted)
             else:
-                assert said.startswith(f"{ERROR}{prefix}_{operation} overflow: {a} ")
+                assert result.startswith(f"{ERROR}{prefix}_{operation} overflow: {a} ")
 
     check()
 
@@ -101,7 +101,7 @@ def test_short_numbers_take_the_quick_way_and_mean_the_same(pairs: list[tuple[in
 def test_signs(numbers: list[int]) -> None:
     for name, wanted in (("i256_neg", [-n for n in numbers]), ("i256_abs", [abs(n) for n in numbers])):
         found = getattr(int256, name)(texts(numbers)).to_pylist()
-        assert [said for said in found if not said.startswith(ERROR)] == [
+        assert [result for result in found if not result.startswith(ERROR)] == [
             str(n) for n in wanted if n <= I_MAX
         ]
 
@@ -143,15 +143,15 @@ def test_empty_columns_stay_empty() -> None:
 
 
 CASES = [
-    (one, call, said)
+    (one, call, message)
     for one in distinct()
     if one.group is Group.WIDE and one.arrow
-    for call, said in one.errors
+    for call, message in one.errors
 ]
 
 
-@pytest.mark.parametrize(("function", "call", "said"), CASES, ids=[call[:50] for _, call, _ in CASES])
-def test_errors_of_the_page(function: object, call: str, said: str) -> None:
+@pytest.mark.parametrize(("function", "call", "message"), CASES, ids=[call[:50] for _, call, _ in CASES])
+def test_errors_of_the_page(function: object, call: str, message: str) -> None:
     name = call.split("(", 1)[0]
     words = call.removeprefix(f"{name}(").removesuffix(")").split(", ")
     columns = [
@@ -164,4 +164,4 @@ def test_errors_of_the_page(function: object, call: str, said: str) -> None:
     ]
     (found,) = getattr(int256, name)(*columns).to_pylist()
     assert found.startswith(ERROR)
-    assert said in found
+    assert message in found

@@ -19,7 +19,8 @@ from headrace.commands.tail import RowPrinter, tail
 from headrace.connectors.ledger.factory import open_ledger
 from headrace.jobs.monitoring.admin import Admin, EndpointData
 from headrace.jobs.monitoring.sample_buffer import SampleBuffer
-from headrace.pipeline.config.settings import Settings, SqliteBackend, StateBackend
+from headrace.pipeline.config.sections import SqliteBackend, StateBackend
+from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import PipelineStateError, UserError
 
 FILE = """
@@ -239,8 +240,8 @@ def test_tail_waits_for_a_run_that_starts(
         tail_command, "time", SimpleNamespace(sleep=lambda _: ledger.set_holder(lease, ready))
     )
     tail(tmp_path / "seen.yaml", "out", as_json=True, rows=1)
-    said = capsys.readouterr()
-    assert (said.err, json.loads(said.out)["data"]) == ("seen is starting; waiting for rows\n", {"id": 7})
+    output = capsys.readouterr()
+    assert (output.err, json.loads(output.out)["data"]) == ("seen is starting; waiting for rows\n", {"id": 7})
     ledger.set_holder(lease, here)
     monkeypatch.setattr(tail_command, "time", SimpleNamespace(sleep=lambda _: ledger.release(lease)))
     with pytest.raises(PipelineStateError, match="`seen` is not running"):
@@ -262,7 +263,7 @@ def test_tail_says_why_it_cannot(running: Callable[..., Path], tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("holder", "said", "hint"),
+    ("holder", "message", "hint"),
     [
         ({}, "does not serve its rows", "HEADRACE__LIVE_DATA_INSPECT_ENABLED=true"),
         (
@@ -279,9 +280,9 @@ def test_tail_says_why_it_cannot(running: Callable[..., Path], tmp_path: Path) -
     ],
 )
 def test_tail_names_the_setting_or_the_place(
-    running: Callable[..., Path], holder: dict[str, object], said: str, hint: str
+    running: Callable[..., Path], holder: dict[str, object], message: str, hint: str
 ) -> None:
-    with pytest.raises(PipelineStateError, match=said) as raised:
+    with pytest.raises(PipelineStateError, match=message) as raised:
         tail(running(**holder), None, as_json=False, rows=1)
     assert hint in (raised.value.hint or "")
 

@@ -21,7 +21,8 @@ from headrace.jobs.monitoring.plugin_metrics import offer
 from headrace.jobs.monitoring.spark_observation import EpochObservation, upstream_nodes
 from headrace.jobs.staging.determinism import nondeterministic_nodes
 from headrace.jobs.transforms.http import call_metrics
-from headrace.pipeline.config.settings import MetricsSettings, Settings
+from headrace.pipeline.config.sections import MetricsSettings
+from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import TransientError, UserError
 from headrace.pipeline.file.loader import parse_pipeline
 from headrace.pipeline.plugins.discovery import InstalledPlugin
@@ -204,10 +205,10 @@ def test_a_collector_that_is_away_is_said_once_and_disturbs_nothing(caplog: pyte
         made.add("output_rows_total", 5)
         made.close()
         assert scraped_after_close(made) is None
-    said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert len(said) == 1
-    assert said[0].startswith(f"metrics collector=127.0.0.1:{port} state=away")
-    assert "token-in-path" not in said[0]
+    messages = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(messages) == 1
+    assert messages[0].startswith(f"metrics collector=127.0.0.1:{port} state=away")
+    assert "token-in-path" not in messages[0]
 
 
 def scraped_after_close(meters: Meters) -> None:
@@ -216,7 +217,7 @@ def scraped_after_close(meters: Meters) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"ingestion_endpoint": "https://me:s3cret@collector"}, "must not hold credentials"),
         ({"ingestion_endpoint": "https://collector/?api_key=s3cret"}, "must not hold credentials"),
@@ -228,8 +229,8 @@ def scraped_after_close(meters: Meters) -> None:
         ({"prefix": "9"}, "pattern"),
     ],
 )
-def test_wrong_settings_are_told_without_their_secrets(given: dict[str, str], said: str) -> None:
-    with pytest.raises(ValueError, match=said) as raised:
+def test_wrong_settings_are_told_without_their_secrets(given: dict[str, str], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as raised:
         MetricsSettings.model_validate(given)
     assert "s3cret" not in str(raised.value)
 
@@ -253,33 +254,33 @@ def test_nothing_is_watched_unless_settings_ask_for_it(monkeypatch: pytest.Monke
 
 
 def test_a_failure_shows_until_an_epoch_is_committed() -> None:
-    eyes = RunMonitor(parse_pipeline(FILE, "shop.yaml"), Settings(admin_api_port=0), "")
-    eyes.record_failure(TransientError("the broker is away", node="src"))
-    assert eyes._state.error == {
+    monitor = RunMonitor(parse_pipeline(FILE, "shop.yaml"), Settings(admin_api_port=0), "")
+    monitor.record_failure(TransientError("the broker is away", node="src"))
+    assert monitor._state.error == {
         "node": "src",
         "message": "the broker is away",
         "internal": False,
         "retriable": True,
     }
-    assert eyes._health()["status"] == "failing"
-    eyes.record_failure(RuntimeError("password=s3cret"))
-    assert eyes._state.error == {
+    assert monitor._health()["status"] == "failing"
+    monitor.record_failure(RuntimeError("password=s3cret"))
+    assert monitor._state.error == {
         "node": None,
         "message": "RuntimeError",
         "internal": True,
         "retriable": False,
     }
-    found = scraped(eyes._meters)
+    found = scraped(monitor._meters)
     assert list(found["headrace_epoch_failing"].values()) == [1.0]
     assert list(found["headrace_checkpoint_epochs_failed_total"].values()) == [2.0]
-    eyes.close()
+    monitor.close()
 
 
 def test_a_look_that_fails_is_nobodys_problem(caplog: pytest.LogCaptureFixture) -> None:
-    eyes = RunMonitor(parse_pipeline(FILE, "shop.yaml"), Settings(admin_api_port=0), "")
-    eyes.lags({"src": {"0": "no number"}})  # type: ignore[dict-item]
+    monitor = RunMonitor(parse_pipeline(FILE, "shop.yaml"), Settings(admin_api_port=0), "")
+    monitor.lags({"src": {"0": "no number"}})  # type: ignore[dict-item]
     assert any("watching=lags" in record.getMessage() for record in caplog.records)
-    eyes.close()
+    monitor.close()
 
 
 HANDLER = """
@@ -295,16 +296,16 @@ sinks:
 
 
 def test_an_epoch_that_an_earlier_run_began_is_under_way() -> None:
-    eyes = RunMonitor(parse_pipeline(HANDLER, "asked.yaml"), Settings(admin_api_port=0), "")
+    monitor = RunMonitor(parse_pipeline(HANDLER, "asked.yaml"), Settings(admin_api_port=0), "")
     plan = EpochPlan(1, Phase.HISTORY, {}, {}, "hash", datetime.now(UTC))
-    eyes.record_plan(plan, again=True)
-    found = scraped(eyes._meters)
+    monitor.record_plan(plan, again=True)
+    found = scraped(monitor._meters)
     assert set(found["headrace_checkpoint_epochs_in_flight"].values()) == {1.0}
     assert "headrace_checkpoint_markers_sent_total" not in found, "the run that planned it has counted it"
-    assert eyes._health()["phase"] == "history"
-    eyes.record_commit(plan, {"hole": WriteCounts(5)}, {"total": 1.0}, None)
-    assert set(scraped(eyes._meters)["headrace_checkpoint_epochs_in_flight"].values()) == {0.0}
-    eyes.close()
+    assert monitor._health()["phase"] == "history"
+    monitor.record_commit(plan, {"hole": WriteCounts(5)}, {"total": 1.0}, None)
+    assert set(scraped(monitor._meters)["headrace_checkpoint_epochs_in_flight"].values()) == {0.0}
+    monitor.close()
 
 
 def test_requests_of_a_handler(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,10 +314,10 @@ def test_requests_of_a_handler(monkeypatch: pytest.MonkeyPatch) -> None:
         "drain_call_metrics",
         lambda: {"ask": call_metrics.CallMetrics({("success", "2xx"): [20.0, 300.0]}, 1)},
     )
-    eyes = RunMonitor(parse_pipeline(HANDLER, "asked.yaml"), Settings(admin_api_port=0), "")
+    monitor = RunMonitor(parse_pipeline(HANDLER, "asked.yaml"), Settings(admin_api_port=0), "")
     plan = EpochPlan(1, Phase.LIVE, {}, {}, "hash", datetime.now(UTC))
-    eyes.record_commit(plan, {"hole": WriteCounts(5)}, {"total": 1.0, "write hole": 0.5}, None)
-    found = scraped(eyes._meters)
+    monitor.record_commit(plan, {"hole": WriteCounts(5)}, {"total": 1.0, "write hole": 0.5}, None)
+    found = scraped(monitor._meters)
     (labels,) = found["headrace_http_requests_total"]
     assert dict(labels) == {
         "id": "ask",
@@ -330,7 +331,7 @@ def test_requests_of_a_handler(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(found["headrace_http_retries_total"].values()) == [1.0]
     assert found["headrace_http_request_latency_milliseconds_count"][labels] == 2.0
     assert list(found["headrace_output_rows_total"].values()) == [5.0]
-    eyes.close()
+    monitor.close()
 
 
 def test_rows_from_outside_are_looked_at_only_where_they_were_staged() -> None:
@@ -357,18 +358,18 @@ def test_no_rows_are_looked_at_of_an_epoch_that_an_earlier_file_began() -> None:
     )
     former += "  more: {type: blackhole, from: ask}\n"
     now = parse_pipeline(former.replace("select * from ask", "select * from src"), "asked.yaml")
-    eyes = RunMonitor(now, Settings(live_data_inspect_enabled=True), "")
+    monitor = RunMonitor(now, Settings(live_data_inspect_enabled=True), "")
     looked: list[tuple[set[str], set[str]]] = []
     for model in (now.model, parse_pipeline(former, "asked.yaml").model):
-        look = eyes.create_observer(model, ["hole"])
+        look = monitor.create_observer(model, ["hole"])
         assert look is not None
         for name in ("src", "ask", "after"):
             look(
                 name, cast("Any", name)
             )  # `ask` is not staged, since no sink that is left to be written reads it
-        looked.append((set(eyes._observation.frames), set(cast("Any", look).counted)))
+        looked.append((set(monitor._observation.frames), set(cast("Any", look).counted)))
     assert looked == [({"src", "after"}, {"src", "after"}), (set(), {"src", "ask", "after"})]
-    eyes.close()
+    monitor.close()
 
 
 def test_an_epoch_goes_on_where_spark_cannot_be_asked(caplog: pytest.LogCaptureFixture) -> None:
@@ -423,13 +424,13 @@ def test_figures_of_plugins_stand_beside_the_others(meters: Meters) -> None:
         before.metrics.counter("rows", -1)
     withdraw()
     PluginContext("pg", None, found).metrics.gauge("later", 1)
-    said = scraped(meters)
+    samples = scraped(meters)
     own = {"service_instance_id": "shop", "stage": "test"}
-    assert said["headrace_plugin_rows_total"] == {
+    assert samples["headrace_plugin_rows_total"] == {
         tuple(sorted({**own, "team": "data", "id": "pg", "table": "t"}.items())): 5
     }
-    assert list(said["headrace_plugin_depth"].values()) == [7]
-    assert said["headrace_plugin_wait_milliseconds_count"] == {
+    assert list(samples["headrace_plugin_depth"].values()) == [7]
+    assert samples["headrace_plugin_wait_milliseconds_count"] == {
         tuple(sorted({**own, "team": "acme", "plugin": "acme.orders"}.items())): 1
     }
-    assert "headrace_plugin_later" not in said
+    assert "headrace_plugin_later" not in samples

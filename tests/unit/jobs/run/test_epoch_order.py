@@ -48,7 +48,7 @@ class Epochs:
         self.counts = {name: WriteCounts(5) for name in sinks}
         run: Any = object.__new__(PipelineRun)
         run._stop = threading.Event()
-        run._spark, run.settings = SimpleNamespace(), None
+        run.session, run.settings = SimpleNamespace(explain_death=lambda _: None), None
         run.reporter = SimpleNamespace(publish=lambda _: None)
         run.wait = lambda _: self.calls.append("wait")
         run._writer = self._writer
@@ -78,11 +78,6 @@ class Epochs:
     def _commit(self, counts: dict[str, WriteCounts]) -> dict[str, WriteCounts]:
         self.calls.append(f"commit {sorted(counts)}")
         return {"a": WriteCounts(5), "b": WriteCounts(5)}
-
-
-@pytest.fixture(autouse=True)
-def living_jvm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.jobs.run.pipeline_run.explain_death", lambda *_: None)
 
 
 WRITTEN = ["commit ['a', 'b']", "after commit of ['a', 'b'], ['ledger', 'read', 'total']"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from contextlib import contextmanager
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
@@ -77,12 +77,7 @@ class Steps:
         run._writer = lambda _: SimpleNamespace(
             steps={}, seconds=0.0, write=lambda *_, **__: self.fail("sink")
         )
-        run._spark = SimpleNamespace()
-
-
-@contextmanager
-def untranslated(_: Any):
-    yield
+        run.session = SimpleNamespace(translate_errors=nullcontext, explain_death=lambda _: None)
 
 
 def failed(monkeypatch: pytest.MonkeyPatch, phase: str, error: HeadraceError) -> HeadraceError:
@@ -96,8 +91,6 @@ def failed(monkeypatch: pytest.MonkeyPatch, phase: str, error: HeadraceError) ->
     monkeypatch.setattr(
         PipelineRun, "assembly", SimpleNamespace(sources={}, planner=SimpleNamespace(spark=None))
     )
-    monkeypatch.setattr(PipelineRun, "translate_errors", untranslated)
-    monkeypatch.setattr("headrace.jobs.run.pipeline_run.explain_death", lambda *_: None)
     monkeypatch.setattr(runner, "BackfillPlanner", steps.planner("backfill"))
     monkeypatch.setattr(runner, "StreamPlanner", steps.planner("stream"))
     monkeypatch.setattr(runner.positions, "history_complete", lambda *_: True)

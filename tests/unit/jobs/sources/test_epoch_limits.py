@@ -130,19 +130,19 @@ def test_a_refused_connection_to_the_jvm_is_no_outside_system() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "reason"),
     [
         (52, "ended with exit code 52: it ran out of memory; spark.driver_memory is 2g"),
         (-9, "was ended by signal 9; the system may have run out of memory"),
         (1, "ended with exit code 1"),
     ],
 )
-def test_a_dead_jvm_is_explained(code: int, said: str) -> None:
+def test_a_dead_jvm_is_explained(code: int, reason: str) -> None:
     process = SimpleNamespace(poll=lambda: code)
     spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(_gateway=SimpleNamespace(proc=process)))
     error = explain_death(spark, Settings())
     assert error is not None
-    assert error.message == f"Spark's JVM {said}"
+    assert error.message == f"Spark's JVM {reason}"
     assert "epoch.max_bytes" in error.hint
     process.poll = lambda: None
     assert explain_death(spark, Settings()) is None

@@ -76,8 +76,8 @@ def test_only_what_changed_is_written(tmp_path: Path) -> None:
     found = load_cases(write(tmp_path, BLOCK))[0]
     came = rows((1, "a", 1.5), (2, "B, b", 2.0), (3, "c", 3.5), (5, None, 5.0))
     before = path.read_text()
-    told = update(outcome(found, came))
-    assert told == [f"{path}:5:7: `priced` now expects 4 rows"]
+    notes = update(outcome(found, came))
+    assert notes == [f"{path}:5:7: `priced` now expects 4 rows"]
     assert path.read_text() == before.replace(BLOCK, BLOCK_AFTER)
     again, _ = load_cases(path)
     assert outcome(again, came).passed
@@ -185,7 +185,7 @@ def test_a_csv_file_keeps_the_order_of_its_columns(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tests", "said"),
+    ("tests", "message"),
     [
         ("  t: {expect_error: x}\n", "expects an error"),
         (
@@ -197,13 +197,13 @@ def test_a_csv_file_keeps_the_order_of_its_columns(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_not_rewritten(tests: str, said: str, tmp_path: Path) -> None:
+def test_what_is_not_rewritten(tests: str, message: str, tmp_path: Path) -> None:
     found = case(tmp_path, tests)
     before = (tmp_path / "orders.test.yaml").read_text()
     failed = (
         CaseOutcome(found, 0.0, unraised="x") if "error" in tests else outcome(found, rows((2, "a", 1.0)))
     )
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         update(failed)
     assert (tmp_path / "orders.test.yaml").read_text() == before
 

@@ -34,8 +34,9 @@ from headrace.jobs.transforms.http.call_metrics import (
     drain_call_metrics,
 )
 from headrace.jobs.transforms.http.circuit_breaker import Breaker
-from headrace.jobs.transforms.http.client import HandlerTask, Service
+from headrace.jobs.transforms.http.client import Service
 from headrace.jobs.transforms.http.decode import ResponseDecoder
+from headrace.jobs.transforms.http.task import HandlerTask
 from headrace.pipeline.errors import DataError, HeadraceError, TransientError, UserError
 from headrace.pipeline.sql.system_columns import FAN_OUT
 
@@ -126,9 +127,9 @@ def run(made: HandlerTask, *batches: pa.RecordBatch) -> list[dict[str, Any]]:
 
 
 def failure(made: HandlerTask, *batches: pa.RecordBatch) -> HeadraceError:
-    with pytest.raises(RuntimeError) as told:
+    with pytest.raises(RuntimeError) as caught:
         run(made, *batches)
-    found = explain_failure(told.value)
+    found = explain_failure(caught.value)
     assert found is not None
     return found
 
@@ -207,7 +208,7 @@ def dripping(before: bytes, drops: bytes) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(
-    ("before", "drops", "said", "status"),
+    ("before", "drops", "message", "status"),
     [
         (
             b"HTTP/1.1 200 OK\r\nContent-Length: %(length)d\r\n\r\n",
@@ -224,12 +225,14 @@ def dripping(before: bytes, drops: bytes) -> Iterator[Any]:
     ],
     ids=["body", "headers"],
 )
-def test_an_answer_that_drips_is_late_as_a_whole(before: bytes, drops: bytes, said: str, status: str) -> None:
+def test_an_answer_that_drips_is_late_as_a_whole(
+    before: bytes, drops: bytes, message: str, status: str
+) -> None:
     with dripping(before, drops) as web:
         made = task(web, timeout=0.3, max_attempts=1)
-        told = failure(made)
-    assert isinstance(told, TransientError)
-    assert told.message.endswith(f"the last: {said}")
+        error = failure(made)
+    assert isinstance(error, TransientError)
+    assert error.message.endswith(f"the last: {message}")
     assert made.count.calls.latencies.keys() == {("retriable_error", status)}
 
 
@@ -244,7 +247,7 @@ def test_a_service_is_left_alone_for_as_long_as_it_says(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("said", "seconds"),
+    ("header", "seconds"),
     [
         ("3", 3),
         ("0.5", 0.5),
@@ -256,20 +259,20 @@ def test_a_service_is_left_alone_for_as_long_as_it_says(monkeypatch: pytest.Monk
         ("Wed, 21 Oct 2015 07:28:00 GMT", 0),
     ],
 )
-def test_retry_after_by_number_and_by_date(said: str, seconds: float | None) -> None:
-    assert calls._retry_after(said) == seconds
+def test_retry_after_by_number_and_by_date(header: str, seconds: float | None) -> None:
+    assert calls._retry_after(header) == seconds
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 422])
 def test_a_refusal_is_final_and_told_without_secrets(status: int) -> None:
     with served(lambda _: (status, b'{"error": "token s3cret\\nis wrong"}', {})) as web:
-        told = failure(task(web))
-    assert isinstance(told, UserError)
+        error = failure(task(web))
+    assert isinstance(error, UserError)
     assert (
-        told.message
+        error.message
         == f'POST http://service/rows: non-retriable HTTP {status}: {{"error": "token ***\\nis wrong"}}'
     )
-    assert told.node == "ask"
+    assert error.node == "ask"
     assert len(web.asked) == 1
 
 
@@ -280,25 +283,25 @@ def test_a_redirect_is_not_followed() -> None:
 
 def test_it_gives_up_after_a_number_of_attempts(quick: None) -> None:
     with served(lambda _: (503, b"busy", {})) as web:
-        told = failure(task(web, max_attempts=3))
-    assert isinstance(told, TransientError)
-    assert "given up after 3 attempts" in told.message
-    assert told.message.endswith("the last: HTTP 503: busy")
+        error = failure(task(web, max_attempts=3))
+    assert isinstance(error, TransientError)
+    assert "given up after 3 attempts" in error.message
+    assert error.message.endswith("the last: HTTP 503: busy")
     assert len(web.asked) == 3
 
 
 def test_it_gives_up_after_a_time(quick: None) -> None:
     with served(lambda _: (503, b"", {})) as web:
-        told = failure(task(web, retry_timeout=0.3))
-    assert "given up after" in told.message
+        error = failure(task(web, retry_timeout=0.3))
+    assert "given up after" in error.message
     assert len(web.asked) > 1
 
 
 def test_nobody_listening_is_told(quick: None) -> None:
     with served() as web:
         pass
-    told = failure(task(web, max_attempts=2))
-    assert "ConnectError" in told.message
+    error = failure(task(web, max_attempts=2))
+    assert "ConnectError" in error.message
 
 
 def test_who_looks_at_the_run_is_told_of_a_service_that_does_not_answer(
@@ -347,7 +350,7 @@ def test_nobody_believes_the_word_of_a_worker_that_was_killed(tmp_path: Path) ->
 
 def test_an_open_circuit_sends_one_probe_at_a_time(quick: None) -> None:
     with served(lambda _: (500, b"", {})) as web:
-        told = failure(
+        error = failure(
             task(
                 web,
                 single=True,
@@ -359,7 +362,7 @@ def test_an_open_circuit_sends_one_probe_at_a_time(quick: None) -> None:
             batch(8),
         )
         many = len(web.asked)
-    assert "the circuit is open after 3 failures in a row" in told.message
+    assert "the circuit is open after 3 failures in a row" in error.message
     assert many < 4 + 1.0 / 0.05 + 4
 
 
@@ -503,7 +506,7 @@ def test_version_1_wraps_and_unwraps() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "message"),
     [
         (b"", "the body is empty"),
         (b"<html>starting</html>", ("failed to parse JSON in batch mode: expected an array of objects, found"
@@ -530,14 +533,14 @@ def test_version_1_wraps_and_unwraps() -> None:
         (b'[{"id": 1, "_gs_op": "i"}] [', "failed to parse JSON in batch mode"),
     ],
 )  # fmt: skip
-def test_an_answer_that_is_none_is_told(answer: bytes, said: str) -> None:
+def test_an_answer_that_is_none_is_told(answer: bytes, message: str) -> None:
     with served(lambda _: answer) as web:
-        told = failure(task(web), batch(2))
-    assert isinstance(told, DataError)
-    assert told.message.startswith("POST http://service/rows answered HTTP 200, but ")
-    assert said in told.message
+        error = failure(task(web), batch(2))
+    assert isinstance(error, DataError)
+    assert error.message.startswith("POST http://service/rows answered HTTP 200, but ")
+    assert message in error.message
     if answer:
-        assert answer.decode()[:20] in told.message
+        assert answer.decode()[:20] in error.message
 
 
 def test_a_task_is_picklable_and_shows_no_secret() -> None:

@@ -58,10 +58,10 @@ def body(*values: Any) -> bytes:
     return json.dumps([{"v": value, "_gs_op": "i", "other": [{}]} for value in values]).encode()
 
 
-@pytest.mark.parametrize(("kind", "said", "meant"), CASES, ids=lambda value: str(value)[:30])
-def test_both_ways_read_the_same(kind: pa.DataType, said: Any, meant: Any) -> None:
+@pytest.mark.parametrize(("kind", "written", "meant"), CASES, ids=lambda value: str(value)[:30])
+def test_both_ways_read_the_same(kind: pa.DataType, written: Any, meant: Any) -> None:
     made = decoder(kind)
-    text = body(said, None, said)
+    text = body(written, None, written)
     slow = made._slow(text, "batch")
     assert slow.columns[0].to_pylist() == [meant, None, meant]
     if (fast := made._fast(text)) is not None:
@@ -84,13 +84,13 @@ def test_both_ways_read_the_same(kind: pa.DataType, said: Any, meant: Any) -> No
     ids=str,
 )
 def test_what_is_common_goes_the_fast_way(kind: pa.DataType) -> None:
-    said = next(case[1] for case in CASES if case[0] == kind)
-    assert decoder(kind)._fast(body(said, None)) is not None
+    value = next(case[1] for case in CASES if case[0] == kind)
+    assert decoder(kind)._fast(body(value, None)) is not None
     assert decoder(kind)._fast(b"[]") is not None
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
+    ("kind", "value"),
     [
         (pa.int8(), 128), (pa.int64(), "1"), (pa.float64(), "1"), (pa.float64(), "NaN"), (pa.bool_(), 1),
         (pa.string(), 5), (pa.decimal128(4, 2), "123.00"), (pa.decimal128(4, 2), "1.234"),
@@ -103,22 +103,22 @@ def test_what_is_common_goes_the_fast_way(kind: pa.DataType) -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_what_does_not_fit_is_told_with_its_place(kind: pa.DataType, said: Any) -> None:
+def test_what_does_not_fit_is_told_with_its_place(kind: pa.DataType, value: Any) -> None:
     with pytest.raises(AnswerError, match=r"row 1, column `v`.* is declared as "):
-        decoder(kind).read(body(None, said))
+        decoder(kind).read(body(None, value))
 
 
 @pytest.mark.parametrize("kind", [pa.int64(), UINT256, pa.decimal256(40, 2)], ids=str)
-@pytest.mark.parametrize("said", ["1e999999999", "1e-999999999", "0e-999999999"])
-def test_a_number_of_a_gigabyte_is_not_written_out(kind: pa.DataType, said: str) -> None:
+@pytest.mark.parametrize("number", ["1e999999999", "1e-999999999", "0e-999999999"])
+def test_a_number_of_a_gigabyte_is_not_written_out(kind: pa.DataType, number: str) -> None:
     with pytest.raises(AnswerError, match=r"row 0, column `v` is declared as .*, found a number"):
-        decoder(kind).read(b'[{"v": ' + said.encode() + b"}]")
+        decoder(kind).read(b'[{"v": ' + number.encode() + b"}]")
 
 
-@pytest.mark.parametrize("said", ['{"v": "\\ud800"}', '{"v": "x", "_gs_op": "\\udfff"}'])
-def test_half_of_a_character_is_told(said: str) -> None:
+@pytest.mark.parametrize("text", ['{"v": "\\ud800"}', '{"v": "x", "_gs_op": "\\udfff"}'])
+def test_half_of_a_character_is_told(text: str) -> None:
     with pytest.raises(AnswerError, match=r"column `(v|_gs_op)` holds half of a surrogate pair"):
-        decoder(pa.string()).read(f"[{said}]".encode())
+        decoder(pa.string()).read(f"[{text}]".encode())
 
 
 def test_text_that_is_not_utf8_is_told_and_goes_nowhere() -> None:

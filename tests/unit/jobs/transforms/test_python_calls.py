@@ -176,7 +176,7 @@ def test_batches_are_cut_to_size() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "said"),
+    ("name", "kind", "message"),
     [
         ("fewer", SchemaError, "made 2 rows of 3 and does not say which became which"),
         ("wrong_row", SchemaError, "does not count the 3 input rows"),
@@ -192,10 +192,10 @@ def test_batches_are_cut_to_size() -> None:
         ("leaves", DataError, "SystemExit: enough"),
     ],
 )
-def test_what_it_returns_must_fit(name: str, kind: type[UserError], said: str) -> None:
+def test_what_it_returns_must_fit(name: str, kind: type[UserError], message: str) -> None:
     with pytest.raises(kind) as caught:
         call(name, schema={"id": "int64"})
-    assert said in caught.value.message
+    assert message in caught.value.message
     assert caught.value.node == "n"
 
 
@@ -216,7 +216,7 @@ def test_its_own_error_is_told_with_its_own_line(module: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "message"),
     [
         ("no_such_package:f", "there is no module `no_such_package`"),
         ("rates_of_ours.nothing:f", "there is no module `rates_of_ours.nothing`"),
@@ -232,15 +232,15 @@ def test_its_own_error_is_told_with_its_own_line(module: Path) -> None:
         ),
     ],
 )
-def test_a_function_that_is_not_there_is_told_before_any_row(path: str, said: str) -> None:
+def test_a_function_that_is_not_there_is_told_before_any_row(path: str, message: str) -> None:
     with pytest.raises(UserError) as caught:
         load_function(path, "n")
-    assert said in caught.value.message
+    assert message in caught.value.message
     assert caught.value.hint
 
 
 @pytest.mark.parametrize(
-    ("function", "options", "said"),
+    ("function", "options", "message"),
     [
         ("add", {"by": 2}, ""),
         ("add", {}, ""),
@@ -251,20 +251,20 @@ def test_a_function_that_is_not_there_is_told_before_any_row(path: str, said: st
     ],
 )
 def test_options_that_a_function_does_not_take_are_told_before_any_row(
-    function: str, options: dict[str, Any], said: str
+    function: str, options: dict[str, Any], message: str
 ) -> None:
     node = PythonTransformConfig.model_validate(
         {"from": "s", "function": f"rates_of_ours.fx:{function}", "options": options}
     )
     settings = load_settings(python_transforms={"allow": ["rates_of_ours"]})
-    if not said:
+    if not message:
         check_function(node, settings, "n")
         return
     with pytest.raises(UserError) as caught:
         check_function(node, settings, "n")
     assert (
         caught.value.message
-        == f"`rates_of_ours.fx:{function}` cannot be called with a batch and these `options`: {said}"
+        == f"`rates_of_ours.fx:{function}` cannot be called with a batch and these `options`: {message}"
     )
     assert caught.value.hint.startswith(f"It is {function}(batch")
 

@@ -102,7 +102,7 @@ def test_an_operation_is_one_of_three(op: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("result", "said"),
+    ("result", "message"),
     [
         ("5", "returned 5"),
         ("'text'", "a text of 4 characters"),
@@ -117,10 +117,10 @@ def test_an_operation_is_one_of_three(op: str) -> None:
         ("10n", "a BigInt"),
     ],
 )
-def test_what_is_no_row_is_refused_with_the_row_at_hand(result: str, said: str) -> None:
+def test_what_is_no_row_is_refused_with_the_row_at_hand(result: str, message: str) -> None:
     with pytest.raises(DataError) as caught:
         rows(f"function process(r) {{ return r.id < 3 ? r : {result} }}", ONE)
-    assert said in caught.value.message
+    assert message in caught.value.message
     assert caught.value.message.startswith("row id 3 (partition 7, offset 2): ")
     assert caught.value.node == "n"
 
@@ -146,7 +146,7 @@ def test_no_value_of_a_text_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "message"),
     [
         ("function process(r) {", "SyntaxError"),
         ("let a = 1;\nlet a = 2;", "SyntaxError"),
@@ -159,10 +159,10 @@ def test_no_value_of_a_text_is_told() -> None:
         ("undeclared = 1; function process(r) {}", "undeclared"),
     ],
 )
-def test_a_script_that_does_not_load_is_told_before_any_row(source: str, said: str) -> None:
+def test_a_script_that_does_not_load_is_told_before_any_row(source: str, message: str) -> None:
     with pytest.raises(UserError) as caught:
         script(source, pa.schema({"id": pa.int64()}), at=FileLocation("f.yaml", 11, 7)).check()
-    assert said in caught.value.message
+    assert message in caught.value.message
     assert caught.value.place is not None
     assert caught.value.place.file == "f.yaml"
     assert caught.value.place.line in (11, 12)
@@ -193,9 +193,9 @@ def test_clocks_stand_at_the_epochs_time_and_chance_is_refused() -> None:
         "function process(r) { return {id: Date.now(), name: new Date().toISOString() + Date() + (new"
         " Date() instanceof Date)} }"
     )
-    given = hidden(pa.Table.from_pylist(ONE))
+    table = hidden(pa.Table.from_pylist(ONE))
     made = script(source, pa.Table.from_pylist(ONE).schema).at(datetime(2024, 5, 6, 7, 8, 9, tzinfo=UTC))
-    found = pa.Table.from_batches(made.rows(given.to_batches(), given.schema))
+    found = pa.Table.from_batches(made.rows(table.to_batches(), table.schema))
     assert found.column("id").to_pylist() == [1714979289000] * 3
     assert found.column("name")[0].as_py() == "2024-05-06T07:08:09.000ZMon May 06 2024 07:08:09 GMT+0000true"
     for way in ("Math.random()", "new (new Date(0).constructor)().getTime() > 1e9 || performance.now()"):
@@ -240,14 +240,14 @@ def test_a_cache_that_changes_no_row_is_fine() -> None:
 
 def test_rows_that_share_a_place_are_no_memory() -> None:
     """As UNION ALL of a source with itself makes them."""
-    given = hidden(pa.Table.from_pylist(ONE))
-    (batch,) = pa.concat_tables([given, given]).combine_chunks().to_batches()
+    table = hidden(pa.Table.from_pylist(ONE))
+    (batch,) = pa.concat_tables([table, table]).combine_chunks().to_batches()
     for source, count in (
         ("function process(r) { return [r, r] }", 12),
         ("function process(r) { return r.id < 3 ? r : null }", 4),
     ):
-        found = script(source, pa.Table.from_pylist(ONE).schema).rows([batch], given.schema)
-        assert pa.Table.from_batches(found, given.schema).num_rows == count
+        found = script(source, pa.Table.from_pylist(ONE).schema).rows([batch], table.schema)
+        assert pa.Table.from_batches(found, table.schema).num_rows == count
 
 
 def test_batches_of_any_size_give_the_same_rows() -> None:

@@ -60,16 +60,16 @@ def ended(body: str, before: str = "", **options: Any) -> str:
     ],
 )
 def test_time_is_limited(body: str) -> None:
-    said = ended(body)
-    assert "longer than its `timeout` of 300ms" in said or "memory_limit" in said
+    message = ended(body)
+    assert "longer than its `timeout` of 300ms" in message or "memory_limit" in message
 
 
 @pytest.mark.parametrize(
     "body", ["new Array(4294967295).join('')", "'a'.repeat(5e6).indexOf('a'.repeat(2e6) + 'b')"]
 )
 def test_time_is_limited_inside_of_native_code(body: str) -> None:
-    said = ended(body)
-    assert "timeout` of 300ms (it was in native code, which only the kernel can stop)" in said
+    message = ended(body)
+    assert "timeout` of 300ms (it was in native code, which only the kernel can stop)" in message
 
 
 def test_the_limit_is_for_one_call_and_not_for_all() -> None:
@@ -89,8 +89,8 @@ def test_the_limit_is_for_one_call_and_not_for_all() -> None:
     ],
 )
 def test_memory_is_limited(body: str) -> None:
-    said = ended(body, timeout="5s")
-    assert "memory_limit` of 32 MiB" in said or "string too long" in said, said
+    message = ended(body, timeout="5s")
+    assert "memory_limit` of 32 MiB" in message or "string too long" in message, message
 
 
 def test_memory_that_is_caught_and_asked_for_again_ends_in_time() -> None:
@@ -100,7 +100,7 @@ def test_memory_that_is_caught_and_asked_for_again_ends_in_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
         ("return Array.from({length: 100001}, () => r)", "100001 rows of one, and 100000 are allowed"),
         ("return {name: 'x'.repeat(17 << 20)}", "longer than 16777216 characters"),
@@ -110,8 +110,8 @@ def test_memory_that_is_caught_and_asked_for_again_ends_in_time() -> None:
         ),
     ],
 )
-def test_what_comes_back_is_limited(body: str, said: str) -> None:
-    assert said in ended(body, memory_limit="512MiB", timeout="20s")
+def test_what_comes_back_is_limited(body: str, message: str) -> None:
+    assert message in ended(body, memory_limit="512MiB", timeout="20s")
 
 
 def test_much_that_is_allowed_comes_in_pieces() -> None:
@@ -136,8 +136,8 @@ def test_much_that_is_allowed_comes_in_pieces() -> None:
     ],
 )
 def test_recursion_ends(body: str) -> None:
-    said = ended(body)
-    assert "call stack" in said or "circular" in said or "SyntaxError" in said, said
+    message = ended(body)
+    assert "call stack" in message or "circular" in message or "SyntaxError" in message, message
 
 
 @pytest.mark.parametrize(
@@ -181,11 +181,11 @@ def test_names_at_the_top_of_a_script_are_its_own() -> None:
             "text": pa.string(),
         }
     )
-    given = [{"id": 2**53 + 1, "list": [1, 2**60], "map": [("k", 2**61)], "b": b"x", "text": "t"}] * 2
-    table = pa.Table.from_pylist(given, schema)
+    rows = [{"id": 2**53 + 1, "list": [1, 2**60], "map": [("k", 2**61)], "b": b"x", "text": "t"}] * 2
+    table = pa.Table.from_pylist(rows, schema)
     found = run(f"{before} function process(r) {{ return {{...r, b: bytes, text: {{a: [1n]}}}} }}", table)
     assert found.select(schema.names).to_pylist() == [
-        row | {"b": b"\xff", "text": '{"a":["1"]}'} for row in given
+        row | {"b": b"\xff", "text": '{"a":["1"]}'} for row in rows
     ]
 
 
@@ -221,8 +221,8 @@ def test_methods_of_values_are_not_asked() -> None:
 
 @pytest.mark.parametrize("length", ["1e9", "-1", "NaN", "1.5", "'2'", "2n", "{valueOf: () => 1e9}"])
 def test_arrays_that_lie_about_their_length_are_refused(length: str) -> None:
-    said = ended(f"return new Proxy([], {{get: (t, k) => k === 'length' ? {length} : r}})")
-    assert "rows of one" in said or "TypeError" in said
+    message = ended(f"return new Proxy([], {{get: (t, k) => k === 'length' ? {length} : r}})")
+    assert "rows of one" in message or "TypeError" in message
 
 
 def test_objects_of_a_script_may_have_names_of_built_ins() -> None:
@@ -356,11 +356,11 @@ def test_a_process_ends_with_its_parent(vm: ScriptProcess) -> None:
 
 
 def test_limits_of_a_script_hold_while_it_loads() -> None:
-    for top, said in (
+    for top, message in (
         ("while (true);", "timeout"),
         ("const a = []; for (;;) a.push(new Uint8Array(1e6));", "memory"),
     ):
-        with pytest.raises(HeadraceError, match=said) as caught:
+        with pytest.raises(HeadraceError, match=message) as caught:
             rows(f"{top} function process(r) {{ return r }}", GIVEN)
         assert not isinstance(caught.value, AssertionError)
     with pytest.raises(DataError):

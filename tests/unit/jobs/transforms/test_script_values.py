@@ -13,7 +13,7 @@ from helpers.script_nodes import bare, hidden, run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headrace.jobs.transforms.script.arrow_json import encoded
+from headrace.jobs.transforms.script.encode import encoded
 from headrace.pipeline.errors import DataError, SchemaError
 from headrace.pipeline.types.int256 import INT256, UINT256
 
@@ -159,7 +159,7 @@ def test_not_a_number_is_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "kind", "said"),
+    ("source", "kind", "message"),
     [
         ("1.5", "int64", "cannot hold 1.5"),
         ("2 ** 53", "int64", "beyond 2^53"),
@@ -187,11 +187,11 @@ def test_not_a_number_is_one() -> None:
         ("() => 1", "string", "a function"),
     ],
 )
-def test_what_a_type_refuses(source: str, kind: str, said: str) -> None:
+def test_what_a_type_refuses(source: str, kind: str, message: str) -> None:
     with pytest.raises(DataError) as caught:
         typed(source, kind)
-    assert said in caught.value.message
-    assert "`v`" in caught.value.message or "RangeError" in said
+    assert message in caught.value.message
+    assert "`v`" in caught.value.message or "RangeError" in message
 
 
 def test_whole_numbers_are_numbers_and_become_bigint_where_a_number_would_round() -> None:

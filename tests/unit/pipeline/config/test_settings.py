@@ -193,12 +193,12 @@ live_data_inspect_enabled: false
 """
 
 
-@pytest.mark.parametrize("said", ["InMemory", "in_memory"])
-def test_a_ledger_in_memory_is_refused_with_the_reason(said: str) -> None:
-    config(f"state_backend: {{backend_type: {said}}}\n")
+@pytest.mark.parametrize("backend", ["InMemory", "in_memory"])
+def test_a_ledger_in_memory_is_refused_with_the_reason(backend: str) -> None:
+    config(f"state_backend: {{backend_type: {backend}}}\n")
     with pytest.raises(
         SettingsError,
-        match=rf"state_backend.backend_type: must be `sqlite` or `postgres`: a ledger in memory \(`{said}`\)",
+        match=rf"state_backend.backend_type: must be `sqlite` or `postgres`: a ledger in memory \(`{backend}`\)",
     ):
         load_settings()
 
@@ -228,21 +228,21 @@ def test_a_config_file_of_streamling_is_taken_as_it_is(caplog: pytest.LogCapture
     assert (postgres.password.get_secret_value(), postgres.statement_timeout_secs) == ("pg-word", 60)
     assert settings.postgres_for("Orders-PG").password.get_secret_value() == "one-word"
     assert settings.clickhouse_source.password.get_secret_value() == "ch-word"
-    said = [record.getMessage() for record in caplog.records]
+    messages = [record.getMessage() for record in caplog.records]
     assert (settings.dynamic_table_backend.max_batch_size, settings.postgres_for_tables().host) == (10, "db")
     assert settings.postgres_for_tables().password.get_secret_value() == "other"
-    assert len(said) == 17
+    assert len(messages) == 17
     assert (
         "setting=checkpoint_interval_sec place=config.yaml:8:1 ignored=yes instead=Say `epoch: {interval:"
         " 5s}` in the pipeline file."
-    ) in said
+    ) in messages
     assert any(
         line.startswith("setting=state_backend.postgres.state_schema_name place=config.yaml:13:")
-        for line in said
+        for line in messages
     )
-    assert not [line for line in said if "word" in line]
+    assert not [line for line in messages if "word" in line]
     load_settings()
-    assert len(caplog.records) == len(said), "told twice"
+    assert len(caplog.records) == len(messages), "told twice"
 
 
 def test_a_streamling_environment_is_taken_as_it_is(
@@ -268,8 +268,8 @@ def test_a_streamling_environment_is_taken_as_it_is(
     assert (settings.state_backend.backend_type, settings.kafka_source.security_protocol) == ("sqlite", "SSL")
     assert settings.http_secret("My-Key") == ("X-Key", "hidden-word")
     assert "hidden-word" not in repr(settings)
-    said = {record.getMessage().split(" ignored")[0] for record in caplog.records}
-    assert said == {
+    messages = {record.getMessage().split(" ignored")[0] for record in caplog.records}
+    assert messages == {
         (
             "setting=kafka_source.consumer_fetch_timeout_sec"
             " place=STREAMLING__KAFKA_SOURCE__CONSUMER_FETCH_TIMEOUT_SEC"

@@ -34,8 +34,8 @@ definition:
 
 
 def test_another_tools_spelling_becomes_ours() -> None:
-    text, said = fix_file_text(OLD, "feed.yaml")
-    assert said == [
+    text, notes = fix_file_text(OLD, "feed.yaml")
+    assert notes == [
         "took off `definition:` round the file",
         "node 'blocks': removed `parallelism`, which has no effect",
         "node 'blocks': removed `batch_flush_interval`, which has no effect",
@@ -117,8 +117,8 @@ name: orders
 
 
 def test_sql_that_only_another_dialect_can_read_gets_its_name() -> None:
-    text, said = fix_file_text(THEIRS, "orders.yaml")
-    assert said == [
+    text, notes = fix_file_text(THEIRS, "orders.yaml")
+    assert notes == [
         (
             "node 'clean': added `dialect: datafusion`, since Spark cannot read its SQL (postgres would read"
             " the same)"
@@ -135,8 +135,8 @@ def test_a_dialect_is_added_beside_other_spellings() -> None:
         "  transforms: {}\n",
         "  transforms:\n    some: {type: sql, sql: \"SELECT id FROM blocks WHERE at::text ~ 'x'\"}\n",
     ).replace("from: blocks", "from: some")
-    text, said = fix_file_text(old, "feed.yaml")
-    assert said[:2] == [
+    text, notes = fix_file_text(old, "feed.yaml")
+    assert notes[:2] == [
         (
             "node 'some': added `dialect: datafusion`, since Spark cannot read its SQL (postgres would read the"
             " same)"

@@ -39,7 +39,7 @@ def expanded(select: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("call", "said", "hint"),
+    ("call", "message", "hint"),
     [
         (
             "u256_add(a)",
@@ -55,10 +55,10 @@ def expanded(select: str) -> str:
         ("json_query(a, b)", "the path must be written out", "before any row is read"),
     ],
 )
-def test_mistakes_are_told_with_the_signature(call: str, said: str, hint: str) -> None:
+def test_mistakes_are_told_with_the_signature(call: str, message: str, hint: str) -> None:
     with pytest.raises(UserError) as caught:
         expanded(call)
-    assert said in caught.value.message
+    assert message in caught.value.message
     assert hint in caught.value.hint
     assert caught.value.node == "n"
 
@@ -103,11 +103,11 @@ def test_names_mean_the_same_in_small_and_capital_letters() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "expression"),
     [("to_u256('007')", "'7'"), ("to_u256(5)", "'5'"), ("to_i256(-5)", "'-5'"), ("to_i256('-0')", "'0'")],
 )
-def test_numbers_that_are_written_out_are_no_calls(call: str, said: str) -> None:
-    assert expanded(call) == f"SELECT {said} FROM t"
+def test_numbers_that_are_written_out_are_no_calls(call: str, expression: str) -> None:
+    assert expanded(call) == f"SELECT {expression} FROM t"
     assert "HR_FN_TO_U256" in expanded(f"to_u256('{2**256}')")
     assert "HR_FN_TO_U256" in expanded("to_u256(-1)")
 

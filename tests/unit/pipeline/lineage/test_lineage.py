@@ -41,7 +41,7 @@ def model(*texts: str, **transforms: str) -> PipelineModel:
     )
 
 
-def told(*texts: str, known: bool = True, **more: Any) -> NodeLineage:
+def node_lineage(*texts: str, known: bool = True, **more: Any) -> NodeLineage:
     schemas = {"src": SRC, "other": OTHER} if known else {}
     return lineage(model(*texts), schemas | more)["out"]
 
@@ -55,7 +55,7 @@ def short(derived: ColumnLineage) -> str:
 
 
 def columns(*texts: str, **more: Any) -> dict[str, str]:
-    return {name: short(derived) for name, derived in told(*texts, **more).columns.items()}
+    return {name: short(derived) for name, derived in node_lineage(*texts, **more).columns.items()}
 
 
 ALL = {name: f"src.{name}" for name in SRC}
@@ -170,7 +170,7 @@ CASES: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
 def test_columns_and_what_they_come_from(case: str) -> None:
     texts, wanted = CASES[case]
     assert columns(*texts) == wanted
-    assert told(*texts).unknown == ""
+    assert node_lineage(*texts).unknown == ""
 
 
 OPEN = {
@@ -207,7 +207,7 @@ OPEN = {
 @pytest.mark.parametrize("case", OPEN)
 def test_sources_whose_columns_are_not_known(case: str) -> None:
     texts, wanted, unknown = OPEN[case]
-    found = told(*texts, known=False)
+    found = node_lineage(*texts, known=False)
     assert ({name: short(derived) for name, derived in found.columns.items()}, found.unknown) == (
         wanted,
         unknown,
@@ -215,7 +215,7 @@ def test_sources_whose_columns_are_not_known(case: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("texts", "said"),
+    ("texts", "reason"),
     [
         ((("SELECT * FROM src UNION ALL SELECT * FROM"
           " other"),), "transform `t1`: UNION ALL takes columns by their place, and the columns of `src`"),
@@ -231,15 +231,15 @@ def test_sources_whose_columns_are_not_known(case: str) -> None:
           " x"),), "`e.*` with the items of a list is not analyzed"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_told_says_why(texts: tuple[str, ...], said: str) -> None:
+def test_what_cannot_be_told_says_why(texts: tuple[str, ...], reason: str) -> None:
     known = {"other": OTHER} if "gone" in texts[0] else {}
     found = lineage(model(*texts), known)["out"]
     assert found.columns == {}
-    assert said in found.unknown
+    assert reason in found.unknown
 
 
 def test_types_are_told_where_the_sources_have_some() -> None:
-    found = told("SELECT ID, Name, CAST(n AS BIGINT) AS wide, n > 1 AS many, addr FROM src")
+    found = node_lineage("SELECT ID, Name, CAST(n AS BIGINT) AS wide, n > 1 AS many, addr FROM src")
     assert found.types == {
         "ID": "BIGINT",
         "Name": "STRING",
@@ -252,7 +252,7 @@ def test_types_are_told_where_the_sources_have_some() -> None:
 
 
 def test_spark_s_own_names_and_types_count_where_they_are_known() -> None:
-    found = told(
+    found = node_lineage(
         "SELECT cast(n as bigint), addr.*, id FROM src",
         t1={"CAST(n AS BIGINT)": "BIGINT", "city": "STRING", "zip": "STRING", "id": "BIGINT"},
     )
@@ -263,7 +263,7 @@ def test_spark_s_own_names_and_types_count_where_they_are_known() -> None:
         "id": "src.id",
     }
     assert list(found.types.values()) == ["BIGINT", "STRING", "STRING", "BIGINT"]
-    assert told("SELECT id FROM src", t1={"id": "BIGINT", "n": "INT"}).unknown.endswith(
+    assert node_lineage("SELECT id FROM src", t1={"id": "BIGINT", "n": "INT"}).unknown.endswith(
         "it has other columns than its SELECT list says"
     )
 

@@ -52,21 +52,21 @@ def test_a_table_has_no_rows_to_read_and_comes_before_who_asks_it():
 
 
 def test_lineage_leads_through_a_check_and_into_the_table():
-    told = lineage(
+    nodes = lineage(
         parsed(sql="SELECT id, dynamic_table_check('known', upper(wallet)) AS yes FROM src").model, {}
     )
-    assert [(origin.node, origin.column) for origin in told["hits"].columns["yes"].origins] == [
+    assert [(origin.node, origin.column) for origin in nodes["hits"].columns["yes"].origins] == [
         ("src", "wallet")
     ]
-    assert [(origin.node, origin.column) for origin in told["known"].columns["value"].origins] == [
+    assert [(origin.node, origin.column) for origin in nodes["known"].columns["value"].origins] == [
         ("src", "wallet")
     ]
 
 
-@pytest.mark.parametrize("said", ["InMemory", "in_memory", "IN-MEMORY", "in memory", "inmemory"])
-def test_a_backend_is_read_without_case_and_signs(said):
+@pytest.mark.parametrize("backend", ["InMemory", "in_memory", "IN-MEMORY", "in memory", "inmemory"])
+def test_a_backend_is_read_without_case_and_signs(backend):
     assert (
-        graph.dynamic_tables(parsed(TABLE.replace("InMemory", f"'{said}'")).model)["known"].backend_type
+        graph.dynamic_tables(parsed(TABLE.replace("InMemory", f"'{backend}'")).model)["known"].backend_type
         == "InMemory"
     )
     assert (
@@ -86,7 +86,7 @@ def test_a_table_has_no_primary_key():
 
 
 @pytest.mark.parametrize(
-    ("sql", "said"),
+    ("sql", "message"),
     [
         (
             "SELECT wallet FROM src JOIN other USING (id)",
@@ -133,9 +133,11 @@ def test_a_table_has_no_primary_key():
         ("SELECT wallet FROM src WHERE dynamic_table_check('known', wallet)", "in a circle: known -> known"),
     ],
 )
-def test_sql_that_cannot_fill_a_table(sql, said):
+def test_sql_that_cannot_fill_a_table(sql, message):
     found = refused(TABLE.replace("SELECT lower(wallet) FROM src WHERE id > 0", sql))
-    assert said in found or (said.startswith("transforms read") and "known -> hits -> known" in found), found
+    assert message in found or (
+        message.startswith("transforms read") and "known -> hits -> known" in found
+    ), found
     assert "w.yaml:" in found
 
 
@@ -183,7 +185,7 @@ def test_a_table_that_others_fill_is_asked_from_any_source():
 
 
 @pytest.mark.parametrize(
-    ("name", "schema", "said"),
+    ("name", "schema", "message"),
     [
         ("shop.lists.known", None, "`shop.lists.known` is no name of a table"),
         ("lists.", None, "`lists.` is no name of a table"),
@@ -196,13 +198,13 @@ def test_a_table_that_others_fill_is_asked_from_any_source():
         ("known", "lists", ""),
     ],
 )
-def test_a_table_in_postgres_has_one_schema(name, schema, said):
+def test_a_table_in_postgres_has_one_schema(name, schema, message):
     table = (
         f"{{type: dynamic_table, backend_type: Postgres, backend_entity_name:"
         f" {name}{f', schema: {schema}' if schema else ''}}}"
     )
-    if said:
-        assert f"w.yaml:6:56: node 'known': {said}" in refused(table)
+    if message:
+        assert f"w.yaml:6:56: node 'known': {message}" in refused(table)
     else:
         assert parsed(table)
 
@@ -218,13 +220,13 @@ def test_keys_that_do_nothing_get_a_word():
         "type: d",
         "column: v, cache: true, time_column: at, schema: s, telemetry: {event_time: {column: at}}, type: d",
     )
-    told = {warning.message for warning in parsed(useless).warnings}
-    assert told == {
+    messages = {warning.message for warning in parsed(useless).warnings}
+    assert messages == {
         f"`{key}` has no effect" for key in ("schema", "column", "time_column", "cache", "event_time")
     }
     lonely = "{type: dynamic_table, backend_type: InMemory, backend_entity_name: known}"
-    told = [warning.message for warning in parsed(lonely, "SELECT id FROM src").warnings]
-    assert sorted(told) == ["no SQL asks it", "nothing fills it: every check is false"]
+    messages = [warning.message for warning in parsed(lonely, "SELECT id FROM src").warnings]
+    assert sorted(messages) == ["no SQL asks it", "nothing fills it: every check is false"]
     uncached = "{type: dynamic_table, backend_type: Postgres, backend_entity_name: known, cache: true}"
     assert [warning.message for warning in parsed(uncached).warnings] == [
         "`cache` has no effect without `time_column`"

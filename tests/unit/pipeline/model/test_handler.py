@@ -38,14 +38,14 @@ def parsed(more: str = "batch_size: 5") -> PipelineFile:
     return parse_pipeline(FILE.replace("MORE", more), "f.yaml")
 
 
-def told(more: str) -> str:
+def refusal(more: str) -> str:
     with pytest.raises(PipelineFileError) as caught:
         parsed(more)
     return str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         (
             "schema_override: {a: Int63}",
@@ -63,12 +63,12 @@ def told(more: str) -> str:
         ("retries: 3", "unknown key `retries`"),
     ],
 )
-def test_a_mistake_is_told(more: str, said: str) -> None:
-    assert f"node 'ask': {said}" in told(more)
+def test_a_mistake_is_told(more: str, message: str) -> None:
+    assert f"node 'ask': {message}" in refusal(more)
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "message"),
     [
         ("ftp://host/", "must begin with http:// or https://"),
         ("host/rows", "must begin with http:// or https://"),
@@ -78,14 +78,14 @@ def test_a_mistake_is_told(more: str, said: str) -> None:
         ("https://canary-user:canary-word@:1", "names no host"),
     ],
 )
-def test_a_url_that_is_none_is_told_and_not_shown(url: str, said: str) -> None:
-    with pytest.raises(PipelineFileError, match=f"`url` {said}") as caught:
+def test_a_url_that_is_none_is_told_and_not_shown(url: str, message: str) -> None:
+    with pytest.raises(PipelineFileError, match=f"`url` {message}") as caught:
         parse_pipeline(FILE.replace("https://host/rows", url).replace("MORE", "batch_size: 5"))
     assert "canary" not in str(caught.value)
 
 
 def test_forever_is_among_what_the_retry_timeout_takes() -> None:
-    assert told("retry: {timeout: always}").endswith("units: us, ms, s, m, min, h, d, w; or `forever`")
+    assert refusal("retry: {timeout: always}").endswith("units: us, ms, s, m, min, h, d, w; or `forever`")
 
 
 def test_names_of_arrow_are_taken() -> None:
@@ -166,13 +166,13 @@ def test_who_is_impure_and_who_reads_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("header", "value", "said"), [("", "v", "http_secret_header.k"), ("H", "", "http_secret_value.k")]
+    ("header", "value", "message"), [("", "v", "http_secret_header.k"), ("H", "", "http_secret_value.k")]
 )
-def test_half_a_secret_is_told(header: str, value: str, said: str) -> None:
+def test_half_a_secret_is_told(header: str, value: str, message: str) -> None:
     settings = Settings.model_validate(
         {"http_secret_header": {"k": header}, "http_secret_value": {"k": value}}
     )
-    with pytest.raises(SettingsError, match=said):
+    with pytest.raises(SettingsError, match=message):
         settings.http_secret("K")
 
 
@@ -180,7 +180,7 @@ SECRET = {"http_secret_header": {"crm": "X-Key"}, "http_secret_value": {"crm": "
 
 
 @pytest.mark.parametrize(
-    ("more", "settings", "said"),
+    ("more", "settings", "message"),
     [
         ("secret_name: crm", {}, "the secret `crm` has no `http_secret_header.crm`"),
         (
@@ -197,13 +197,13 @@ SECRET = {"http_secret_header": {"crm": "X-Key"}, "http_secret_value": {"crm": "
     ],
 )
 def test_a_run_with_half_a_secret_begins_nothing(
-    more: str, settings: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    more: str, settings: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ASK_TOKEN", "a\tb")
     with pytest.raises(PipelineFileError) as caught:
         run(parsed(more), Settings(home=tmp_path / "home", **settings), until=Until.CAUGHT_UP)
     (problem,) = caught.value.problems
-    assert (problem.node, problem.message) == ("ask", said)
+    assert (problem.node, problem.message) == ("ask", message)
     assert problem.place
     assert problem.place.line == parsed(more).place_of("ask").line
     assert not (tmp_path / "home").exists()

@@ -38,27 +38,27 @@ def file(kind: str, **keys: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("said", "meant"),
+    ("spelling", "meant"),
     [("js", "javascript"), ("JavaScript", "javascript"), ("ts", "typescript"), ("typescript", "typescript")],
 )
-def test_languages_have_short_names(said: str, meant: str) -> None:
-    node: Any = parse_pipeline(file("script", language=said)).model.transforms["n"]
+def test_languages_have_short_names(spelling: str, meant: str) -> None:
+    node: Any = parse_pipeline(file("script", language=spelling)).model.transforms["n"]
     assert node.language == meant
     assert node.inputs("n") == ("s",)
 
 
 @pytest.mark.parametrize(
-    ("said", "size"),
+    ("spelling", "size"),
     [("64MiB", 64 << 20), ("64 mib", 64 << 20), ("100MB", 10**8), ("1GiB", 1 << 30), (16777216, 16 << 20)],
 )
-def test_memory_has_a_unit_or_none(said: Any, size: int) -> None:
-    node: Any = parse_pipeline(file("script", memory_limit=said, timeout="500ms")).model.transforms["n"]
+def test_memory_has_a_unit_or_none(spelling: Any, size: int) -> None:
+    node: Any = parse_pipeline(file("script", memory_limit=spelling, timeout="500ms")).model.transforms["n"]
     assert node.memory_limit == size
     assert node.timeout == timedelta(milliseconds=500)
 
 
 @pytest.mark.parametrize(
-    ("kind", "keys", "said"),
+    ("kind", "keys", "message"),
     [
         ("script", {"language": "python"}, "<text>:8:5: node 'n': `language` cannot be `python`"),
         ("script", {"language": None}, "`language` is missing"),
@@ -86,11 +86,11 @@ def test_memory_has_a_unit_or_none(said: Any, size: int) -> None:
         ("python", {"script": "x"}, "unknown key `script`"),
     ],
 )
-def test_mistakes_are_told_where_they_stand(kind: str, keys: dict[str, Any], said: str) -> None:
+def test_mistakes_are_told_where_they_stand(kind: str, keys: dict[str, Any], message: str) -> None:
     text = file(kind, **{key: value for key, value in keys.items() if key != "from"})
     with pytest.raises(PipelineFileError) as caught:
         parse_pipeline(text.replace("from: s", f"from: {keys.get('from', 's')}"))
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_rows_are_staged_where_nobody_promises_the_same_ones_again() -> None:

@@ -180,14 +180,14 @@ class TestPartitions:
     def test_a_change_is_refused_once_a_window_has_begun(self, before: str, after: str, partly: bool) -> None:
         file, first = parsed(TABLE + before), "2024-01-01" if before else ""
         position = carried(file, partly=first) if partly else carried(file, first)
-        said = refusal(file_changes(parsed(TABLE + after), position))
-        assert said.startswith(f"orders.yaml:{7 if after else 2}:")
-        assert "`partitions` cannot change any more: the history of source `src` was begun" in said
+        message = refusal(file_changes(parsed(TABLE + after), position))
+        assert message.startswith(f"orders.yaml:{7 if after else 2}:")
+        assert "`partitions` cannot change any more: the history of source `src` was begun" in message
         former = "{column: day, every: month, start: 2024-01-01, end: 2024-04-01}"
         assert (
             f"Restore the former value: `partitions: {former}`" if before else "Remove `partitions` again"
-        ) in said
-        assert "headrace reset orders.yaml" in said
+        ) in message
+        assert "headrace reset orders.yaml" in message
 
     @EDITS
     def test_before_that_it_is_free(self, before: str, after: str) -> None:
@@ -299,7 +299,7 @@ class TestSources:
     """A position belongs to the source that it was made with."""
 
     @pytest.mark.parametrize(
-        ("before", "after", "line", "said"),
+        ("before", "after", "line", "message"),
         [
             (
                 TABLE,
@@ -362,10 +362,10 @@ class TestSources:
         ],
     )
     def test_a_change_is_refused_with_its_line_and_the_way_out(
-        self, before: str, after: str, line: int, said: str
+        self, before: str, after: str, line: int, message: str
     ) -> None:
         refused = str(after_an_epoch(before, after).refused[0])
-        assert said in refused
+        assert message in refused
         assert refused.startswith(f"orders.yaml:{line}:")
         assert "headrace reset orders.yaml" in refused
 
@@ -400,8 +400,8 @@ class TestSources:
         file = parsed(KAFKA)
         position = {"a": {"source": content_ref(source_identity(file.model.sources["a"])), "stream": AT}}
         assert file_changes(file, position) == FileChanges()
-        said = refusal(file_changes(parsed(KAFKA.replace("topic: a", "topic: b")), position))
-        assert "is not the source that its position was made with" in said
+        message = refusal(file_changes(parsed(KAFKA.replace("topic: a", "topic: b")), position))
+        assert "is not the source that its position was made with" in message
 
     def test_a_position_of_an_earlier_release(self) -> None:
         position = {"src": {"pins": [{}], "fence": None, "cursor": None, "windows": {"": [1, 0, ""]}}}
@@ -443,7 +443,7 @@ class TestSinks:
     """Rows of earlier epochs lie in a target, under a key."""
 
     @pytest.mark.parametrize(
-        ("before", "after", "said"),
+        ("before", "after", "message"),
         [
             (
                 KAFKA,
@@ -467,9 +467,9 @@ class TestSinks:
             ),
         ],
     )
-    def test_target_and_key_are_fixed(self, before: str, after: str, said: str) -> None:
+    def test_target_and_key_are_fixed(self, before: str, after: str, message: str) -> None:
         refused = refusal(after_an_epoch(before, after))
-        assert f"sink `pg`: {said}" in refused
+        assert f"sink `pg`: {message}" in refused
         assert refused.startswith("orders.yaml:6:")
 
     def test_before_the_first_epoch_they_may_change(self) -> None:

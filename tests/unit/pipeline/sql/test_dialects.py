@@ -24,7 +24,7 @@ from headrace.pipeline.sql.dialects.translation import DIALECTS, double_quoted
 from headrace.pipeline.sql.system_columns import HIDDEN, OP, POS
 
 
-def said(text: str, dialect: str) -> str:
+def translated(text: str, dialect: str) -> str:
     return statements.spark_text(text, dialect=dialect)
 
 
@@ -41,7 +41,7 @@ def said(text: str, dialect: str) -> str:
     ],
 )
 def test_names_fold_where_the_dialect_folds_them(dialect: str, text: str, meant: str) -> None:
-    assert said(text, dialect) == meant
+    assert translated(text, dialect) == meant
 
 
 def test_types_that_are_called_alike_or_that_spark_lacks() -> None:
@@ -53,8 +53,8 @@ def test_types_that_are_called_alike_or_that_spark_lacks() -> None:
         "SELECT CAST(a AS {}) AS f, CAST(a AS FLOAT) AS r, CAST(a AS DOUBLE) AS d, CAST(a AS INT) AS s,"
         " CAST(a AS BIGINT) AS i FROM t"
     )
-    assert said(text, "datafusion") == meant.format("FLOAT")
-    assert said(text, "postgres") == meant.format("DOUBLE")
+    assert translated(text, "datafusion") == meant.format("FLOAT")
+    assert translated(text, "postgres") == meant.format("DOUBLE")
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_what_is_refused_is_refused_in_every_dialect() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dialect", "call", "said"),
+    ("dialect", "call", "message"),
     [
         ("postgres", "regexp_replace(a, 'x', 'y', 'gn')", "the flags `n` of regexp_replace"),
         ("postgres", "xs[-1]", "Postgres does not count from the end"),
@@ -119,8 +119,8 @@ def test_what_is_refused_is_refused_in_every_dialect() -> None:
         ("datafusion", "date_trunc('decade', a)", "date_trunc to `decade`"),
     ],
 )
-def test_what_spark_would_answer_otherwise_is_refused(dialect: str, call: str, said: str) -> None:
-    with pytest.raises(UserError, match=re.escape(said)) as caught:
+def test_what_spark_would_answer_otherwise_is_refused(dialect: str, call: str, message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)) as caught:
         statements.parse(f"SELECT {call} FROM t", dialect=dialect)
     assert caught.value.hint
 
@@ -207,7 +207,7 @@ def test_names_and_texts_survive_the_way_to_spark(dialect: str, names: list[str]
     listed = ", ".join(exp.to_identifier(name, quoted=True).sql(dialect=DIALECTS[dialect]) for name in names)
     literal = exp.Literal.string(text).sql(dialect=DIALECTS[dialect])
     statement = f"SELECT {listed}, {literal} AS text FROM t"
-    again = statements.parse(said(statement, dialect))
+    again = statements.parse(translated(statement, dialect))
     assert [item.alias_or_name for item in again.selects[:-1]] == names
     assert again.selects[-1].unalias().name == text
 

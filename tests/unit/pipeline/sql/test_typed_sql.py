@@ -39,7 +39,7 @@ ALL = {
 MOST = "115792089237316195423570985008687907853269984665640564039457584007913129639935"
 
 
-def said(expression: str, dialect: str = "spark") -> tuple[str, str]:
+def translated(expression: str, dialect: str = "spark") -> tuple[str, str]:
     """The expression in Spark's SQL, and its type if that is a 256-bit integer."""
     query = statements.parse(f"SELECT {expression} AS c FROM t", dialect=dialect)
     found = apply_types(query, {"t": COLUMNS}, node="x")
@@ -124,7 +124,7 @@ def said(expression: str, dialect: str = "spark") -> tuple[str, str]:
     ],
 )
 def test_operators_on_wide_numbers_are_functions(written: str, meant: str | None, kind: str) -> None:
-    text, found = said(written)
+    text, found = translated(written)
     assert (text if meant is not None else None, found) == (meant, kind)
 
 
@@ -156,7 +156,7 @@ def test_operators_on_wide_numbers_are_functions(written: str, meant: str | None
 def test_numbers_in_lists_maps_and_structs_keep_their_type(
     written: str, meant: str | None, kind: str
 ) -> None:
-    text, found = said(written)
+    text, found = translated(written)
     assert (text if meant is not None else None, found) == (meant, kind)
 
 
@@ -270,7 +270,7 @@ def test_a_lambda_cannot_compute_with_wide_numbers() -> None:
 )
 def test_every_other_operator_is_refused(written: str, number: str) -> None:
     with pytest.raises(UserError) as caught:
-        said(written)
+        translated(written)
     assert f" is not available for `{number}`, which is " in caught.value.message
     assert "CAST" in caught.value.hint
     assert caught.value.node == "x"
@@ -336,7 +336,7 @@ def test_a_generator_whose_column_would_lose_its_type_is_refused(item: str) -> N
 )
 def test_a_number_beside_another_type_is_refused(written: str, number: str, other: str) -> None:
     with pytest.raises(UserError) as caught:
-        said(written)
+        translated(written)
     assert f" combines `{number}`, which is " in caught.value.message
     assert f", with `{other}`, which is " in caught.value.message
     assert "CAST" in caught.value.hint
@@ -347,7 +347,7 @@ def test_try_cast_cannot_give_null() -> None:
     with pytest.raises(
         UserError, match=r"`TRY_CAST\(s AS UINT256\)` cannot give NULL for a value that is not uint256"
     ):
-        said("try_cast(s AS uint256)")
+        translated("try_cast(s AS uint256)")
 
 
 @pytest.mark.parametrize(
@@ -425,7 +425,7 @@ def test_an_empty_list_in_one_branch_leaves_the_other_s_type() -> None:
 
 
 def test_symmetric_bounds_are_taken_in_either_order() -> None:
-    text, _ = said("u BETWEEN SYMMETRIC 10 AND 9", "postgres")
+    text, _ = translated("u BETWEEN SYMMETRIC 10 AND 9", "postgres")
     assert text == (
         "(U256_COMPARE(u, '10') >= 0 AND U256_COMPARE(u, '9') <= 0 OR (U256_COMPARE(u, '10') <= 0 AND"
         " U256_COMPARE(u, '9') >= 0))"
@@ -448,12 +448,12 @@ def test_symmetric_bounds_are_taken_in_either_order() -> None:
     ],
 )
 def test_whole_numbers_divide_as_the_dialect_says(written: str, dialect: str, meant: str) -> None:
-    assert said(written, dialect)[0] == meant
+    assert translated(written, dialect)[0] == meant
 
 
 def test_a_division_of_unknown_types_is_an_error() -> None:
     with pytest.raises(UserError, match="the types of `NOFUNC\\(n\\) / 2` cannot be inferred"):
-        said("nofunc(n) / 2", "postgres")
+        translated("nofunc(n) / 2", "postgres")
 
 
 def test_a_statement_without_any_of_this_needs_no_types() -> None:
@@ -526,4 +526,4 @@ def test_unnest_of_a_struct_is_its_fields() -> None:
     ],
 )
 def test_types_are_the_same_in_every_dialect(written: str, dialect: str, meant: str, kind: str) -> None:
-    assert said(written, dialect) == (meant, kind)
+    assert translated(written, dialect) == (meant, kind)

@@ -112,7 +112,7 @@ def test_statements_do_not_run_on_into_the_next_line(typescript: str, value: int
 
 
 @pytest.mark.parametrize(
-    ("typescript", "said", "at"),
+    ("typescript", "message", "at"),
     [
         ("let a = 1\n  enum A { B }", "an enum", (2, 3)),
         ("const enum A { B }", "an enum", (1, 1)),
@@ -135,11 +135,11 @@ def test_statements_do_not_run_on_into_the_next_line(typescript: str, value: int
     ],
 )
 def test_what_is_more_than_types_is_refused_with_its_place(
-    typescript: str, said: str, at: tuple[int, int] | None
+    typescript: str, message: str, at: tuple[int, int] | None
 ) -> None:
     with pytest.raises(UserError) as caught:
         javascript(typescript, node="n", at=FileLocation("f.yaml", 10, 7))
-    assert said in caught.value.message
+    assert message in caught.value.message
     assert caught.value.hint
     assert caught.value.node == "n"
     if at is not None:

@@ -116,7 +116,7 @@ def test_the_same_mistakes_are_told_where_the_tests_are_in_the_pipeline_file(tmp
     alone = problems(write(tmp_path, MISTAKES))
     (tmp_path / "orders.yaml").write_text(f"{ORDERS}tests:\n{MISTAKES}")
     shift = ORDERS.count("\n") - 1
-    moved = [f"{int(line) + shift}:{rest}" for line, _, rest in (told.partition(":") for told in alone)]
+    moved = [f"{int(line) + shift}:{rest}" for line, _, rest in (message.partition(":") for message in alone)]
     assert problems(tmp_path / "orders.yaml") == moved
 
 
@@ -175,7 +175,7 @@ def test_rows_from_other_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "content", "said"),
+    ("form", "content", "message"),
     [
         ("csv", None, "5:9 `{path}` cannot be read: No such file or directory"),
         ("csv", "id,id\n1,2\n", "1:None the column `id` stands twice in the header"),
@@ -189,7 +189,7 @@ def test_rows_from_other_files(tmp_path: Path) -> None:
         ("parquet", "id\n", "5:9 `{path}` cannot be read: it is no Parquet file"),
     ],
 )
-def test_other_files_that_are_wrong(form: str, content: str | None, said: str, tmp_path: Path) -> None:
+def test_other_files_that_are_wrong(form: str, content: str | None, message: str, tmp_path: Path) -> None:
     path = tmp_path / "rows"
     if content is not None:
         path.write_text(content)
@@ -203,9 +203,9 @@ def test_other_files_that_are_wrong(form: str, content: str | None, said: str, t
         found.given("orders")
     (problem,) = caught.value.problems
     assert problem.place is not None
-    assert f"{problem.place.line}:{problem.place.column} {problem.message}" == said.format(path=path).replace(
-        "5:9", "6:9"
-    )
+    assert f"{problem.place.line}:{problem.place.column} {problem.message}" == message.format(
+        path=path
+    ).replace("5:9", "6:9")
 
 
 def test_what_is_found_by_a_path(tmp_path: Path) -> None:

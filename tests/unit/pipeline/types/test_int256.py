@@ -31,7 +31,7 @@ def matches(text: str, kind: pa.DataType) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("said", "postgres"),
+    ("spelling", "postgres"),
     [
         ("uint256", "NUMERIC(78,0)"),
         ("I256", "NUMERIC(78,0)"),
@@ -39,8 +39,8 @@ def matches(text: str, kind: pa.DataType) -> bool:
         ("decimal256(39)", "NUMERIC(39,0)"),
     ],
 )
-def test_a_wide_type_is_text_in_spark_and_numeric_in_postgres(said: str, postgres: str) -> None:
-    kind = parse_type(said)
+def test_a_wide_type_is_text_in_spark_and_numeric_in_postgres(spelling: str, postgres: str) -> None:
+    kind = parse_type(spelling)
     assert (is_wide(kind), spark_type(kind), postgres_type(kind)) == (True, "STRING", postgres)
     assert pickle.loads(pickle.dumps(kind)) == kind
     assert stored(pa.schema([("a", kind), ("b", pa.int8())])) == pa.schema(

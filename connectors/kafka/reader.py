@@ -1,0 +1,130 @@
+"""Reads ranges of a topic with Spark's Kafka reader, and decodes and filters the messages."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from headrace.connectors.filter_marks import mark_filtered_rows
+from headrace.connectors.kafka.client_config import spark_options
+from headrace.connectors.kafka.config import KafkaSourceConfig
+from headrace.connectors.kafka.json_decoder import JsonMessageDecoder
+from headrace.connectors.spark_plan import refuse_relative_timestamps
+from headrace.pipeline.config.sections import KafkaConnection
+from headrace.pipeline.errors import SchemaError
+from headrace.pipeline.sql.system_columns import OP, POS
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_MESSAGES = (
+    "value binary, topic string, partition int, offset bigint, timestamp timestamp, headers"
+    " array<struct<key: string, value: binary>>"
+)
+_FETCHING = {
+    # Ranges only contain existing rows, so waiting gains nothing. Spark seeks to both ends of the log after
+    # every poll. That discards rows fetched early, and blocks on a fetch that waits at the log's end (by
+    # default for half a second).
+    "kafka.fetch.max.wait.ms": "10",
+    "kafka.max.poll.records": "100000",
+    "kafka.max.partition.fetch.bytes": str(8 * 2**20),
+}
+_SMALL = 20_000
+"""Ranges of fewer offsets are read by one task per topic partition, at most one per core.
+
+Starting a task costs more than reading such a range.
+"""
+
+
+class MessageReader:
+    """Reads messages of one topic as rows. `ordinal` is the number of the source in `_gs_pos`."""
+
+    def __init__(
+        self, name: str, node: KafkaSourceConfig, connection: KafkaConnection, group: str, ordinal: int
+    ) -> None:
+        self._name = name
+        self._node = node
+        self._connection = connection
+        self._group = group
+        self._ordinal = ordinal
+        self._decoder: tuple[object, JsonMessageDecoder] | None = None
+
+    def read(self, spark: SparkSession, ranges: Mapping[str, tuple[int, int]]) -> DataFrame:
+        """Return the rows of the offsets [start, end) by partition. No range is empty."""
+        return self._decoder_for(spark).decode(self._messages(spark, ranges))
+
+    def filter_rows(self, rows: DataFrame, *, marks: bool) -> DataFrame:
+        """Return the rows that pass the node's filter, or all of them, marked, if `marks`.
+
+        Raise SchemaError if it is no predicate over the columns.
+        """
+        from pyspark.errors import AnalysisException, ParseException
+        from pyspark.sql import functions as F  # noqa: N812
+
+        columns = [name for name in rows.columns if name != POS]
+        try:
+            found = (
+                mark_filtered_rows(rows, self._node.filter or "")
+                if marks
+                else rows.where(F.expr(self._node.filter or ""))
+            )
+        except ParseException as error:
+            msg = f"filter `{self._node.filter}` is not a predicate in Spark SQL: {_first_line(error)}"
+            raise SchemaError(msg, node=self._name) from error
+        except AnalysisException as error:
+            unknown = (error.getMessageParameters() or {}).get("objectName", "").strip("`")
+            near = difflib.get_close_matches(unknown, columns, n=1)
+            meant = f" Did you mean `{near[0]}`?" if near else ""
+            msg = f"filter `{self._node.filter}` cannot be used: {_first_line(error)}"
+            raise SchemaError(
+                msg,
+                hint=f"Columns: {', '.join(name for name in columns if name != OP)}.{meant}",
+                node=self._name,
+            ) from error
+        refuse_relative_timestamps(found, self._node.filter or "", self._name)
+        return found
+
+    def _messages(self, spark: SparkSession, ranges: Mapping[str, tuple[int, int]]) -> DataFrame:
+        if not ranges:
+            return spark.createDataFrame([], _MESSAGES)
+        topic, total, cores = (
+            self._node.topic,
+            sum(end - start for start, end in ranges.values()),
+            spark.sparkContext.defaultParallelism,
+        )
+        options = (
+            _FETCHING
+            | spark_options(self._connection)
+            | {
+                "assign": json.dumps({topic: [int(part) for part in ranges]}),
+                "startingOffsets": json.dumps({topic: {part: span[0] for part, span in ranges.items()}}),
+                "endingOffsets": json.dumps({topic: {part: span[1] for part, span in ranges.items()}}),
+                "includeHeaders": "true",
+                "failOnDataLoss": "true",
+                "kafka.isolation.level": "read_committed",
+                # Fixed, so that the next epoch reuses the executors' consumers.
+                "kafka.group.id": self._group,
+            }
+        )
+        if total >= _SMALL and len(ranges) < cores:
+            options["minPartitions"] = str(cores)
+        reader = spark.read.format("kafka")
+        for key, value in options.items():
+            reader = reader.option(key, value)
+        found = reader.load()
+        return found.coalesce(cores) if total < _SMALL and len(ranges) > cores else found
+
+    def _decoder_for(self, spark: SparkSession) -> JsonMessageDecoder:
+        context = spark.sparkContext
+        if self._decoder is None or self._decoder[0] is not context:
+            found = JsonMessageDecoder(
+                self._name, self._node.schema_, self._ordinal, metadata=self._node.include_metadata
+            )
+            self._decoder = context, found
+        return self._decoder[1]
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0]

@@ -1,0 +1,166 @@
+"""Plans the SQL of transforms and dynamic tables: the statements that Spark gets, and their frames."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from headrace.connectors.spark_plan import refuse_relative_timestamps
+from headrace.connectors.spark_types import marked, wide_columns
+from headrace.jobs.dynamic_tables.base import check_arguments
+from headrace.jobs.functions import provide
+from headrace.jobs.functions.plugins import register_functions
+from headrace.jobs.spark.analysis_errors import explain_analysis_error
+from headrace.jobs.spark.columns import types_of
+from headrace.pipeline.errors import PluginError, SchemaError
+from headrace.pipeline.file.loader import PipelineFile
+from headrace.pipeline.lineage.retractions import Retractions
+from headrace.pipeline.model import graph
+from headrace.pipeline.protocol.epochs import EpochPlan
+from headrace.pipeline.sql import statements
+from headrace.pipeline.sql.dialects.translation import double_quoted
+from headrace.pipeline.sql.filter_marking import Marking
+from headrace.pipeline.sql.system_columns import HIDDEN
+from headrace.pipeline.sql.types import WideColumns, apply_types, needs_types
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from sqlglot import exp
+
+
+class SqlNodePlanner:
+    """The SQL of one pipeline file on one Spark session. Inputs of a node are temporary views."""
+
+    def __init__(self, file: PipelineFile, spark: SparkSession, retractions: Retractions) -> None:
+        self._file = file
+        self._spark = spark
+        self._retractions = retractions
+        self.texts: dict[str, str] = {}
+        """The last SQL that Spark got for each sql node."""
+        self._statements: dict[str, tuple[exp.Query, WideColumns]] = {}
+        self._tables = frozenset(graph.dynamic_tables(file.model))
+        self._upstream_sources = {name: frozenset({name}) for name in file.model.sources}
+        """The sources that each node reads, directly or not."""
+        for name in graph.in_order(file.model):
+            inputs = graph.inputs_of(file.model, name)
+            self._upstream_sources[name] = frozenset[str]().union(
+                *(self._upstream_sources.get(upstream, ()) for upstream in inputs)
+            )
+
+    def register_plugin_functions(self) -> None:
+        """Register functions of plugins, by the names that the SQL calls them by."""
+        nodes: dict[str, Any] = {**self._file.model.transforms}
+        for name, node in nodes.items():
+            if text := getattr(node, "sql", None):
+                try:
+                    register_functions(
+                        self._spark, [statements.spark_text(text, node=name, dialect=node.dialect)]
+                    )
+                except PluginError as error:
+                    error.node, error.keys = name, ("sql",)
+                    raise
+
+    def select(self, name: str, views: dict[str, str], plan: EpochPlan | None) -> DataFrame:
+        """Return the result of a node's SQL, with the system columns."""
+        node: Any = self._file.model.transforms[name]
+        query = self._statement(name, node, views)
+        text = statements.compile_statement(
+            query,
+            HIDDEN,
+            now=plan.planned_at if plan else None,
+            rename=views,
+            node=name,
+            sources=self._upstream_sources,
+            marking=self._marking(name),
+        )
+        provide(self._spark, text, name)
+        frame = self._sql(name, text)
+        if plan is None:
+            if graph.looked_up_tables(self._file.model, name):
+                check_arguments(frame, name)
+            if statements.may_have_relative_timestamps(node.sql):
+                still = statements.compile_statement(
+                    query,
+                    HIDDEN,
+                    now=datetime.now(UTC),
+                    rename=views,
+                    node=name,
+                    sources=self._upstream_sources,
+                )
+                calls = statements.nondeterministic_calls(node.sql, dialect=node.dialect)
+                refuse_relative_timestamps(self._spark.sql(still), node.sql, name, calls)
+        return frame
+
+    def _statement(self, name: str, node: Any, views: Mapping[str, str]) -> exp.Query:
+        """Return a sql node's query in Spark SQL, adapted to the types of its inputs.
+
+        The result is cached.
+        """
+        if name not in self._statements:
+            frames = {upstream: self._spark.table(views[upstream]) for upstream in node.inputs(name)}
+            self._check_double_quotes(name, node, frames)
+            query = node.query(name)
+            wide = {upstream: wide_columns([frame]) for upstream, frame in frames.items()}
+            nested = {
+                upstream: self._statements[upstream][1].nested if upstream in self._statements else {}
+                for upstream in frames
+            }
+            columns = WideColumns({}, {})
+            if needs_types(query, any([*wide.values(), *nested.values()])):
+                types = {
+                    upstream: types_of(frame, wide[upstream], nested[upstream])
+                    for upstream, frame in frames.items()
+                }
+                columns = apply_types(query, types, node=name)
+            self._statements[name] = query, columns
+        return self._statements[name][0]
+
+    def _check_double_quotes(self, name: str, node: Any, frames: Mapping[str, DataFrame]) -> None:
+        """Raise SchemaError if a column name is in double quotes, which Spark reads as a string.
+
+        Such a file comes from another system.
+        """
+        quoted = double_quoted(node.sql) if node.dialect == "spark" else ()
+        for upstream, frame in frames.items() if quoted else ():
+            names = {column.lower(): column for column in frame.columns}
+            if text := next((text for text in quoted if text.lower() in names), None):
+                msg = (
+                    f'"{text}" is a text in Spark\'s SQL, and a column of `{upstream}` is called'
+                    f" `{names[text.lower()]}`"
+                )
+                hint = (
+                    "For the column add `dialect: datafusion` (or postgres) to the node, or write"
+                    f" `{text}` in backticks;"
+                )
+                hint += f" for the text write '{text}'."
+                raise SchemaError(msg, hint=hint, node=name)
+
+    def _marking(self, name: str) -> Marking | None:
+        """Return how a node's SQL keeps rows that its filter rejects, or None.
+
+        A dynamic table is filled only by rows that pass.
+        """
+        marked = not self._retractions.marked.isdisjoint(graph.inputs_of(self._file.model, name))
+        if name in self._tables:
+            return Marking(frozenset(), marked=marked) if marked else None
+        return self._retractions.marking(name, marked=marked)
+
+    def _sql(self, name: str, text: str) -> DataFrame:
+        from pyspark.errors import AnalysisException, ParseException
+
+        node: Any = self._file.model.transforms[name]
+        self.texts[name] = text
+        try:
+            frame = self._spark.sql(text)
+        except (AnalysisException, ParseException) as error:
+            message, hint = explain_analysis_error(error, node.sql)
+            raise SchemaError(message, hint=hint, node=name) from None
+        names = [column for column in frame.columns if column not in HIDDEN]
+        if doubled := sorted(
+            {column for column in names if [other.lower() for other in names].count(column.lower()) > 1}
+        ):
+            msg = f"column `{doubled[0]}` appears twice"
+            raise SchemaError(msg, hint="Give one of them another name with AS.", node=name)
+        kinds = self._statements[name][1].numbers
+        return frame.select(*[marked(frame, column, kinds.get(column.lower())) for column in names], *HIDDEN)

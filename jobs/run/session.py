@@ -1,0 +1,80 @@
+"""The Spark session of a run: started on first use, stopped with the run, and why its JVM died."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from headrace.jobs.planning.compiled_pipeline import node_types
+from headrace.jobs.spark.errors import translate_spark_errors
+from headrace.jobs.spark.session import explain_death, start_session, stop_session
+from headrace.pipeline.config.settings import Settings
+from headrace.pipeline.errors import SparkJvmError
+from headrace.pipeline.file.loader import PipelineFile
+from headrace.pipeline.protocol.log_context import with_log_context
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ABORT_AFTER = 25.0
+"""Seconds that an epoch in flight gets after a stop was requested."""
+
+
+class RunSession:
+    """The session of one run: the caller's, which stays as it is, or one of its own."""
+
+    def __init__(self, file: PipelineFile, settings: Settings, callers: SparkSession | None) -> None:
+        self._file = file
+        self._settings = settings
+        self._callers = callers
+        self._spark = callers
+
+    @property
+    def spark(self) -> SparkSession:
+        """The session.
+
+        It starts on first use, so that a pipeline with a lease is refused without starting Spark.
+        """
+        if self._spark is None:
+            self._spark = start_session(self._settings, node_types(self._file))
+        return self._spark
+
+    def explain_death(self, patience: float) -> SparkJvmError | None:
+        """Return why the JVM ended; None while it runs. `patience`: seconds that it gets to end."""
+        return explain_death(self.spark, self._settings, patience)
+
+    @contextmanager
+    def translate_errors(self) -> Iterator[None]:
+        """Translate Spark failures raised inside this block, and explain why Spark's JVM died if it did."""
+        try:
+            with translate_spark_errors():
+                yield
+        except SparkJvmError as error:
+            death = self.explain_death(5.0) if self._spark is not None else None
+            if death is None or death.message == error.message:
+                raise
+            raise death from error
+
+    def abort_after_stop(self, stop: threading.Event) -> Callable[[], None]:
+        """Cancel Spark's jobs if an epoch does not end in time after `stop`. Call the result at the end.
+
+        A cancelled epoch is as safe as a crash.
+        """
+        done = threading.Event()
+        watch = with_log_context(self._abort_late)
+        threading.Thread(target=watch, args=(stop, done), name="headrace-abort", daemon=True).start()
+        return done.set
+
+    def _abort_late(self, stop: threading.Event, done: threading.Event) -> None:
+        while not stop.wait(1.0):
+            if done.is_set():
+                return
+        if not done.wait(ABORT_AFTER) and self._spark is not None:
+            self._spark.sparkContext.cancelAllJobs()
+
+    def stop(self) -> None:
+        """Stop the session, unless it is the caller's."""
+        if self._spark is not None and self._callers is None:
+            stop_session(self._spark)
