@@ -58,7 +58,7 @@ def select_append_rows(sink: str, frame: EpochFrame) -> DataFrame:
 
 
 def collect_small_rows(frame: EpochFrame, rows: DataFrame) -> pa.Table | None:
-    """Collect `rows`, as many as the frame has; return None if they are too many for the driver, or unknown."""
+    """Collect `rows`, as many as the frame has. Return None if they are too many or of unknown number."""
     known = frame.estimate is not None or frame.likely is not None
     return frame.collect_if_small(rows, DRIVER_ROWS) if known else None
 

@@ -19,9 +19,9 @@ import pyarrow as pa
 import pyarrow.compute
 from pyarrow import parquet
 
-from headrace.connectors.delta.log_replay import DataFile
 from headrace.connectors.delta.data_files import may_contain, write_data_file
 from headrace.connectors.delta.deletion_vectors import read_deletion_vector, write_deletion_vectors
+from headrace.connectors.delta.log_replay import DataFile
 from headrace.connectors.lakehouse_rows import bounds_of
 from headrace.connectors.versions import ENDED
 from headrace.pipeline.protocol.epochs import Json, WriteCounts
@@ -62,9 +62,9 @@ class EpochRows:
         ]
         named = {field.name.lower(): field.name for field in schema}
         deletes = (
-            pc.equal(last[OP], "d").to_numpy() if OP in last.schema.names else np.zeros(last.num_rows, bool)
+            _booleans(pc.equal(last[OP], "d")) if OP in last.schema.names else np.zeros(last.num_rows, bool)
         )
-        ended = last[ENDED].to_numpy() if version is not None else None
+        ended = _booleans(last[ENDED]) if version is not None else None
         return cls(
             pa.table(columns, schema=schema),
             tuple(named[name.lower()] for name in key),
@@ -124,7 +124,7 @@ def upsert(folder: Path, candidates: Sequence[DataFile], epoch: EpochRows) -> Up
 
 
 def _find_matches(candidates: Sequence[DataFile], epoch: EpochRows, vectors: dict[int, BitMap64]) -> pa.Table:
-    """Return every live row of the files whose key is in the epoch: its file, its position, the epoch's row."""
+    """Return the live rows of the files whose key is in the epoch: file, position, and the epoch's row."""
     wanted = epoch.rows.select(list(epoch.key))
     numbered = wanted.append_column(_SOURCE, pa.array(np.arange(wanted.num_rows)))
     fields = list(_MATCHES)
@@ -144,12 +144,12 @@ def _find_matches(candidates: Sequence[DataFile], epoch: EpochRows, vectors: dic
 def _read_live_keys(file: DataFile, epoch: EpochRows, removed: BitMap64 | None) -> pa.Table:
     """Return the key columns, the position and the version of rows that can match."""
     columns = [*epoch.key, *([epoch.version] if epoch.version not in (None, *epoch.key) else [])]
-    reader = parquet.ParquetFile(file.path, coerce_int96_timestamp_unit="us")
-    table = reader.read(columns=columns, use_threads=False)
+    with parquet.ParquetFile(file.path, coerce_int96_timestamp_unit="us") as reader:
+        table = reader.read(columns=columns, use_threads=False)
     table = table.cast(pa.schema([epoch.rows.schema.field(name) for name in table.schema.names]))
     live = np.ones(table.num_rows, dtype=bool)
     for name in epoch.key:
-        live &= pc.is_in(table[name], value_set=epoch.rows[name], skip_nulls=True).to_numpy()
+        live &= _booleans(pc.is_in(table[name], value_set=epoch.rows[name], skip_nulls=True))
     if removed is not None:
         live[np.fromiter(removed, dtype=np.int64, count=len(removed))] = False
     rows = np.flatnonzero(live)
@@ -164,7 +164,7 @@ def _find_wins(matches: pa.Table, epoch: EpochRows) -> np.ndarray:
         return np.ones(len(source), dtype=bool)
     brought = epoch.rows[epoch.version].take(matches[_SOURCE])
     older = pc.or_kleene(pc.is_null(matches[_VERSION]), pc.less_equal(matches[_VERSION], brought))
-    return epoch.ended[source] | pc.fill_null(older, fill_value=False).to_numpy()
+    return epoch.ended[source] | _booleans(pc.fill_null(older, fill_value=False))
 
 
 def _mark_removed(
@@ -205,3 +205,8 @@ def _describe_removal(add: Json, now: int) -> Json:
 def _describe_remainder(file: DataFile, descriptor: Json) -> Json:
     loose = json.dumps({**file.statistics, "tightBounds": False})
     return {**file.add, "deletionVector": descriptor, "stats": loose, "dataChange": True}
+
+
+def _booleans(column: pa.ChunkedArray) -> np.ndarray:
+    """Return a column as NumPy has it; an empty one has no type of its own there."""
+    return np.asarray(column.to_numpy(), dtype=bool)

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from headrace.connectors.delta.log_replay import DataFile, LogReplay
 from headrace.connectors.delta.arrow_merge import EpochRows, Upsert, select_candidates, upsert
 from headrace.connectors.delta.data_files import write_data_file
 from headrace.connectors.delta.deletion_vectors import UnknownVectorError
+from headrace.connectors.delta.log_replay import DataFile, LogReplay
 from headrace.connectors.keys import floats_in
 from headrace.connectors.lakehouse_sink import LOOKUP_ROWS
 from headrace.pipeline.protocol.epochs import Json, WriteCounts
@@ -53,9 +53,9 @@ class ArrowWriter:
     def write(
         self, rows: pa.Table, key: tuple[str, ...], version: str | None, snapshot: Any
     ) -> Upsert | None:
-        """Write rows to append, or with a key the last row of each key. Return None if the table does not qualify.
+        """Write rows to append, or with a key the last row of each key.
 
-        `snapshot` is the JVM's of the version to change.
+        `snapshot` is the JVM's of the version to change. Return None if the table does not qualify.
         """
         schema = self._read_schema(snapshot)
         if schema is None:

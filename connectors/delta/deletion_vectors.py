@@ -33,7 +33,7 @@ class UnknownVectorError(Exception):
 
 
 def read_deletion_vector(table: Path, descriptor: Json) -> BitMap64:
-    """Return the removed positions of a data file of the table. Raise UnknownVectorError for other formats."""
+    """Return the removed positions of a data file. Raise UnknownVectorError for other formats."""
     from pyroaring import BitMap64
 
     data = _read_bytes(table, descriptor)

@@ -39,10 +39,11 @@ class LogWriter:
         """Commit the actions with the step `txn` of `app` and user metadata.
 
         `since` is the version at which the caller read the state of `app`. `read_version` is the version that
-        an upsert read; other commits only append. `counts` are the rows that changed. Return False, with nothing
-        committed, if the table was restored or has a newer step of `app` since then, or if it is no longer
-        at `read_version`. Delta raises an exception if another commit comes in between that changes what
-        this one read, or sets a step of `app`.
+        an upsert read; other commits only append. `counts` are the rows that changed.
+
+        Return False, with nothing committed, if the table was restored or has a newer step of `app` since
+        then, or if it is no longer at `read_version`. Delta raises an exception if another commit comes in
+        between that changes what this one read, or sets a step of `app`.
         """
         step = {"txn": {"appId": app, "version": txn}}
         with self._activated(metadata):
@@ -62,7 +63,7 @@ class LogWriter:
         return True
 
     def _is_overtaken(self, transaction: Any, app: str, txn: int, since: int) -> bool:
-        """Return whether the step is taken or the table was restored; let Delta watch the step from here on."""
+        """Return whether the step is taken or the table was restored. Delta watches the step from here on."""
         transaction.readTxn().addOne(app)
         steps = self._table.transactions(transaction.snapshot())
         return steps.get(app, -1) >= txn or self._table.is_restored(int(transaction.readVersion()), since)
@@ -97,14 +98,14 @@ class LogWriter:
             "numTargetRowsInserted": counts.inserted,
             "numTargetRowsUpdated": counts.updated,
             "numTargetRowsDeleted": counts.deleted,
-            "numOutputRows": counts.inserted + counts.updated,
+            "numOutputRows": (counts.inserted or 0) + (counts.updated or 0),
         }
-        spark = self._session._jsparkSession  # noqa: SLF001
+        spark: Any = self._session._jsparkSession  # noqa: SLF001
         metrics = self._jvm.org.apache.spark.sql.execution.metric.SQLMetrics
         made = {}
         for name, value in values.items():
             made[name] = metrics.createMetric(spark.sparkContext(), name)
-            made[name].set(value)
+            made[name].set(value or 0)
         python_utils = self._jvm.org.apache.spark.api.python.PythonUtils
         transaction.registerSQLMetrics(spark, python_utils.toScalaMap(made))
 

@@ -1,9 +1,10 @@
 """A Delta table as a sink, exactly once.
 
-Its atomic act is one commit: rows by append, or by MERGE where there is a key; the transaction identifier;
-and the record in the commit's user metadata. Delta skips a commit whose identifier is not newer, and aborts
-one that raced another with the same identifier: a compare-and-set, also between generations. What it skips it
-skips silently, so every commit is read back.
+Its atomic act is one commit: rows by append, or an upsert where there is a key; the transaction identifier;
+and the record in the commit's user metadata. The driver writes small epochs of local tables, Spark all
+others. Delta skips a write of Spark whose identifier is not newer, and aborts a commit that raced another
+with the same identifier: a compare-and-set, also between generations. What it skips it skips silently, so
+every commit is read back.
 """
 
 from __future__ import annotations

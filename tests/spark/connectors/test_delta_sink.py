@@ -292,9 +292,9 @@ def test_write_under_way_is_fenced_by_a_newcomer(table: Any, tmp_path: Path, key
     assert t.rows() == [(1, "new")]
 
 
-@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize(("late", "large"), [(False, False), (True, False), (True, True)])
 def test_step_that_somebody_else_took_is_noticed(
-    table: Any, monkeypatch: pytest.MonkeyPatch, late: bool
+    table: Any, monkeypatch: pytest.MonkeyPatch, late: bool, large: bool
 ) -> None:
     """Delta skips our write without a word then, also where the step is taken only after we looked (`late`)."""
     t = table()
@@ -305,9 +305,10 @@ def test_step_that_somebody_else_took_is_noticed(
         **options
     ).save(t.path)
     if late:
-        monkeypatch.setattr(sink, "_read_own_state", lambda: state)
+        states, read = iter([state]), sink._read_own_state
+        monkeypatch.setattr(sink, "_read_own_state", lambda: next(states, None) or read())
     with pytest.raises(SinkStateError, match="remembers step 4294967305 of this sink"):
-        sink.write(plan(1), t.frame((1, "a", "i")))
+        sink.write(plan(1), t.frame((1, "a", "i"), large=large))
     assert t.rows() == []
 
 

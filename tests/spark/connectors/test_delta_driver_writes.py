@@ -1,0 +1,266 @@
+"""Small epochs of local Delta tables, written from the driver: the same result as by Spark, whatever dies."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from helpers.checkout import ROOT
+from helpers.lakehouse_tables import plan
+from pyspark.sql import SparkSession
+
+from headrace.connectors.delta.log_writer import LogWriter
+from headrace.connectors.delta.merge import merge
+from headrace.connectors.frame import EpochFrame
+from headrace.pipeline.errors import TransientError
+from headrace.pipeline.protocol.epochs import WriteCounts
+from headrace.pipeline.sql.system_columns import OP, POS, POS_TYPE
+from tests.spark.connectors.test_delta_sink import Gate, Table
+
+WIDE = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("place", pa.string()),
+        ("day", pa.date32()),
+        ("at", pa.timestamp("us", "UTC")),
+        ("amount", pa.decimal128(12, 2)),
+        ("ratio", pa.float64()),
+        ("tags", pa.list_(pa.string())),
+    ]
+)
+_DDL = (
+    "id bigint, place string, day date, at timestamp, amount decimal(12,2), ratio double, tags array<string>,"
+    f" {OP} string, {POS} {POS_TYPE}"
+)
+_PLACES = ("ä" * 40, "b", "\U0010ffff")
+
+
+class WideTable(Table):
+    """A table of many types, with a version column or without one."""
+
+    version_column: str | None = None
+
+    def node(self) -> Any:
+        return super().node().model_copy(update={"version_column": self.version_column})
+
+    def changes(self, epoch: int, *, large: bool) -> EpochFrame:
+        """Return random changes, the same for each epoch number; `large` ones are written by Spark."""
+        some = random.Random(epoch)
+        rows = []
+        for number in range(40):
+            at = datetime(2024, 1, 1, tzinfo=UTC) + timedelta(microseconds=some.randrange(10**6))
+            op = some.choice("iuud")
+            rows.append(
+                (
+                    some.randrange(12),
+                    some.choice(_PLACES),
+                    at.date() if some.random() < 0.8 else None,
+                    at if op != "d" or some.random() < 0.5 else None,
+                    Decimal(some.randrange(10**6)) / 100,
+                    some.choice([0.5, None]),
+                    some.choice([[], ["x", None], None]),
+                    op,
+                    (0, 0, number, 0),
+                )
+            )
+        frame = self.spark.createDataFrame(rows, _DDL)
+        return EpochFrame(frame, WIDE, self.key, None if large else len(rows), self.spark)
+
+    def content(self) -> list[Any]:
+        rows = self.spark.read.format("delta").load(self.path).collect()
+        return sorted(map(tuple, rows), key=repr)
+
+
+@pytest.fixture
+def spark_merges(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A list with an entry for each MERGE by Spark."""
+    calls: list[int] = []
+
+    def count(*args: Any, **options: Any) -> None:
+        calls.append(1)
+        merge(*args, **options)
+
+    monkeypatch.setattr("headrace.connectors.delta.sink.merge", count)
+    return calls
+
+
+@pytest.mark.parametrize("version", [None, "at"])
+def test_rows_and_counts_are_those_of_spark(
+    spark: SparkSession, tmp_path: Path, spark_merges: list[int], version: str | None
+) -> None:
+    """Random epochs: one table by Spark only, the other by the driver and by Spark in turn."""
+    tables = [
+        WideTable(spark, tmp_path / name, ("place", "id"), WIDE) for name in ("driver", "spark", "both")
+    ]
+    routes = [lambda _: True, lambda epoch: epoch % 2 == 0]
+    for one in tables:
+        one.version_column = version
+    sinks = [one.joined() for one in tables]
+    for epoch in range(1, 4):
+        counts = [
+            sink.write(plan(epoch), one.changes(epoch, large=is_large(epoch)))
+            for one, sink, is_large in zip(tables, sinks, routes, strict=True)
+        ]
+        assert counts[0] == counts[1]
+        contents = [one.content() for one in tables]
+        assert contents[0] == contents[1]
+        assert {sink.read_row_count()[1] for sink in sinks} == {len(contents[0])}
+    assert len(spark_merges) == 3 + 1
+
+
+def test_history_of_the_table_tells_the_operation(spark: SparkSession, tmp_path: Path) -> None:
+    table = Table(spark, tmp_path / "t", ("id",))
+    sink = table.joined()
+    sink.write(plan(1), table.frame((1, "a", "i"), (2, "b", "i")))
+    sink.write(plan(2), table.frame((1, "x", "u"), (2, "b", "d"), (3, "c", "i")))
+    newest = spark.sql(f"DESCRIBE HISTORY delta.`{table.path}`").first()
+    assert newest is not None
+    assert newest.operation == "MERGE"
+    metrics = newest.operationMetrics
+    names = ("numSourceRows", "numTargetRowsInserted", "numTargetRowsUpdated", "numTargetRowsDeleted")
+    assert [metrics[name] for name in names] == ["3", "1", "1", "1"]
+
+
+@pytest.mark.parametrize(
+    ("change", "check"),
+    [
+        ("ALTER TABLE {t} ADD CONSTRAINT small CHECK (id < 100)", ""),
+        ("ALTER TABLE {t} SET TBLPROPERTIES (delta.enableDeletionVectors = false)", ""),
+        ("ALTER TABLE {t} SET TBLPROPERTIES (delta.enableRowTracking = true)", ""),
+        (
+            "ALTER TABLE {t} SET TBLPROPERTIES (delta.columnMapping.mode = 'name')",
+            "SELECT count(*) = 2 FROM {t}",
+        ),
+        (
+            "ALTER TABLE {t} SET TBLPROPERTIES (delta.enableChangeDataFeed = true)",
+            "SELECT count(*) = 6 FROM table_changes_by_path('{p}', {v})",
+        ),
+    ],
+)
+def test_table_with_more_than_columns_is_written_by_spark(
+    spark: SparkSession, tmp_path: Path, spark_merges: list[int], change: str, check: str
+) -> None:
+    table = Table(spark, tmp_path / "t", ("id",))
+    sink = table.joined()
+    table.sql(change)
+    changed = table.version
+    sink.write(plan(1), table.frame((1, "a", "i"), (2, "b", "i")))
+    assert sink.write(plan(2), table.frame((1, "x", "u"), (3, "c", "i"), (2, "b", "d"))) == WriteCounts(
+        3, 1, 1, 1
+    )
+    assert table.rows() == [(1, "x"), (3, "c")]
+    assert len(spark_merges) == 2
+    if check:
+        row = spark.sql(check.format(t=f"delta.`{table.path}`", p=table.path, v=changed)).first()
+        assert row is not None
+        assert row[0]
+
+
+def test_files_and_vectors_of_others_are_read(
+    spark: SparkSession, tmp_path: Path, spark_merges: list[int]
+) -> None:
+    """Spark compacts, deletes, and cleans up the log between epochs."""
+    table = Table(spark, tmp_path / "t", ("id",))
+    sink = table.joined()
+    sink.write(plan(1), table.frame(*[(at, "a", "i") for at in range(20)]))
+    table.sql("DELETE FROM {t} WHERE id % 5 = 0")
+    assert sink.write(plan(2), table.frame((0, "again", "u"), (1, "b", "u"), (2, "", "d"))) == WriteCounts(
+        3, 1, 1, 1
+    )
+    table.sql("OPTIMIZE {t}")
+    assert sink.write(plan(3), table.frame((1, "c", "u"), (3, "", "d"))) == WriteCounts(2, 0, 1, 1)
+    table.checkpoint()
+    fresh = table.prepared(generation=2)
+    log = Path(table.path, "_delta_log")
+    for version in range(3):
+        (log / f"{version:020d}.json").unlink()
+    fresh.write(plan(4), table.frame((1, "d", "u"), (4, "", "d"), (50, "new", "i")))
+    others = [(at, "a") for at in range(6, 20) if at % 5]
+    assert table.rows() == [(0, "again"), (1, "d"), *others, (50, "new")]
+    assert fresh.read_row_count()[1] == len(table.rows())
+    assert not spark_merges
+
+
+@pytest.mark.parametrize(
+    "harm", ["DELETE FROM {t} WHERE id = 2", "UPDATE {t} SET name = 'theirs' WHERE id = 1"]
+)
+def test_commit_that_changes_what_the_epoch_read_is_a_conflict(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: str
+) -> None:
+    """Another writer commits after the epoch read the table, and before or after its transaction begins."""
+    for place in ("commit", "_merge"):
+        table = Table(spark, tmp_path / place, ("id",))
+        sink = table.joined()
+        sink.write(plan(1), table.frame((1, "a", "i"), (2, "b", "i"), (3, "c", "i")))
+        harms, real = iter([harm]), getattr(LogWriter, place)
+
+        def first_harm(*args: Any, harms: Any = harms, real: Any = real, table: Table = table) -> Any:
+            for statement in harms:
+                table.sql(statement)
+            return real(*args)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(LogWriter, place, first_harm)
+            changes = table.frame((1, "mine", "u"), (4, "d", "i"))
+            if place == "_merge":
+                with pytest.raises(TransientError, match="another writer changed"):
+                    sink.write(plan(2), changes)
+            sink.write(plan(2), changes)
+        rest = [] if "DELETE" in harm else [(2, "b")]
+        assert table.rows() == [(1, "mine"), *rest, (3, "c"), (4, "d")]
+
+
+_VICTIM = """
+import sys, time
+sys.path.append("tests")
+from pathlib import Path
+from headrace.connectors.delta.log_writer import LogWriter
+from headrace.jobs.spark.session import start_session
+from headrace.pipeline.config.sections import SparkSettings
+from headrace.pipeline.config.settings import Settings
+from tests.spark.connectors.test_delta_sink import Table, plan
+home, late, key = Path(sys.argv[1]), sys.argv[2] == "late", tuple(sys.argv[3:])
+quick = SparkSettings(master="local[2]", driver_memory="1g", jvm_options="-XX:TieredStopAtLevel=1")
+spark = start_session(Settings(home=home, spark=quick), ("delta",))
+table = Table(spark, home / "flights", key)
+sink = table.joined()
+sink.write(plan(1), table.frame((1, "a", "i"), (2, "b", "i")))
+commit = LogWriter.commit
+def hang(*args):
+    done = commit(*args) if late else None
+    (home / "reached").touch()
+    time.sleep(600)
+LogWriter.commit = hang
+sink.write(plan(2), table.frame((1, "a2", "u"), (3, "c", "i")))
+"""
+
+
+@pytest.mark.parametrize(("when", "key"), [("early", ("id",)), ("late", ("id",)), ("late", ())])
+def test_kill_before_or_after_the_commit(
+    spark: SparkSession, tmp_path: Path, when: str, key: tuple[str, ...]
+) -> None:
+    """The process dies with all files written, before the commit or after it, when nobody heard the answer."""
+    with subprocess.Popen(
+        [sys.executable, "-c", _VICTIM, str(tmp_path), when, *key], cwd=ROOT, start_new_session=True
+    ) as victim:
+        try:
+            Gate(tmp_path).await_reached(victim)
+        finally:
+            os.killpg(victim.pid, signal.SIGKILL)
+    table = Table(spark, tmp_path / "flights", key)
+    sink = table.prepared(generation=2)
+    assert sink.record().epoch == (1 if when == "early" else 2)
+    expected = [(1, "a2"), (2, "b"), (3, "c")] if key else [(1, "a"), (1, "a2"), (2, "b"), (3, "c")]
+    assert table.rows() == ([(1, "a"), (2, "b")] if when == "early" else expected)
+    sink.write(plan(2), table.frame((1, "a2", "u"), (3, "c", "i")))
+    assert table.rows() == expected
+    assert sink.read_row_count() == (sink.record(), len(expected))
