@@ -68,7 +68,7 @@ class ArrowWriter:
             return None
         files = self._replay.read_files(snapshot)
         candidates = select_candidates(files, epoch)
-        if len(files) > _MAX_FILES or not _are_countable(candidates):
+        if len(files) > _MAX_FILES or not _are_readable(candidates):
             return None
         try:
             return upsert(self._folder, candidates, epoch)
@@ -98,9 +98,9 @@ class ArrowWriter:
         return self._schema
 
 
-def _are_countable(files: list[DataFile]) -> bool:
-    """Return whether all row counts are known and few enough to read their keys in the driver."""
-    counts = [file.physical_rows for file in files]
+def _are_readable(files: list[DataFile]) -> bool:
+    """Return whether the files are local and have few enough rows to read their keys in the driver."""
+    counts = [file.physical_rows if file.is_local else None for file in files]
     return None not in counts and sum(count or 0 for count in counts) <= LOOKUP_ROWS
 
 

@@ -29,6 +29,9 @@ def explain(error: Exception, path: str, sink: str) -> Exception:
     """Return the Headrace error of a failed write, or the error itself if there is none."""
     if found := explain_failure(error):
         return found
+    if isinstance(error, OSError):
+        msg = f"the Delta table `{path}` cannot be read or written: {error.strerror or error}"
+        return TransientError(msg, node=sink)
     text, first = _text(error), str(error).split("\n", maxsplit=1)[0]
     if _CONFLICT.search(text):
         msg = f"another writer changed the Delta table `{path}` at the same moment: {first}"

@@ -32,11 +32,15 @@ class DataFile:
     table: Path
     add: Json
 
+    @property
+    def is_local(self) -> bool:
+        """Whether the file is on this file system. Files of a shallow clone can be elsewhere."""
+        return urlsplit(self.add["path"]).scheme in ("", "file")
+
     @cached_property
     def path(self) -> Path:
-        """The Parquet file."""
-        parts = urlsplit(self.add["path"])
-        return self.table / unquote(parts.path)
+        """The Parquet file, if it is local."""
+        return self.table / unquote(urlsplit(self.add["path"]).path)
 
     @cached_property
     def statistics(self) -> Json:

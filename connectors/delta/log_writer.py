@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from headrace.connectors.delta.transaction_log import TableLog
+from headrace.connectors.delta.transaction_log import TableLog, TableVersion
 from headrace.pipeline.protocol.epochs import Json, WriteCounts
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class LogWriter:
 
     def commit(
         self,
-        since: int,
+        since: TableVersion,
         app: str,
         txn: int,
         metadata: str,
@@ -41,9 +41,9 @@ class LogWriter:
         `since` is the version at which the caller read the state of `app`. `read_version` is the version that
         an upsert read; other commits only append. `counts` are the rows that changed.
 
-        Return False, with nothing committed, if the table was restored or has a newer step of `app` since
-        then, or if it is no longer at `read_version`. Delta raises an exception if another commit comes in
-        between that changes what this one read, or sets a step of `app`.
+        Return False, with nothing committed, if the table was replaced or restored or has a newer step of
+        `app` since then, or if it is no longer at `read_version`. Delta raises an exception if another commit
+        comes in between that changes what this one read, or sets a step of `app`.
         """
         step = {"txn": {"appId": app, "version": txn}}
         with self._activated(metadata):
@@ -62,11 +62,15 @@ class LogWriter:
             transaction.commit(self._seq(parsed), operation)
         return True
 
-    def _is_overtaken(self, transaction: Any, app: str, txn: int, since: int) -> bool:
-        """Return whether the step is taken or the table was restored. Delta watches the step from here on."""
+    def _is_overtaken(self, transaction: Any, app: str, txn: int, since: TableVersion) -> bool:
+        """Return whether the state that the caller read is void. Delta watches the step from here on."""
         transaction.readTxn().addOne(app)
-        steps = self._table.transactions(transaction.snapshot())
-        return steps.get(app, -1) >= txn or self._table.is_restored(int(transaction.readVersion()), since)
+        snapshot = transaction.snapshot()
+        return (
+            self._table.identity(snapshot) != since.identity
+            or self._table.transactions(snapshot).get(app, -1) >= txn
+            or self._table.is_restored(int(snapshot.version()), since.number)
+        )
 
     def _parse(self, action: Json) -> Any:
         return self._jvm.org.apache.spark.sql.delta.actions.Action.fromJson(json.dumps(action))

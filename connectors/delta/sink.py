@@ -23,6 +23,7 @@ from headrace.connectors.delta.table import check_columns, check_location, creat
 from headrace.connectors.delta.transaction_log import (
     DeltaCommit,
     TableLog,
+    TableVersion,
     encode_commit_metadata,
     first_step,
 )
@@ -136,7 +137,8 @@ class DeltaTableSink(LakehouseSink):
                 self._append(self._empty_rows(), txn, self._metadata(txn, record), mode="overwrite")
                 committed = True
             else:
-                committed = self._log_writer.commit(version, self._app, txn, self._metadata(txn, record))
+                metadata = self._metadata(txn, record)
+                committed = self._log_writer.commit(self._version(version), self._app, txn, metadata)
         except Exception as error:
             raise self._explain(error) from error
         if not committed:
@@ -157,8 +159,9 @@ class DeltaTableSink(LakehouseSink):
     def release(self, claims: Sequence[Claim]) -> None:
         """Fence each sink with a step of the generation after its own, then remove its claim."""
         session, table = self._open()
-        steps = table.transactions(table.snapshot())
-        version = int(table.snapshot().version())
+        snapshot = table.snapshot()
+        steps = table.transactions(snapshot)
+        version = TableVersion(table.identity(snapshot), int(snapshot.version()))
         for one in claims:
             app = one.key.text
             if app in steps:
@@ -197,6 +200,10 @@ class DeltaTableSink(LakehouseSink):
     @property
     def _log_writer(self) -> LogWriter:
         return LogWriter(*self._open())
+
+    def _version(self, number: int) -> TableVersion:
+        """Return a version of the table whose state was read last."""
+        return TableVersion(self._seen[0], number)
 
     def _count_rows(self, state: SinkState) -> int:
         """Return the rows of the table version of `state`, from the log if it tells."""
@@ -254,7 +261,13 @@ class DeltaTableSink(LakehouseSink):
                 metadata = self._metadata(txn, change.complete(written.counts))
                 read_version = int(snapshot.version()) if frame.key else None
                 return self._log_writer.commit(
-                    since, self._app, txn, metadata, written.actions, written.counts, read_version
+                    self._version(since),
+                    self._app,
+                    txn,
+                    metadata,
+                    written.actions,
+                    written.counts,
+                    read_version,
                 )
         metadata = self._metadata(txn, change.complete(WriteCounts()), derive=True)
         if frame.key:

@@ -35,6 +35,14 @@ def first_step(generation: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class TableVersion:
+    """A version of a table. A table that was dropped and created again has another identity."""
+
+    identity: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class DeltaCommit:
     """What the table holds of a lane and sink: the newest of our commits.
 

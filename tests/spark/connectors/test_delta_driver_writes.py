@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from pyspark.sql import SparkSession
 from headrace.connectors.delta.log_writer import LogWriter
 from headrace.connectors.delta.merge import merge
 from headrace.connectors.frame import EpochFrame
-from headrace.pipeline.errors import TransientError
+from headrace.pipeline.errors import FencedError, SinkStateError, TransientError
 from headrace.pipeline.protocol.epochs import WriteCounts
 from headrace.pipeline.sql.system_columns import OP, POS, POS_TYPE
 from tests.spark.connectors.test_delta_sink import Gate, Table
@@ -98,9 +99,7 @@ def test_rows_and_counts_are_those_of_spark(
     spark: SparkSession, tmp_path: Path, spark_merges: list[int], version: str | None
 ) -> None:
     """Random epochs: one table by Spark only, the other by the driver and by Spark in turn."""
-    tables = [
-        WideTable(spark, tmp_path / name, ("place", "id"), WIDE) for name in ("driver", "spark", "both")
-    ]
+    tables = [WideTable(spark, tmp_path / name, ("place", "id"), WIDE) for name in ("spark", "both")]
     routes = [lambda _: True, lambda epoch: epoch % 2 == 0]
     for one in tables:
         one.version_column = version
@@ -217,6 +216,53 @@ def test_commit_that_changes_what_the_epoch_read_is_a_conflict(
             sink.write(plan(2), changes)
         rest = [] if "DELETE" in harm else [(2, "b")]
         assert table.rows() == [(1, "mine"), *rest, (3, "c"), (4, "d")]
+
+
+@pytest.mark.parametrize("key", [(), ("id",)])
+@pytest.mark.parametrize("place", ["commit", "_parse"])
+def test_generation_that_prepares_before_the_commit_fences_it(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: tuple[str, ...], place: str
+) -> None:
+    """A newcomer prepares before or after the older one's transaction begins."""
+    table = Table(spark, tmp_path / "t", key)
+    old, real = table.joined(), getattr(LogWriter, place)
+    newcomers: list[Any] = []
+
+    def first_prepare(*args: Any) -> Any:
+        if not newcomers:
+            newcomers.append(None)
+            newcomers[0] = table.prepared(generation=2)
+        return real(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LogWriter, place, first_prepare)
+        with pytest.raises(FencedError):
+            old.write(plan(1), table.frame((1, "old", "i")))
+    assert table.rows() == []
+    newcomers[0].write(plan(1), table.frame((1, "new", "i")))
+    assert table.rows() == [(1, "new")]
+
+
+@pytest.mark.parametrize("key", [(), ("id",)])
+def test_table_that_is_replaced_before_the_commit_takes_nothing(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: tuple[str, ...]
+) -> None:
+    table = Table(spark, tmp_path / "t", key)
+    sink, real = table.joined(), LogWriter.commit
+    replacements = iter([1])
+    jvm: Any = spark._jvm
+
+    def replace_first(*args: Any) -> Any:
+        for _ in replacements:
+            shutil.rmtree(table.path)
+            jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
+            Table(spark, Path(table.path), key).prepared(generation=1)
+        return real(*args)
+
+    monkeypatch.setattr(LogWriter, "commit", replace_first)
+    with pytest.raises(SinkStateError):
+        sink.write(plan(1), table.frame((1, "a", "i")))
+    assert table.rows() == []
 
 
 _VICTIM = """

@@ -605,6 +605,12 @@ def test_failed_commit_is_explained(text: str, kind: type[Exception]) -> None:
     assert type(explain(ValueError(text), "/data/flights", "lake")) is kind
 
 
+def test_full_disk_is_explained() -> None:
+    found = explain(OSError(28, "No space left on device"), "/data/flights", "lake")
+    assert isinstance(found, TransientError)
+    assert "`/data/flights` cannot be read or written: No space left on device" in str(found)
+
+
 def test_days_of_any_calendar_are_found_again(table: Any) -> None:
     """PySpark makes literals by way of java.sql, whose calendar has no 10 October 1582.
 
