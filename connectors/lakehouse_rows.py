@@ -85,8 +85,8 @@ def build_merge_source(
     If `last` is None, return what Spark computes for the epoch: a null in a key fails the task.
     """
     names = [*frame.schema.names, OP]
-    frame = replace(frame, rows=canonical_frame(frame.rows, frame.schema, frame.key))
     if last is None:
+        frame = replace(frame, rows=canonical_frame(frame.rows, frame.schema, frame.key))
         return MergeSource(_last_by_key_spark(sink, frame, names, version), local=False)
     schema = frame.rows.select(*map(quote_identifier, names)).schema
     if version is not None:
@@ -149,13 +149,13 @@ def bounds_of(table: pa.Table, key: tuple[str, ...]) -> dict[str, tuple[Any, Any
     found: dict[str, tuple[Any, Any]] = {}
     for name in key:
         kind = table.schema.field(name).type
-        if table.num_rows and _has_literal(kind):
+        if table.num_rows and has_literal(kind):
             ends = pc.call_function("min_max", [table[name]])
             found[name] = (ends["min"].as_py(), ends["max"].as_py())
     return found
 
 
-def _has_literal(kind: pa.DataType) -> bool:
+def has_literal(kind: pa.DataType) -> bool:
     """Return whether Spark reads the type's Python value as a literal of the same type."""
     plain = kinds.is_integer(kind) or kinds.is_string(kind) or kinds.is_date(kind) or kinds.is_decimal(kind)
     return plain or (isinstance(kind, pa.TimestampType) and kind.tz is not None)

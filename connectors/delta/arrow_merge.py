@@ -52,21 +52,12 @@ class EpochRows:
 
     @classmethod
     def of(cls, last: pa.Table, schema: pa.Schema, key: tuple[str, ...], version: str | None) -> EpochRows:
-        """Return the rows of `lakehouse_rows.last_by_key` for a table with the columns of `schema`."""
-        brought = {name.lower(): name for name in last.schema.names}
-        columns = [
-            last[brought[field.name.lower()]].cast(field.type)
-            if field.name.lower() in brought
-            else pa.nulls(last.num_rows, field.type)
-            for field in schema
-        ]
+        """Return the rows of `lakehouse_rows.collect_last_rows` for a table with the columns of `schema`."""
         named = {field.name.lower(): field.name for field in schema}
-        deletes = (
-            _booleans(pc.equal(last[OP], "d")) if OP in last.schema.names else np.zeros(last.num_rows, bool)
-        )
+        deletes = _booleans(pc.equal(last[OP], "d"))
         ended = _booleans(last[ENDED]) if version is not None else None
         return cls(
-            pa.table(columns, schema=schema),
+            align_columns(last, schema),
             tuple(named[name.lower()] for name in key),
             deletes,
             named[version.lower()] if version is not None else None,
@@ -75,11 +66,23 @@ class EpochRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Upsert:
-    """The file actions and the row counts of an upsert."""
+class WrittenFiles:
+    """The file actions for the log, and the row counts, of files that were written."""
 
     actions: list[Json]
     counts: WriteCounts
+
+
+def align_columns(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return rows in the columns and types of a table. A column that the rows lack is null."""
+    brought = {name.lower(): name for name in rows.schema.names}
+    columns = [
+        rows[brought[field.name.lower()]].cast(field.type)
+        if field.name.lower() in brought
+        else pa.nulls(rows.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.table(columns, schema=schema)
 
 
 def select_candidates(files: Sequence[DataFile], epoch: EpochRows) -> list[DataFile]:
@@ -94,7 +97,7 @@ def select_candidates(files: Sequence[DataFile], epoch: EpochRows) -> list[DataF
     ]
 
 
-def upsert(folder: Path, candidates: Sequence[DataFile], epoch: EpochRows) -> Upsert:
+def upsert(folder: Path, candidates: Sequence[DataFile], epoch: EpochRows) -> WrittenFiles:
     """Write the files of an upsert into the table's folder. A delete of a missing key does nothing.
 
     `candidates` are all files that can have a key of the epoch; each has a row count in its statistics. With
@@ -120,7 +123,7 @@ def upsert(folder: Path, candidates: Sequence[DataFile], epoch: EpochRows) -> Up
     counts = WriteCounts(
         epoch.rows.num_rows, int(inserts.sum()), int((wins & ~deletes).sum()), int((wins & deletes).sum())
     )
-    return Upsert(actions, counts)
+    return WrittenFiles(actions, counts)
 
 
 def _find_matches(candidates: Sequence[DataFile], epoch: EpochRows, vectors: dict[int, BitMap64]) -> pa.Table:
@@ -131,14 +134,14 @@ def _find_matches(candidates: Sequence[DataFile], epoch: EpochRows, vectors: dic
     if epoch.version is not None:
         fields.append(pa.field(_VERSION, epoch.rows.schema.field(epoch.version).type))
     schema = pa.schema(fields)
-    found = [schema.empty_table()]
+    tables = [schema.empty_table()]
     for at, file in enumerate(candidates):
         rows = _read_live_keys(file, epoch, vectors.get(at)).join(
             numbered, list(epoch.key), join_type="inner", coalesce_keys=True
         )
         rows = rows.append_column(_FILE, pa.array(np.full(rows.num_rows, at)))
-        found.append(rows.select(schema.names).cast(schema))
-    return pa.concat_tables(found).combine_chunks()
+        tables.append(rows.select(schema.names).cast(schema))
+    return pa.concat_tables(tables).combine_chunks()
 
 
 def _read_live_keys(file: DataFile, epoch: EpochRows, removed: BitMap64 | None) -> pa.Table:
@@ -208,5 +211,5 @@ def _describe_remainder(file: DataFile, descriptor: Json) -> Json:
 
 
 def _booleans(column: pa.ChunkedArray) -> np.ndarray:
-    """Return a column as NumPy has it; an empty one has no type of its own there."""
+    """Return a boolean column for NumPy, where an empty column would have another type."""
     return np.asarray(column.to_numpy(), dtype=bool)

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from headrace.connectors.delta.arrow_merge import EpochRows, Upsert, select_candidates, upsert
+from headrace.connectors.delta.arrow_merge import (
+    EpochRows,
+    WrittenFiles,
+    align_columns,
+    select_candidates,
+    upsert,
+)
 from headrace.connectors.delta.data_files import write_data_file
 from headrace.connectors.delta.deletion_vectors import UnknownVectorError
 from headrace.connectors.delta.log_replay import DataFile, LogReplay
@@ -50,9 +56,13 @@ class ArrowWriter:
         self._schema: pa.Schema | None = None
         self._has_vectors = False
 
+    def can_write(self, snapshot: Any) -> bool:
+        """Return whether the table qualifies, for rows to append at least."""
+        return self._read_schema(snapshot) is not None
+
     def write(
         self, rows: pa.Table, key: tuple[str, ...], version: str | None, snapshot: Any
-    ) -> Upsert | None:
+    ) -> WrittenFiles | None:
         """Write rows to append, or with a key the last row of each key.
 
         `snapshot` is the JVM's of the version to change. Return None if the table does not qualify.
@@ -60,9 +70,9 @@ class ArrowWriter:
         schema = self._read_schema(snapshot)
         if schema is None:
             return None
-        epoch = EpochRows.of(rows, schema, key, version)
         if not key:
-            return self._append(epoch.rows)
+            return self._append(align_columns(rows, schema))
+        epoch = EpochRows.of(rows, schema, key, version)
         compared = [*epoch.key, *([epoch.version] if epoch.version else [])]
         if not self._has_vectors or floats_in(schema, compared):  # Spark orders NaN and zeros in its own way
             return None
@@ -75,14 +85,14 @@ class ArrowWriter:
         except UnknownVectorError:
             return None
 
-    def _append(self, rows: pa.Table) -> Upsert:
+    def _append(self, rows: pa.Table) -> WrittenFiles:
         count = rows.num_rows
         actions: list[Json] = [{"add": write_data_file(self._folder, rows)}] if count else []
-        return Upsert(actions, WriteCounts(count, count, 0, 0))
+        return WrittenFiles(actions, WriteCounts(count, count, 0, 0))
 
     def count_rows(self, snapshot: Any) -> int | None:
         """Return the number of rows of a version, or None if the log does not tell."""
-        if self._read_schema(snapshot) is None:
+        if not self.can_write(snapshot):
             return None
         counts = [file.live_rows for file in self._replay.read_files(snapshot)]
         return None if None in counts else sum(count for count in counts if count is not None)

@@ -15,6 +15,7 @@ import pyarrow.compute
 from pyarrow import parquet
 from pyarrow import types as kinds
 
+from headrace.connectors.lakehouse_rows import has_literal
 from headrace.pipeline.protocol.epochs import Json
 
 pc: Any = pyarrow.compute
@@ -56,7 +57,7 @@ def collect_statistics(rows: pa.Table) -> Json:
         if kinds.is_nested(column.type):
             continue
         nulls[name] = column.null_count
-        if not _has_bounds(column.type) or column.null_count == len(column):
+        if not has_literal(column.type) or column.null_count == len(column):
             continue
         ends = pc.min_max(column)
         bounds = _encode(ends["min"].as_py()), _encode_highest(ends["max"].as_py())
@@ -77,15 +78,12 @@ def may_contain(statistics: Json, name: str, low: Any, high: Any) -> bool:
     if least is None or most is None:
         return True
     try:
-        return bool(_decode(least, low) <= high and _decode(most, high) + _margin(high) >= low)
+        highest = _decode(most, high)
+        if isinstance(highest, datetime):
+            highest += _MILLISECOND
+        return bool(_decode(least, low) <= high and highest >= low)
     except (TypeError, ValueError, OverflowError):
         return True
-
-
-def _has_bounds(kind: pa.DataType) -> bool:
-    timestamp = isinstance(kind, pa.TimestampType) and kind.tz is not None
-    whole = isinstance(kind, pa.Decimal128Type) and kind.scale == 0
-    return kinds.is_integer(kind) or kinds.is_string(kind) or kinds.is_date32(kind) or timestamp or whole
 
 
 def _encode(value: Any) -> Any:
@@ -96,7 +94,7 @@ def _encode(value: Any) -> Any:
     if isinstance(value, date):
         return value.isoformat() if value.year >= 1000 else None
     if isinstance(value, Decimal):
-        return int(value)
+        return int(value) if value == int(value) else None
     return value[:_PREFIX] if isinstance(value, str) else value
 
 
@@ -116,11 +114,3 @@ def _decode(bound: Any, like: Any) -> Any:
         msg = f"statistics have {bound!r}"
         raise TypeError(msg)
     return bound
-
-
-def _margin(like: Any) -> Any:
-    if isinstance(like, datetime):
-        return _MILLISECOND
-    if isinstance(like, date):
-        return timedelta(0)
-    return "" if isinstance(like, str) else 0

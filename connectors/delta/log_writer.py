@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from headrace.connectors.delta.session import USER_METADATA, with_options
 from headrace.connectors.delta.transaction_log import TableLog, TableVersion
 from headrace.pipeline.protocol.epochs import Json, WriteCounts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from pyspark.sql import SparkSession
-
-_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 
 
 class LogWriter:
@@ -46,12 +42,10 @@ class LogWriter:
         comes in between that changes what this one read, or sets a step of `app`.
         """
         step = {"txn": {"appId": app, "version": txn}}
-        with self._activated(metadata):
+        with self._table.activated(), with_options(self._session, {USER_METADATA: metadata}):
             transaction = self._table.start_transaction()
             version = int(transaction.readVersion())
-            if version != (version if read_version is None else read_version):
-                return False
-            if self._is_overtaken(transaction, app, txn, since):
+            if read_version not in (None, version) or self._is_overtaken(transaction, app, txn, since):
                 return False
             if counts is not None:
                 self._register_metrics(transaction, counts)
@@ -78,20 +72,15 @@ class LogWriter:
     def _seq(self, values: Sequence[Any]) -> Any:
         return self._jvm.org.apache.spark.api.python.PythonUtils.toSeq(list(values))
 
-    def _none(self) -> Any:
-        return self._jvm.scala.Option.apply(None)
-
     def _append(self) -> Any:
-        operations = self._jvm.org.apache.spark.sql.delta.DeltaOperations
-        none = self._none()
-        return operations.Write(
-            self._jvm.org.apache.spark.sql.SaveMode.Append, none, none, none, none, none, none, none, none
-        )
+        """Return the operation WRITE that only appends; its eight other arguments are options."""
+        none, mode = self._jvm.scala.Option.apply(None), self._jvm.org.apache.spark.sql.SaveMode.Append
+        return self._jvm.org.apache.spark.sql.delta.DeltaOperations.Write(mode, *[none] * 8)
 
     def _merge(self) -> Any:
-        operations = self._jvm.org.apache.spark.sql.delta.DeltaOperations
-        none, nothing = self._none(), self._seq([])
-        return operations.Merge(none, none, none, none, nothing, nothing, nothing)
+        """Return the operation MERGE without predicates: four options and three lists of clauses."""
+        none, nothing = self._jvm.scala.Option.apply(None), self._seq([])
+        return self._jvm.org.apache.spark.sql.delta.DeltaOperations.Merge(*[none] * 4, *[nothing] * 3)
 
     def _register_metrics(self, transaction: Any, counts: WriteCounts) -> None:
         """Set the metrics that `DESCRIBE HISTORY` shows."""
@@ -112,13 +101,3 @@ class LogWriter:
             made[name].set(value or 0)
         python_utils = self._jvm.org.apache.spark.api.python.PythonUtils
         transaction.registerSQLMetrics(spark, python_utils.toScalaMap(made))
-
-    @contextmanager
-    def _activated(self, metadata: str) -> Iterator[None]:
-        """Make the session the active one, with the user metadata of a commit."""
-        with self._table.activated():
-            self._session.conf.set(_METADATA, metadata)
-            try:
-                yield
-            finally:
-                self._session.conf.unset(_METADATA)

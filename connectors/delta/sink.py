@@ -12,15 +12,17 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from headrace.connectors.delta.arrow_writer import ArrowWriter
 from headrace.connectors.delta.claims import claim, end_claims, read_claims
 from headrace.connectors.delta.errors import explain, is_duplicate_transaction
 from headrace.connectors.delta.log_writer import LogWriter
 from headrace.connectors.delta.merge import conf_for, merge
+from headrace.connectors.delta.session import USER_METADATA, open_session, with_options
 from headrace.connectors.delta.table import check_columns, check_location, create
 from headrace.connectors.delta.transaction_log import (
+    NO_TABLE,
     DeltaCommit,
     TableLog,
     TableVersion,
@@ -49,17 +51,16 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _APP, _TXN = "spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion"
-_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
-_ADAPTIVE = "spark.sql.adaptive.enabled"
-_SESSION = {
-    "spark.databricks.delta.snapshotPartitions": "1",
-    "spark.databricks.delta.history.metricsEnabled": "true",
-    "spark.databricks.delta.optimizeWrite.enabled": "false",
-    # The commit of a compaction would have our identifier and metadata.
-    "spark.databricks.delta.autoCompact.enabled": "false",
-    "spark.sql.session.timeZone": "UTC",
-    _ADAPTIVE: "false",  # it runs a job per stage, which costs small queries more than their rows
-}
+
+
+class _OpenTable(NamedTuple):
+    """What writes and reads the table."""
+
+    session: SparkSession
+    log: TableLog
+    log_writer: LogWriter
+    arrow_writer: ArrowWriter | None
+    """Writes small epochs of a local table; None for another file system."""
 
 
 class DeltaTableSink(LakehouseSink):
@@ -72,14 +73,9 @@ class DeltaTableSink(LakehouseSink):
         super().__init__(context)
         self._app = context.key.text
         self._path: str = _absolute(context.node.path)
-        self._opened: tuple[SparkSession, TableLog] | None = None
-        self._arrow_writer: ArrowWriter | None = None
-        """Writes small epochs of a local table."""
-        self._seen: tuple[str, int, DeltaCommit | None] = (
-            "",
-            -1,
-            None,
-        )  # table id, last version read, commit
+        self._opened: _OpenTable | None = None
+        self._seen: tuple[TableVersion, DeltaCommit | None] = (NO_TABLE, None)
+        """The last version that was read, and the newest commit of this sink then."""
 
     @property
     def target(self) -> str:
@@ -91,22 +87,23 @@ class DeltaTableSink(LakehouseSink):
 
         Raise SchemaError for columns that do not fit, and TargetError for a path that is not a Delta table.
         """
-        session, table = self._open()
-        check_location(self._name, self._path, session)
-        if not table.exists():
-            create(self._name, session, self._path, schema, self._key)
-        check_columns(self._name, session, self._path, schema, self._key)
+        table = self._open()
+        check_location(self._name, self._path, table.session)
+        if not table.log.exists():
+            create(self._name, table.session, self._path, schema, self._key)
+        check_columns(self._name, table.session, self._path, schema, self._key)
 
     def validate_target(self) -> None:
         """Check an existing table. A missing table is fine, because `prepare` would create it."""
-        session, table = self._open()
-        check_location(self._name, self._path, session)
-        if table.exists():
-            check_columns(self._name, session, self._path, self._context.schema, self._key)
+        table = self._open()
+        check_location(self._name, self._path, table.session)
+        if table.log.exists():
+            check_columns(self._name, table.session, self._path, self._context.schema, self._key)
 
     def claim_target(self) -> None:
         """Add this sink's claim to the table's properties, which takes a commit."""
-        claim(*self._open(), self._context.owner, self.target)
+        table = self._open()
+        claim(table.session, table.log, self._context.owner, self.target)
 
     def read_state(self) -> SinkState | None:
         """Return generation and record of the newest commit of this pipeline and sink.
@@ -114,9 +111,9 @@ class DeltaTableSink(LakehouseSink):
         `version` is the version of the table and the step of the commit.
         """
         newest = self._read_newest_commit()
-        version = self._seen[1]
+        version = self._seen[0]
         if newest is None:
-            return SinkState(version=(version, 0)) if version >= 0 else None
+            return SinkState(version=(version, 0)) if version.exists else None
         return SinkState(newest.generation, newest.record, (version, newest.txn))
 
     def commit(self, expected: SinkState, change: SinkCommit) -> SinkState | None:
@@ -138,41 +135,42 @@ class DeltaTableSink(LakehouseSink):
                 committed = True
             else:
                 metadata = self._metadata(txn, record)
-                committed = self._log_writer.commit(self._version(version), self._app, txn, metadata)
+                committed = self._open().log_writer.commit(version, self._app, txn, metadata)
         except Exception as error:
             raise self._explain(error) from error
         if not committed:
             return None
         done = self._read_back(txn, change)
-        if change.kind is CommitKind.REGISTER and done.version != version + 1:
+        if change.kind is CommitKind.REGISTER and done.version != version.number + 1:
             return None
-        return SinkState(done.generation, done.record, (self._seen[1], txn))
+        return SinkState(done.generation, done.record, (self._seen[0], txn))
 
     def find_conflicting_record(self) -> CommitRecord | None:
         """Return the record of the same pipeline name, `lane` and sink under another UUID."""
-        return self._open()[1].find_conflicting_record(self._context.key)
+        return self._open().log.find_conflicting_record(self._context.key)
 
     def claims(self) -> Sequence[Claim]:
         """Return the claims in the table's properties."""
-        return read_claims(self._open()[1])
+        return read_claims(self._open().log)
 
     def release(self, claims: Sequence[Claim]) -> None:
         """Fence each sink with a step of the generation after its own, then remove its claim."""
-        session, table = self._open()
-        snapshot = table.snapshot()
-        steps = table.transactions(snapshot)
-        version = TableVersion(table.identity(snapshot), int(snapshot.version()))
+        table = self._open()
+        snapshot = table.log.snapshot()
+        steps = table.log.transactions(snapshot)
+        version = table.log.version(snapshot)
         for one in claims:
             app = one.key.text
             if app in steps:
                 txn = first_step((steps[app] >> 32) + 1)
-                self._log_writer.commit(version, app, txn, encode_commit_metadata(app, txn, None))
-        end_claims(session, table, claims)
+                table.log_writer.commit(version, app, txn, encode_commit_metadata(app, txn, None))
+        end_claims(table.session, table.log, claims)
 
     def read_rows(self, state: SinkState) -> DataFrame:
         """Return all rows of the table version of `state`."""
-        session, _ = self._open()
-        return session.read.format("delta").option("versionAsOf", state.version[0]).load(self._path)
+        version: TableVersion = state.version[0]
+        reader = self._open().session.read.format("delta")
+        return reader.option("versionAsOf", version.number).load(self._path)
 
     def describe(self) -> Json:
         """Return the type, asset key and location."""
@@ -183,49 +181,37 @@ class DeltaTableSink(LakehouseSink):
         """Release the session. The Spark context belongs to the pipeline run."""
         self._opened = None
 
-    def _open(self) -> tuple[SparkSession, TableLog]:
+    def _open(self) -> _OpenTable:
         if self._opened is None:
-            session = self._spark.newSession()  # MERGE takes identifier and metadata from the session's conf
-            for key, value in _SESSION.items():
-                session.conf.set(key, value)
+            session = open_session(self._spark)
             table = TableLog(session, self._path)
-            self._opened = session, table
-            self._arrow_writer = ArrowWriter(table.replay) if table.replay is not None else None
+            arrow_writer = ArrowWriter(table.replay) if table.replay is not None else None
+            self._opened = _OpenTable(session, table, LogWriter(session, table), arrow_writer)
         return self._opened
-
-    @property
-    def _table(self) -> TableLog:
-        return self._open()[1]
-
-    @property
-    def _log_writer(self) -> LogWriter:
-        return LogWriter(*self._open())
-
-    def _version(self, number: int) -> TableVersion:
-        """Return a version of the table whose state was read last."""
-        return TableVersion(self._seen[0], number)
 
     def _count_rows(self, state: SinkState) -> int:
         """Return the rows of the table version of `state`, from the log if it tells."""
-        snapshot = self._table.snapshot()
-        if self._arrow_writer is not None and int(snapshot.version()) == state.version[0]:
-            count = self._arrow_writer.count_rows(snapshot)
+        table = self._open()
+        snapshot = table.log.snapshot()
+        if table.arrow_writer is not None and table.log.version(snapshot) == state.version[0]:
+            count = table.arrow_writer.count_rows(snapshot)
             if count is not None:
                 return count
         return self.read_rows(state).count()
 
     def _read_newest_commit(self) -> DeltaCommit | None:
         """Return our newest commit. Only log entries since the last call are read."""
-        _, table = self._open()
+        table = self._open().log
         snapshot = table.snapshot()
-        newest, identity = int(snapshot.version()), table.identity(snapshot)
-        seen_identity, seen, before = self._seen
-        known = identity == seen_identity and newest >= seen
-        if known and newest == seen:
+        newest = table.version(snapshot)
+        seen, before = self._seen
+        if newest == seen:
             return before
-        found = table.find(self._app, newest, seen + 1 if known else 0) or (before if known else None)
+        known = newest.identity == seen.identity and newest.number > seen.number
+        found = table.find(self._app, newest.number, seen.number + 1 if known else 0)
+        found = found or (before if known else None)
         self._check_step(found, table.transactions(snapshot).get(self._app))
-        self._seen = identity, newest, found
+        self._seen = newest, found
         return found
 
     def _check_step(self, found: DeltaCommit | None, txn: int | None) -> None:
@@ -247,48 +233,45 @@ class DeltaTableSink(LakehouseSink):
         )
         raise SinkStateError(msg, hint=hint, node=self._name)
 
-    def _commit_epoch(self, since: int, txn: int, change: SinkCommit, frame: EpochFrame) -> bool:
+    def _commit_epoch(self, since: TableVersion, txn: int, change: SinkCommit, frame: EpochFrame) -> bool:
         """Write and commit an epoch: a small one from the driver if the table qualifies, else by Spark."""
-        version = self._context.node.version_column
-        payload = frame.rows if frame.key else select_append_rows(self._name, frame)
-        rows = (
-            collect_last_rows(self._name, frame, version) if frame.key else collect_small_rows(frame, payload)
-        )
-        if rows is not None and self._arrow_writer is not None:
-            snapshot = self._table.snapshot()
-            written = self._arrow_writer.write(rows, frame.key, version, snapshot)
+        table = self._open()
+        rows = self._collect_rows(frame)
+        if rows is not None and table.arrow_writer is not None:
+            snapshot = table.log.snapshot()
+            written = table.arrow_writer.write(rows, frame.key, self._context.node.version_column, snapshot)
             if written is not None:
                 metadata = self._metadata(txn, change.complete(written.counts))
                 read_version = int(snapshot.version()) if frame.key else None
-                return self._log_writer.commit(
-                    self._version(since),
-                    self._app,
-                    txn,
-                    metadata,
-                    written.actions,
-                    written.counts,
-                    read_version,
+                return table.log_writer.commit(
+                    since, self._app, txn, metadata, written.actions, written.counts, read_version
                 )
         metadata = self._metadata(txn, change.complete(WriteCounts()), derive=True)
         if frame.key:
             self._merge(frame, rows, txn, metadata)
         else:
-            self._append(payload, txn, metadata)
+            self._append(select_append_rows(self._name, frame), txn, metadata)
         return True
 
+    def _collect_rows(self, frame: EpochFrame) -> pa.Table | None:
+        """Return the rows of a small epoch: all of them, or with a key the last row of each.
+
+        Return None if Spark has to write the epoch. Rows to append are not collected in vain, because Spark
+        would compute them again.
+        """
+        if frame.key:
+            return collect_last_rows(self._name, frame, self._context.node.version_column)
+        table = self._open()
+        if table.arrow_writer is None or not table.arrow_writer.can_write(table.log.snapshot()):
+            return None
+        return collect_small_rows(frame, select_append_rows(self._name, frame))
+
     def _merge(self, frame: EpochFrame, last: pa.Table | None, txn: int, metadata: str) -> None:
-        session, _ = self._open()
-        version = self._context.node.version_column
+        session, version = self._open().session, self._context.node.version_column
         source = build_merge_source(self._name, frame, session, version, last)
-        conf = {_APP: self._app, _TXN: str(txn), _METADATA: metadata, **conf_for(source)}
-        for key, value in conf.items():
-            session.conf.set(key, value)
-        try:
+        options = {_APP: self._app, _TXN: str(txn), USER_METADATA: metadata, **conf_for(source)}
+        with with_options(session, options):
             merge(session, self._path, source, frame, version)
-        finally:
-            for key in conf:
-                session.conf.unset(key)
-            session.conf.set(_ADAPTIVE, _SESSION[_ADAPTIVE])
 
     def _append(self, rows: DataFrame, txn: int, metadata: str, *, mode: str = "append") -> None:
         options = {
@@ -301,7 +284,7 @@ class DeltaTableSink(LakehouseSink):
         rows.write.format("delta").mode(mode).options(**options).save(self._path)
 
     def _empty_rows(self) -> DataFrame:
-        session, _ = self._open()
+        session = self._open().session
         return session.createDataFrame([], session.read.format("delta").load(self._path).schema)
 
     def _metadata(self, txn: int, record: CommitRecord | None, *, derive: bool = False) -> str:

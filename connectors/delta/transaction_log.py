@@ -41,6 +41,14 @@ class TableVersion:
     identity: str
     number: int
 
+    @property
+    def exists(self) -> bool:
+        """Whether there is a table."""
+        return self.number >= 0
+
+
+NO_TABLE = TableVersion("", -1)
+
 
 @dataclass(frozen=True, slots=True)
 class DeltaCommit:
@@ -127,7 +135,7 @@ class TableLog:
 
     def exists(self) -> bool:
         """Return whether there is a Delta table at the path."""
-        return int(self.snapshot().version()) >= 0
+        return self.version(self.snapshot()).exists
 
     def transactions(self, snapshot: Any) -> dict[str, int]:
         """Return the versions of all transaction identifiers in a snapshot.
@@ -156,7 +164,12 @@ class TableLog:
 
     def identity(self, snapshot: Any) -> str:
         """Return the table's id, or "" without a table. A recreated table at the same path has another id."""
-        return str(snapshot.metadata().id()) if int(snapshot.version()) >= 0 else ""
+        return self.version(snapshot).identity
+
+    def version(self, snapshot: Any) -> TableVersion:
+        """Return the version of a snapshot; `NO_TABLE` without a table."""
+        number = int(snapshot.version())
+        return TableVersion(str(snapshot.metadata().id()), number) if number >= 0 else NO_TABLE
 
     def commits(self, newest: int, oldest: int = 0) -> Iterator[tuple[int, Json]]:
         """Yield (version, commit info) from the newest down, until the point where the log was cleaned up."""

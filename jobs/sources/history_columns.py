@@ -22,11 +22,7 @@ def check_history_columns(
     """
     have, wanted = schema.names, stream.names
     if missing := [column for column in wanted if column not in have]:
-        described = part.describe()
-        msg = (
-            f"history `{described.get('table_name') or described['location']}` lacks the columns"
-            f" {', '.join(missing)} of the stream"
-        )
+        msg = f"history {_quote_name(part)} lacks the columns {', '.join(missing)} of the stream"
         hint = f"History has: {', '.join(have)}. Add them there, or remove them from `schema`."
         raise SchemaError(msg, hint=hint, node=node)
     if cursor is not None and cursor in wanted:
@@ -40,16 +36,20 @@ def check_history_columns(
         if cast_of(schema.field(field.name).type, field.type) is Cast.LOSSY
     ]
     if lossy:
-        about = part.describe()
         msg = (
-            f"history `{about.get('table_name') or about['location']}` cannot be cast to the stream's"
-            f" types without loss: {', '.join(lossy)}"
+            f"history {_quote_name(part)} cannot be cast to the stream's types without loss:"
+            f" {', '.join(lossy)}"
         )
         hint = (
             "Declare these columns in the stream's `schema` with a type that holds both, and cast"
             " them in a transform."
         )
         raise SchemaError(msg, hint=hint, node=node)
+
+
+def _quote_name(part: BoundedSource) -> str:
+    described = part.describe()
+    return f"`{described.get('table_name') or described['location']}`"
 
 
 def _check_cursor(column: str, history: pa.DataType, stream: pa.DataType, node: str) -> None:

@@ -124,9 +124,9 @@ class Folder(ArrowTransactionalSink):
                     target["rows"] = [one for one in target["rows"] if any(one[key] != row[key] for key in self.key)]
                 if op != "d":
                     target["rows"].append(row)
-        beside = self._file.with_suffix(f".{os.getpid()}")
-        beside.write_text(json.dumps(target))
-        beside.replace(self._file)
+        temporary = self._file.with_suffix(f".{os.getpid()}")
+        temporary.write_text(json.dumps(target))
+        temporary.replace(self._file)
         return True
 
 

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
-import signal
-import subprocess
-import sys
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -15,7 +11,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from helpers.checkout import ROOT
 from helpers.lakehouse_tables import plan
 from pyspark.sql import SparkSession
 
@@ -25,7 +20,7 @@ from headrace.connectors.frame import EpochFrame
 from headrace.pipeline.errors import FencedError, SinkStateError, TransientError
 from headrace.pipeline.protocol.epochs import WriteCounts
 from headrace.pipeline.sql.system_columns import OP, POS, POS_TYPE
-from tests.spark.connectors.test_delta_sink import Gate, Table
+from tests.spark.connectors.test_delta_sink import Table, kill_at_gate
 
 WIDE = pa.schema(
     [
@@ -294,14 +289,8 @@ sink.write(plan(2), table.frame((1, "a2", "u"), (3, "c", "i")))
 def test_kill_before_or_after_the_commit(
     spark: SparkSession, tmp_path: Path, when: str, key: tuple[str, ...]
 ) -> None:
-    """The process dies with all files written, before the commit or after it, when nobody heard the answer."""
-    with subprocess.Popen(
-        [sys.executable, "-c", _VICTIM, str(tmp_path), when, *key], cwd=ROOT, start_new_session=True
-    ) as victim:
-        try:
-            Gate(tmp_path).await_reached(victim)
-        finally:
-            os.killpg(victim.pid, signal.SIGKILL)
+    """The process dies with all files written: before the commit, or after it, so that the answer is lost."""
+    kill_at_gate(_VICTIM, tmp_path, when, *key)
     table = Table(spark, tmp_path / "flights", key)
     sink = table.prepared(generation=2)
     assert sink.record().epoch == (1 if when == "early" else 2)

@@ -271,6 +271,17 @@ class Gate:
             time.sleep(0.05)
 
 
+def kill_at_gate(script: str, folder: Path, *arguments: str) -> None:
+    """Run a Python script with the folder as its first argument, and kill it at the gate of the folder."""
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(folder), *arguments], cwd=ROOT, start_new_session=True
+    ) as victim:
+        try:
+            Gate(folder).await_reached(victim)
+        finally:
+            os.killpg(victim.pid, signal.SIGKILL)
+
+
 @pytest.mark.parametrize("key", [(), ("id",)])
 def test_write_under_way_is_fenced_by_a_newcomer(table: Any, tmp_path: Path, key: tuple[str, ...]) -> None:
     """The old process is inside its Delta transaction when the new one prepares.
@@ -342,13 +353,7 @@ sink.write(plan(2), Gate(home).through(table.frame((1, "half", "u"), (3, "half",
 
 @pytest.mark.parametrize("key", [(), ("id",)])
 def test_kill_in_the_middle_of_a_write(spark: SparkSession, tmp_path: Path, key: tuple[str, ...]) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", _VICTIM, str(tmp_path), *key], cwd=ROOT, start_new_session=True
-    ) as victim:
-        try:
-            Gate(tmp_path).await_reached(victim)
-        finally:
-            os.killpg(victim.pid, signal.SIGKILL)
+    kill_at_gate(_VICTIM, tmp_path, *key)
     t = Table(spark, tmp_path / "flights", key)
     sink = t.prepared(generation=2)
     record = sink.record()

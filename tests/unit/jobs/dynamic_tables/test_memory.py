@@ -229,13 +229,13 @@ def test_a_damaged_file_is_told(lane: Lane) -> None:
 
 def test_two_tables_and_two_pipelines_with_the_same_name(tmp_path: Path) -> None:
     one, other = Lane(tmp_path / "uuid-1" / "main.db"), Lane(tmp_path / "uuid-2" / "main.db")
-    here, there, beside = one.open(), other.open(), one.open("second")
+    here, there, second = one.open(), other.open(), one.open("second")
     fill(here, 1, "a")
     fill(there, 1, "b")
-    fill(beside, 1, "c")
+    fill(second, 1, "c")
     assert contains_values(here, 1, "a", "b", "c") == [True, False, False]
     assert contains_values(there, 1, "a", "b", "c") == [False, True, False]
-    assert contains_values(beside, 1, "a", "b", "c") == [False, False, True]
+    assert contains_values(second, 1, "a", "b", "c") == [False, False, True]
 
 
 def test_segments_hold_what_a_python_set_holds() -> None:

@@ -242,7 +242,7 @@ def test_a_config_file_of_streamling_is_taken_as_it_is(caplog: pytest.LogCapture
     )
     assert not [line for line in messages if "word" in line]
     load_settings()
-    assert len(caplog.records) == len(messages), "told twice"
+    assert len(caplog.records) == len(messages), "logged twice"
 
 
 def test_a_streamling_environment_is_taken_as_it_is(

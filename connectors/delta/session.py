@@ -1,0 +1,46 @@
+"""The Spark session of a Delta sink, and options that are set for one commit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
+_OPTIONS = {
+    "spark.databricks.delta.snapshotPartitions": "1",
+    "spark.databricks.delta.history.metricsEnabled": "true",
+    "spark.databricks.delta.optimizeWrite.enabled": "false",
+    # The commit of a compaction would have our identifier and metadata.
+    "spark.databricks.delta.autoCompact.enabled": "false",
+    "spark.sql.session.timeZone": "UTC",
+    # It runs a job per stage, which costs small queries more than their rows.
+    "spark.sql.adaptive.enabled": "false",
+}
+
+
+def open_session(spark: SparkSession) -> SparkSession:
+    """Return a new session for one sink: a commit takes its metadata from the options of its session."""
+    session = spark.newSession()
+    for key, value in _OPTIONS.items():
+        session.conf.set(key, value)
+    return session
+
+
+@contextmanager
+def with_options(session: SparkSession, options: Mapping[str, str]) -> Iterator[None]:
+    """Set options of a session, and restore them at the end."""
+    before = {key: session.conf.get(key, None) for key in options}
+    for key, value in options.items():
+        session.conf.set(key, value)
+    try:
+        yield
+    finally:
+        for key, value in before.items():
+            if value is None:
+                session.conf.unset(key)
+            else:
+                session.conf.set(key, value)
