@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from headrace.connectors.local_relation import collect_arrow
+
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
@@ -41,8 +43,8 @@ class EpochFrame:
         if self.size is not None and self.size > DRIVER_BYTES:
             return None
         if self.estimate is not None:
-            return rows.toArrow() if self.estimate <= limit else None
+            return collect_arrow(rows) if self.estimate <= limit else None
         if self.likely is not None and self.likely > limit:
             return None
-        table = rows.limit(limit + 1).toArrow()
+        table = collect_arrow(rows.limit(limit + 1))
         return table if table.num_rows <= limit else None

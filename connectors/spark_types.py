@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
 
+from headrace.pipeline.sql.system_columns import OP, POS, POS_TYPE
 from headrace.pipeline.types.arrow import parse_type
 from headrace.pipeline.types.int256 import WideInteger, digits, is_wide, stored
 
@@ -42,6 +43,14 @@ def spark_schema(schema: pa.Schema) -> StructType:
             for column, field in zip(found, schema, strict=True)
         ]
     )
+
+
+def row_schema(payload: pa.Schema) -> StructType:
+    """Return Spark's columns for rows: the payload, `_gs_op` and `_gs_pos`."""
+    from pyspark.sql.types import StructType
+
+    hidden = StructType.fromDDL(f"{OP} string, {POS} {POS_TYPE}")
+    return StructType([*spark_schema(payload).fields, *cast("StructType", hidden).fields])
 
 
 def arrow_schema(columns: StructType) -> pa.Schema:

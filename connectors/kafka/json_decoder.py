@@ -33,7 +33,7 @@ PARTITION, OFFSET, TIMESTAMP = "__kafka_partition", "__kafka_offset", "__kafka_t
 METADATA = ((PARTITION, pa.int32()), (OFFSET, pa.int64()), (TIMESTAMP, pa.timestamp("us", tz="UTC")))
 OP_HEADER = "dbz.op"
 _OF_MESSAGE = "_headrace_"
-_OPERATIONS = {"r": "i", "c": "i", "i": "i", "u": "u", "d": "d"}
+OPERATIONS = {"r": "i", "c": "i", "i": "i", "u": "u", "d": "d"}
 _HALF = (
     r"(?<!\\)(?:\\\\)*\\u[dD](?:[89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
     r"|[c-fC-F][0-9a-fA-F]{2}(?<!\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}))"
@@ -343,7 +343,7 @@ def _operation(node: str, where: Mapping[str, Column], *, own: bool) -> Column:
         F.lit(f"{'column `' + OP + '`' if own else 'header ' + OP_HEADER} says `"), said, F.lit("`")
     )
     found = F.when(said.isNull(), F.lit("i"))
-    for name, operation in _OPERATIONS.items():
+    for name, operation in OPERATIONS.items():
         found = found.when(known == name, F.lit(operation))
     hint = "Known: r, c (insert), u (update), d (delete); without the header a message is an insert."
     return found.otherwise(row_error(node, what, hint, **where))

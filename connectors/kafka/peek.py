@@ -63,8 +63,9 @@ class MessagePeeker:
             consumer = self._connected()
             consumer.assign([TopicPartition(self._topic, part, offset) for part, offset in at.items()])
             while open_ones and time.monotonic() < deadline:
-                for message in consumer.consume(512, 0.05):
-                    self._note(message, found, open_ones)
+                if (first := consumer.poll(0.05)) is not None:
+                    for message in (first, *consumer.consume(512, 0)):
+                        self._note(message, found, open_ones)
             consumer.unassign()
         except KafkaException as error:
             log.warning("node=%s topic=%s peek=failed reason=%s", self._node, self._topic, error.args[0])

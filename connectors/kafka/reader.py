@@ -1,4 +1,4 @@
-"""Reads ranges of a topic with Spark's Kafka reader, and decodes and filters the messages."""
+"""Reads ranges of a topic, small ones in the driver and others by Spark; decodes and filters the messages."""
 
 from __future__ import annotations
 
@@ -8,15 +8,19 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from headrace.connectors.filter_marks import mark_filtered_rows
+from headrace.connectors.kafka.arrow_decoder import ArrowMessageDecoder
 from headrace.connectors.kafka.client_config import spark_options
 from headrace.connectors.kafka.config import KafkaSourceConfig
-from headrace.connectors.kafka.json_decoder import JsonMessageDecoder
+from headrace.connectors.kafka.driver_reader import DriverReader
+from headrace.connectors.kafka.json_decoder import JsonMessageDecoder, payload_schema
 from headrace.connectors.spark_plan import refuse_relative_timestamps
+from headrace.connectors.spark_types import row_schema
 from headrace.pipeline.config.sections import KafkaConnection
 from headrace.pipeline.errors import SchemaError
 from headrace.pipeline.sql.system_columns import OP, POS
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 _MESSAGES = (
@@ -31,6 +35,7 @@ _FETCHING = {
     "kafka.max.poll.records": "100000",
     "kafka.max.partition.fetch.bytes": str(8 * 2**20),
 }
+_MOST_FAILURES = 6
 _SMALL = 20_000
 """Ranges of fewer offsets are read by one task per topic partition, at most one per core.
 
@@ -50,10 +55,40 @@ class MessageReader:
         self._group = group
         self._ordinal = ordinal
         self._decoder: tuple[object, JsonMessageDecoder] | None = None
+        self._driver = DriverReader(name, node.topic, connection, group)
+        self._arrow = ArrowMessageDecoder(node.schema_, ordinal, metadata=node.include_metadata)
+        self._failures = 0
+        self._skipped = 0
 
     def read(self, spark: SparkSession, ranges: Mapping[str, tuple[int, int]]) -> DataFrame:
         """Return the rows of the offsets [start, end) by partition. No range is empty."""
+        if (table := self._read_in_driver(ranges)) is not None:
+            schema = payload_schema(self._name, self._node.schema_, metadata=self._node.include_metadata)
+            return spark.createDataFrame(table, row_schema(schema))
         return self._decoder_for(spark).decode(self._messages(spark, ranges))
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._driver.release()
+
+    def _read_in_driver(self, ranges: Mapping[str, tuple[int, int]]) -> pa.Table | None:
+        """Return the rows of a small range, or None if Spark must read it.
+
+        After a range that the driver could not read, Spark reads the next ones: 1, 3, 7 and up to 63.
+        """
+        total = sum(end - start for start, end in ranges.values())
+        if not self._arrow.is_supported or not 0 < total <= self._connection.driver_rows:
+            self._driver.release()
+            return None
+        if self._skipped < 2**self._failures - 1:
+            self._skipped += 1
+            return None
+        batch = self._driver.read({int(part): span for part, span in ranges.items()})
+        table = self._arrow.decode(batch) if batch is not None else None
+        self._failures, self._skipped = (min(self._failures + 1, _MOST_FAILURES) if table is None else 0), 0
+        if table is None:
+            self._driver.release()
+        return table
 
     def filter_rows(self, rows: DataFrame, *, marks: bool) -> DataFrame:
         """Return the rows that pass the node's filter, or all of them, marked, if `marks`.

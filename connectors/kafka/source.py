@@ -296,6 +296,7 @@ class KafkaStream(UnboundedSource):
 
     def close(self) -> None:
         """Close the clients."""
+        self._reader.close()
         self._peeker.close()
         self._cluster.close()
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from headrace.connectors.frame import EpochFrame
-from headrace.connectors.spark_types import spark_schema
+from headrace.connectors.local_relation import compute_locally
+from headrace.connectors.spark_types import row_schema
 from headrace.jobs.dynamic_tables.base import (
     DynamicTableBackend,
     EmptyLookup,
@@ -42,7 +43,7 @@ from headrace.pipeline.errors import PipelineFileError, SchemaError, UserError
 from headrace.pipeline.file.loader import PipelineFile
 from headrace.pipeline.model import graph
 from headrace.pipeline.protocol.epochs import EpochPlan
-from headrace.pipeline.sql.system_columns import HIDDEN, OP, POS, POS_TYPE
+from headrace.pipeline.sql.system_columns import HIDDEN
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -150,13 +151,7 @@ class PipelinePlanner:
             raise problems[0] if len(problems) == 1 else PipelineFileError(problems)
 
     def _empty(self, name: str) -> DataFrame:
-        from pyspark.sql.types import StructType
-
-        payload = spark_schema(self.source_schemas[name])
-        hidden = StructType.fromDDL(f"{OP} string, {POS} {POS_TYPE}")
-        return self.spark.createDataFrame(
-            [], StructType([*payload.fields, *cast("StructType", hidden).fields])
-        )
+        return self.spark.createDataFrame([], row_schema(self.source_schemas[name]))
 
     def _views(
         self,
@@ -300,7 +295,7 @@ class PipelinePlanner:
 
         Sources without a reading have no rows. With `staging`, non-deterministic nodes that these sinks need
         are computed first, and read from their stored results. A node that several of these sinks read is
-        persisted at the latest shared point and unpersisted afterwards.
+        computed once: in the driver if it needs no Spark job, else persisted and unpersisted afterwards.
         """
         every = self._complete(readings)
         filled = [name for name, table in self.tables.items() if table.needs_values(plan)]
@@ -316,16 +311,16 @@ class PipelinePlanner:
             for sink in sinks
             if sum(model.sinks[other].from_ == model.sinks[sink].from_ for other in sinks) > 1
         }
-        persisted = {name: views[name].persist() for name in shared if readings and name not in counts}
+        computed = {name: compute_locally(views[name]) for name in shared if readings and name not in counts}
+        persisted = {name: views[name].persist() for name, frame in computed.items() if frame is None}
         if each is not None:
             for frame in persisted.values():
                 each.share(frame)
+        views |= persisted | {name: frame for name, frame in computed.items() if frame is not None}
         try:
             yield {
                 sink: EpochFrame(
-                    rows=boundary.rows(
-                        sink, persisted.get(model.sinks[sink].from_, views[model.sinks[sink].from_])
-                    ),
+                    rows=boundary.rows(sink, views[model.sinks[sink].from_]),
                     schema=self.schemas[sink],
                     key=self.keys[sink],
                     estimate=estimate_rows(model, sink, every, counts),

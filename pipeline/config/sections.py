@@ -93,6 +93,11 @@ class KafkaConnection(Section):
         Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"], BeforeValidator(to_upper)
     ] = "PLAINTEXT"
     consumer_group_id: str | None = None
+    driver_rows: int = Field(
+        default=20_000,
+        ge=0,
+        description="The driver reads epochs of at most this many messages without a Spark job. 0: none.",
+    )
     options: dict[str, Secret] = Field(
         default_factory=dict, description="Further client options by librdkafka's names (sasl.mechanism, …)."
     )

@@ -84,17 +84,28 @@ def broker(services: Any) -> Broker:
     return Broker(services.kafka.brokers)
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Read rows in both ways: in the driver, and by Spark."""
+    own = any("driver_rows" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))
+    if {"spark", "driver_rows"} <= set(metafunc.fixturenames) and not own:
+        metafunc.parametrize("driver_rows", [20_000, 0], ids=["driver", "spark"])
+
+
 @pytest.fixture
-def stream(broker: Broker) -> Iterator[Callable[..., KafkaStream]]:
+def driver_rows() -> int:
+    return 20_000
+
+
+@pytest.fixture
+def stream(broker: Broker, driver_rows: int) -> Iterator[Callable[..., KafkaStream]]:
     made: list[KafkaStream] = []
 
     def make(
         topic: str, schema: dict[str, str] | None = None, *, ordinal: int = 0, **more: Any
     ) -> KafkaStream:
         node = KafkaSourceConfig.model_validate({"topic": topic, "schema": schema or PLAIN, **more})
-        made.append(
-            KafkaStream("src", node, Settings(kafka_source=KafkaConnection(brokers=broker.brokers)), ordinal)
-        )
+        connection = KafkaConnection(brokers=broker.brokers, driver_rows=driver_rows)
+        made.append(KafkaStream("src", node, Settings(kafka_source=connection), ordinal))
         return made[-1]
 
     yield make
@@ -612,6 +623,7 @@ def test_retention_that_passed_the_position_stops_with_numbers(
     assert source.next_end_offsets(start | {"offsets": {"0": 4}}, MANY) == end
 
 
+@pytest.mark.parametrize("driver_rows", [0])
 def test_retention_that_passes_while_rows_are_read_is_explained(
     broker: Broker, topic: Any, stream: Any, spark: SparkSession
 ) -> None:
@@ -671,6 +683,7 @@ def test_filter_sees_all_columns_and_names_unknown_ones(
         rows(stream(name, filter="timestamp_seconds(id) < 'now'"), spark)
 
 
+@pytest.mark.parametrize("driver_rows", [0])
 def test_filter_does_not_parse_messages_twice(
     broker: Broker, topic: Any, stream: Any, spark: SparkSession
 ) -> None:

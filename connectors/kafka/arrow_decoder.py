@@ -1,0 +1,194 @@
+"""Decodes the messages of a small epoch in the driver, with Arrow and without a Spark job.
+
+`JsonMessageDecoder` defines what a message means. This decoder accepts a subset of what that one accepts, and
+returns the same rows for it. It returns None for a batch with any other message: that one then decodes the
+batch, or raises the error.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute
+from pyarrow import json as arrow_json
+from pyarrow import types as kinds
+
+from headrace.connectors.kafka.json_decoder import METADATA, OPERATIONS, arrives_as
+from headrace.connectors.spark_types import POS_ARROW
+from headrace.pipeline.sql.system_columns import OP, POS
+from headrace.pipeline.types.arrow import parse_type
+
+pc: Any = pyarrow.compute
+"""Its functions are made at import, so type checkers do not see them."""
+
+_DATE = r"^[1-9]\d{3}-\d{2}-\d{2}$"
+_TIME = r"^[1-9]\d{3}-\d{2}-\d{2}[T ]\d{2}:\d{2}:\d{2}(\.\d{1,6})?Z?$"
+_NOT_A_NUMBER = re.compile(rb"[:,\[]\s*-?(?:NaN|Inf)")
+"""Values that Arrow reads as numbers. In a string they only cost the short cut."""
+_LONG_NUMBER = re.compile(rb"[0-9.eE+-]{900}")
+_DEEPEST = 900
+"""Opening brackets of a message and digits of a number: Spark's parser refuses more than 1,000."""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageBatch:
+    """Messages of one topic, one list per field. `operations` are the texts of the header dbz.op."""
+
+    values: list[bytes | None] = field(default_factory=list)
+    partitions: list[int] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+    timestamps: list[int] = field(default_factory=list)
+    """Milliseconds since 1970."""
+    operations: list[str | None] = field(default_factory=list)
+    """None for a message without the header."""
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+
+class ArrowMessageDecoder:
+    """Converts a batch of messages to payload, optional metadata, `_gs_op` and `_gs_pos`.
+
+    `ordinal` is the number of the source in `_gs_pos`.
+    """
+
+    def __init__(self, declared: Mapping[str, str], ordinal: int, *, metadata: bool) -> None:
+        self._kinds = {name: parse_type(text) for name, text in declared.items()}
+        self._ordinal = ordinal
+        self._metadata = metadata
+        self.is_supported = all(_is_supported(kind) for kind in self._kinds.values()) and kinds.is_string(
+            self._kinds.get(OP, pa.string())
+        )
+        """Whether the columns have types that this decoder reads. Otherwise `decode` must not be called."""
+
+    def decode(self, batch: MessageBatch) -> pa.Table | None:
+        """Return the rows of the batch in its order, or None if `JsonMessageDecoder` must decide."""
+        text = _join_objects(batch.values)
+        if text is None:
+            return None
+        try:
+            columns = self._parse(text, len(batch))
+            operations = columns.pop(OP, None) if columns is not None else None
+            if columns is None or any(column is None for column in columns.values()):
+                return None
+        except pa.ArrowInvalid:
+            return None
+        if OP not in self._kinds:
+            operations = pa.array(batch.operations, pa.string())
+        named = _name_operations(operations)
+        if named is None:
+            return None
+        if self._metadata:
+            at = pa.array(batch.timestamps, pa.timestamp("ms", tz="UTC"))
+            places = (pa.array(batch.partitions, pa.int32()), pa.array(batch.offsets, pa.int64()), at)
+            columns |= {
+                name: column.cast(kind) for (name, kind), column in zip(METADATA, places, strict=True)
+            }
+        return pa.table(columns | {OP: named, POS: self._positions(batch)})
+
+    def _parse(self, text: bytes, rows: int) -> dict[str, Any] | None:
+        schema = pa.schema([pa.field(name, _read_as(kind)) for name, kind in self._kinds.items()])
+        if rows == 0:
+            table = schema.empty_table()
+        else:
+            table = arrow_json.read_json(
+                pa.BufferReader(text),
+                read_options=arrow_json.ReadOptions(use_threads=False, block_size=len(text) + 1),
+                parse_options=arrow_json.ParseOptions(
+                    explicit_schema=schema, unexpected_field_behavior="ignore"
+                ),
+            )
+        # More rows than messages: one of them has several objects.
+        if table.num_rows != rows:
+            return None
+        return {name: _convert(table[name], kind) for name, kind in self._kinds.items()}
+
+    def _positions(self, batch: MessageBatch) -> pa.Array:
+        rows = len(batch)
+        parts = (
+            pa.repeat(pa.scalar(self._ordinal, pa.int32()), rows),
+            pa.array(batch.partitions, pa.int32()),
+            pa.array(batch.offsets, pa.int64()),
+            pa.repeat(pa.scalar(0, pa.int64()), rows),
+        )
+        return pa.StructArray.from_arrays(list(parts), fields=list(POS_ARROW))
+
+
+def _is_supported(kind: pa.DataType) -> bool:
+    """Return whether Arrow and Spark read all accepted values of a type alike.
+
+    Spark rounds a float32 through a double, and Arrow does not.
+    """
+    return (
+        kinds.is_integer(kind)
+        or kinds.is_float64(kind)
+        or kinds.is_boolean(kind)
+        or kinds.is_string(kind)
+        or kinds.is_decimal128(kind)
+        or kinds.is_date(kind)
+        or kinds.is_timestamp(kind)
+    )
+
+
+def _read_as(kind: pa.DataType) -> pa.DataType:
+    """Return the type for Arrow's parser. It accepts more spellings of times than Spark."""
+    return pa.string() if kinds.is_date(kind) or kinds.is_timestamp(kind) else kind
+
+
+def _join_objects(values: Sequence[bytes | None]) -> bytes | None:
+    """Return the messages as lines, or None if one of them is not plainly one JSON object.
+
+    Each message begins with `{` and ends with `}`. No object and no string continues over `}`, a line break
+    and `{`, so each message has at least one object of its own.
+    """
+    if not all(value is not None and value[:1] == b"{" and value[-1:] == b"}" for value in values):
+        return None
+    plain = [value for value in values if value is not None]
+    text = b"\n".join(plain)
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return None
+    if _NOT_A_NUMBER.search(text) or (
+        any(len(value) > _DEEPEST for value in plain)
+        and (
+            any(value.count(b"{") + value.count(b"[") > _DEEPEST for value in plain)
+            or _LONG_NUMBER.search(text)
+        )
+    ):
+        return None
+    return text
+
+
+def _convert(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray | None:
+    """Return a parsed column in the type that it has in Spark, or None if Spark must decide.
+
+    Raise ArrowInvalid for a value that the type cannot hold.
+    """
+    if kinds.is_date(kind):
+        return column.cast(pa.date32()) if _all_match(column, _DATE) else None
+    if kinds.is_timestamp(kind):
+        if not _all_match(column, _TIME):
+            return None
+        return pc.utf8_rtrim(column, "Z").cast(pa.timestamp("us")).cast(kind)
+    if kinds.is_float64(kind) and pc.all(pc.is_finite(column)).as_py() is False:
+        return None
+    return column.cast(arrives_as(kind))
+
+
+def _all_match(column: pa.ChunkedArray, pattern: str) -> bool:
+    return pc.all(pc.match_substring_regex(column, pattern)).as_py() is not False
+
+
+def _name_operations(texts: Any) -> pa.Array | None:
+    """Return i, u or d for each text; i where there is none. Return None for an unknown text."""
+    if isinstance(texts, pa.ChunkedArray):
+        texts = texts.combine_chunks()
+    known = pc.index_in(pc.ascii_lower(texts), value_set=pa.array(list(OPERATIONS)))
+    if known.null_count != texts.null_count:
+        return None
+    return pc.fill_null(pa.array(list(OPERATIONS.values())).take(known), "i")

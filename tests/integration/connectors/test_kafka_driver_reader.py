@@ -1,0 +1,169 @@
+"""Small ranges of a topic, read by a consumer of the driver: the same rows as by Spark, or Spark's errors."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from headrace.connectors.kafka import driver_reader
+from headrace.connectors.kafka.config import KafkaSourceConfig
+from headrace.connectors.kafka.driver_reader import DriverReader
+from headrace.connectors.kafka.source import KafkaStream
+from headrace.connectors.source_base import ReadLimits
+from headrace.pipeline.config.sections import KafkaConnection
+from headrace.pipeline.config.settings import Settings
+from headrace.pipeline.sql.system_columns import POS
+from tests.integration.connectors.test_kafka import Broker, failure
+
+SCHEMA = {"id": "int64", "name": "string"}
+
+
+@pytest.fixture(scope="module")
+def broker(services: Any) -> Broker:
+    return Broker(services.kafka.brokers)
+
+
+@pytest.fixture
+def stream(broker: Broker) -> Iterator[Callable[..., KafkaStream]]:
+    made: list[KafkaStream] = []
+
+    def make(topic: str, driver_rows: int = 20_000) -> KafkaStream:
+        node = KafkaSourceConfig.model_validate({"topic": topic, "schema": SCHEMA})
+        connection = KafkaConnection(brokers=broker.brokers, driver_rows=driver_rows)
+        made.append(KafkaStream("src", node, Settings(kafka_source=connection), 0))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def reader(broker: Broker) -> Iterator[Callable[[str], DriverReader]]:
+    made: list[DriverReader] = []
+
+    def make(topic: str) -> DriverReader:
+        made.append(DriverReader("src", topic, KafkaConnection(brokers=broker.brokers), "readers"))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.release()
+
+
+def is_local(frame: Any) -> bool:
+    return frame._jdf.queryExecution().optimizedPlan().nodeName() == "LocalRelation"
+
+
+def offsets(source: KafkaStream, spark: SparkSession, start: Any, end: Any) -> tuple[bool, list[Any]]:
+    """Return whether the driver read the range, and its rows in order."""
+    frame = source.read(spark, start, end)
+    rows = frame.orderBy(f"{POS}.part", f"{POS}.off").collect()
+    return is_local(frame), [row.asDict(recursive=True) for row in rows]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_walk_reads_what_spark_reads(
+    broker: Broker, topic: Any, stream: Any, spark: SparkSession, seed: int
+) -> None:
+    """Transactions, aborted ones among them, partitions without rows, and messages after the end of a range."""
+    some = random.Random(seed)
+    name = topic(3)
+    driver, other = stream(name), stream(name, driver_rows=0)
+    at, number, by_driver = driver.earliest_offsets(), 0, 0
+    for _ in range(12):
+        for _ in range(some.randrange(4)):
+            values = [
+                {"id": number + n, "name": "x" * some.randrange(50)} for n in range(some.randrange(1, 30))
+            ]
+            number += len(values)
+            if some.random() < 0.4:
+                broker.transaction(name, *values, commit=some.random() < 0.5)
+            else:
+                broker.send(name, *values, partition=some.randrange(3))
+        end = driver.next_end_offsets(at, ReadLimits(rows=some.choice((5, 20, 1000))))
+        if end == at:
+            continue
+        local, rows = offsets(driver, spark, at, end)
+        by_driver += local
+        assert rows == offsets(other, spark, at, end)[1]
+        if some.random() < 0.3:  # an attempt that failed reads the range again
+            assert offsets(driver, spark, at, end)[1] == rows
+        at = end
+    assert by_driver > 3
+
+
+def test_the_consumer_stays_where_a_range_ended(broker: Broker, topic: Any, reader: Any) -> None:
+    name = topic(2)
+    broker.send(name, *({"id": n} for n in range(10)))
+    one = reader(name)
+    assert one.read({0: (0, 4)}).offsets == [0, 1, 2, 3]
+    consumer = one._consumer
+    assert one.read({0: (4, 9)}).offsets == [4, 5, 6, 7, 8]
+    assert one._consumer is consumer
+    assert one.read({0: (2, 5)}).offsets == [2, 3, 4]
+    assert one._consumer is not consumer
+    broker.send(name, {"id": 10}, partition=1)
+    found = one.read({0: (5, 10), 1: (0, 1)})
+    assert list(zip(found.partitions, found.offsets, strict=True)) == [
+        *((0, n) for n in range(5, 10)),
+        (1, 0),
+    ]
+
+
+def test_a_range_that_does_not_arrive_is_left_to_spark(
+    broker: Broker, topic: Any, reader: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = topic(1)
+    broker.send(name, *({"id": n} for n in range(10)))
+    monkeypatch.setattr(driver_reader, "PATIENCE_S", 0.5)
+    one = reader(name)
+    assert one.read({0: (0, 11)}) is None
+    broker.delete_before(name, 5)
+    assert one.read({0: (0, 10)}) is None
+    assert one.read({0: (5, 10)}).offsets == [5, 6, 7, 8, 9]
+    monkeypatch.setattr(driver_reader, "DRIVER_BYTES", 20)
+    assert one.read({0: (5, 10)}) is None
+    monkeypatch.undo()
+    monkeypatch.setattr(driver_reader, "_MOST_AHEAD", 2)
+    assert one.read({0: (5, 6)}) is None
+
+
+def test_brokers_that_do_not_answer_are_left_to_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver_reader, "PATIENCE_S", 0.5)
+    one = DriverReader("src", "t", KafkaConnection(brokers="127.0.0.1:1"), "readers")
+    assert one.read({0: (0, 1)}) is None
+    assert one._consumer is None
+
+
+def test_messages_that_only_spark_reads_pause_the_driver(
+    broker: Broker, topic: Any, stream: Any, spark: SparkSession
+) -> None:
+    """Spark reads the range, and the next ones without another try of the driver: 1, then 3."""
+    name = topic(1)
+    ways = []
+    source = stream(name)
+    at = source.earliest_offsets()
+    for name_of in (7, "a", 8, "b", "c", "d", "e", "f"):
+        broker.send(name, json.dumps({"id": 1, "name": name_of}).encode())
+        end = source.next_end_offsets(at, ReadLimits(rows=1))
+        local, rows = offsets(source, spark, at, end)
+        assert [row["name"] for row in rows] == [str(name_of)]
+        ways.append(local)
+        at = end
+    assert ways == [False, False, False, False, False, False, True, True]
+
+
+def test_a_broken_message_is_named_as_by_spark(
+    broker: Broker, topic: Any, stream: Any, spark: SparkSession
+) -> None:
+    name = topic(1)
+    broker.send(name, b'{"id": 1}', b'{"id": "x"}')
+    found, expected = failure(stream(name), spark), failure(stream(name, driver_rows=0), spark)
+    assert found.message == expected.message
+    assert found.hint == expected.hint
