@@ -24,7 +24,7 @@ def collect_arrow(frame: DataFrame) -> pa.Table:
     if plan.nodeName() != "LocalTableScan" or not 0 < plan.rows().size() <= _MOST_ROWS:
         return frame.toArrow()
     session = cast("Any", frame.sparkSession)
-    converters = session._jvm.org.apache.spark.sql.execution.arrow.ArrowConverters  # noqa: SLF001
+    converters = _scala_object(session._jvm.org.apache.spark.sql.execution.arrow, "ArrowConverters")  # noqa: SLF001
     zone = session.conf.get("spark.sql.session.timeZone")
     streams = converters.toBatchWithSchemaIterator(
         plan.rows().iterator(), plan.schema(), _MOST_ROWS, 1 << 40, zone, True, False
@@ -47,8 +47,12 @@ def compute_locally(frame: DataFrame) -> DataFrame | None:
     if plan.nodeName() != "LocalRelation":
         return None
     session = cast("Any", frame.sparkSession)
-    dataset = session._jvm.org.apache.spark.sql.classic.Dataset  # noqa: SLF001
+    dataset = _scala_object(session._jvm.org.apache.spark.sql.classic, "Dataset")  # noqa: SLF001
     return cast("Any", Frame)(dataset.ofRows(session._jsparkSession, plan), session)  # noqa: SLF001
+
+
+def _scala_object(package: Any, name: str) -> Any:
+    return getattr(getattr(package, name + "$"), "MODULE$")
 
 
 def _jvm(frame: DataFrame) -> Any:
