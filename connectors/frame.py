@@ -33,6 +33,12 @@ class EpochFrame:
     likely: int | None = None
     size: int | None = None
     """Bytes of the rows, about, as their sources estimate them; None where they do not."""
+    table: pa.Table | None = None
+    """The rows, if they are in the driver already: the columns of `rows`, perhaps in another order."""
+
+    def get_local_rows(self, limit: int) -> pa.Table | None:
+        """Return `table` if it has at most `limit` rows."""
+        return self.table if self.table is not None and self.table.num_rows <= limit else None
 
     def collect_if_small(self, rows: DataFrame, limit: int) -> pa.Table | None:
         """Collect `rows` in the driver; return None if they exceed `limit` rows or `DRIVER_BYTES`.

@@ -70,8 +70,10 @@ def collect_last_rows(sink: str, frame: EpochFrame, version: str | None = None) 
     driver. Raise DataError for a null in a key and for a row without its version.
     """
     names = [*frame.schema.names, OP]
-    rows = canonical_frame(frame.rows, frame.schema, frame.key).select(*map(quote_identifier, names), POS)
-    few = collect_small_rows(frame, rows)
+    few = frame.get_local_rows(DRIVER_ROWS)
+    if few is None:
+        rows = canonical_frame(frame.rows, frame.schema, frame.key).select(*map(quote_identifier, names), POS)
+        few = collect_small_rows(frame, rows)
     if few is None:
         return None
     return last_by_key(sink, few, frame.key, version).select(names if version is None else [*names, ENDED])

@@ -235,6 +235,18 @@ class UnboundedSource(ABC):
         call.
         """
 
+    def read_table(self, start: Json, end: Json) -> pa.Table | None:
+        """Return the rows of `read` as Arrow, before the node's filter. Return None to have `read` called.
+
+        For a range that the driver reads faster than Spark starts a job.
+        """
+        del start, end
+        return None
+
+    def filter_rows(self, rows: DataFrame) -> DataFrame:
+        """Return the rows that pass the node's filter, as `read` returns them."""
+        return rows
+
     def estimate_bytes(self, start: Json, end: Json, most: int) -> int | None:
         """Estimate the bytes in [start, end), or return None if unknown. Reads no rows with Spark.
 

@@ -12,9 +12,8 @@ from headrace.connectors.kafka.arrow_decoder import ArrowMessageDecoder
 from headrace.connectors.kafka.client_config import spark_options
 from headrace.connectors.kafka.config import KafkaSourceConfig
 from headrace.connectors.kafka.driver_reader import DriverReader
-from headrace.connectors.kafka.json_decoder import JsonMessageDecoder, payload_schema
+from headrace.connectors.kafka.json_decoder import JsonMessageDecoder
 from headrace.connectors.spark_plan import refuse_relative_timestamps
-from headrace.connectors.spark_types import row_schema
 from headrace.pipeline.config.sections import KafkaConnection
 from headrace.pipeline.errors import SchemaError
 from headrace.pipeline.sql.system_columns import OP, POS
@@ -62,17 +61,14 @@ class MessageReader:
 
     def read(self, spark: SparkSession, ranges: Mapping[str, tuple[int, int]]) -> DataFrame:
         """Return the rows of the offsets [start, end) by partition. No range is empty."""
-        if (table := self._read_in_driver(ranges)) is not None:
-            schema = payload_schema(self._name, self._node.schema_, metadata=self._node.include_metadata)
-            return spark.createDataFrame(table, row_schema(schema))
         return self._decoder_for(spark).decode(self._messages(spark, ranges))
 
     def close(self) -> None:
         """Close the connections."""
         self._driver.release()
 
-    def _read_in_driver(self, ranges: Mapping[str, tuple[int, int]]) -> pa.Table | None:
-        """Return the rows of a small range, or None if Spark must read it.
+    def read_table(self, ranges: Mapping[str, tuple[int, int]]) -> pa.Table | None:
+        """Return the rows of a small range, read in the driver, or None if Spark must read it.
 
         After a range that the driver could not read, Spark reads the next ones: 1, 3, 7 and up to 63.
         """

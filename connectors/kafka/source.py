@@ -242,15 +242,26 @@ class KafkaStream(UnboundedSource):
         ranges = {int(part): (first.get(part, 0), stop) for part, stop in positions.offsets(end).items()}
         return self._sized[1] if self._sized[0] == ranges else self._sizes.total(ranges, most)
 
+    def read_table(self, start: Json, end: Json) -> pa.Table | None:
+        """Return the rows of a small range, read in the driver, or None if Spark must read them."""
+        return self._reader.read_table(self._ranges(start, end))
+
     def read(self, spark: SparkSession, start: Json, end: Json) -> DataFrame:
         """Return the rows in [start, end). Raise the errors of `check_range`."""
+        return self.filter_rows(self._reader.read(spark, self._ranges(start, end)))
+
+    def filter_rows(self, rows: DataFrame) -> DataFrame:
+        """Return the rows that pass the node's filter, or all of them, marked."""
+        return self._reader.filter_rows(rows, marks=self.marks) if self._node.filter else rows
+
+    def _ranges(self, start: Json, end: Json) -> dict[str, Range]:
+        """Return the offsets [start, end) of the partitions that have any."""
         self.check_range(start, end)
         ranges = {part: (start["offsets"].get(part, 0), stop) for part, stop in end["offsets"].items()}
         if missing := sorted(set(start["offsets"]) - set(ranges)):
             msg = f"the end position lacks partitions {', '.join(missing)} of topic `{self._node.topic}`"
             raise InternalError(msg, node=self._name)
-        rows = self._reader.read(spark, {part: span for part, span in ranges.items() if span[1] > span[0]})
-        return self._reader.filter_rows(rows, marks=self.marks) if self._node.filter else rows
+        return {part: span for part, span in ranges.items() if span[1] > span[0]}
 
     def check_range(self, start: Json, end: Json) -> None:
         """Raise TargetError or RetentionError if the topic no longer has that range.

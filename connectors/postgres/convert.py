@@ -43,6 +43,13 @@ def flatten_columns(rows: DataFrame, schema: pa.Schema) -> DataFrame:
     return rows.select(*(column(field) for field in schema), f.col(OP), *position)
 
 
+def flatten_table(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return rows of the driver as `flatten_columns` returns them. `schema` has no nested columns."""
+    places = rows[POS].combine_chunks()
+    flat = {name: rows[name] for name in (*schema.names, OP)}
+    return pa.table(flat | {f"_gs_{field.name}": places.field(field.name) for field in places.type})
+
+
 def _quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 

@@ -9,11 +9,11 @@ import pyarrow as pa
 from psycopg import sql
 
 from headrace.connectors.frame import EpochFrame
-from headrace.connectors.keys import canonical_frame
+from headrace.connectors.keys import canonical, canonical_frame
 from headrace.connectors.postgres.commit_store import RecordStore
 from headrace.connectors.postgres.config import PostgresSinkConfig as Node
 from headrace.connectors.postgres.content import TargetReader
-from headrace.connectors.postgres.convert import RowChecks, flatten_columns
+from headrace.connectors.postgres.convert import RowChecks, flatten_columns, flatten_table
 from headrace.connectors.postgres.direct import DirectLoad
 from headrace.connectors.postgres.load import LoadContext
 from headrace.connectors.postgres.markers import markers
@@ -137,6 +137,9 @@ class PostgresSinkHandle:
         if frame.key != self._columns:
             msg = f"the frame has key {frame.key}, the sink was prepared with {self._columns}"
             raise InternalError(msg, node=self._name)
+        if (local := frame.get_local_rows(self._node.max_driver_rows)) is not None:
+            flat = flatten_table(canonical(local, frame.key), load.schema)
+            return write_table(self.loader, self.store, load, plan, flat)
         rows = flatten_columns(canonical_frame(frame.rows, load.schema, frame.key), load.schema)
         if (table := frame.collect_if_small(rows, self._node.max_driver_rows)) is not None:
             return write_table(self.loader, self.store, load, plan, table)

@@ -105,6 +105,9 @@ class PipelinePlanner:
         )
         self.retractions = retractions_of(file.model)
         self._steps = graph.steps(file.model)
+        self._read_by_transforms = frozenset(
+            upstream for name in self._steps for upstream in graph.inputs_of(file.model, name)
+        )
         self._order = graph.in_order(file.model)
         self._sql_nodes = SqlNodePlanner(file, self.spark, self.retractions)
         self.texts: Mapping[str, str] = self._sql_nodes.texts
@@ -178,7 +181,8 @@ class PipelinePlanner:
             for index, name in enumerate([*found, *self._order])
         }
         for name, frame in found.items():
-            frame.createOrReplaceTempView(names[name])
+            if name in self._read_by_transforms:
+                frame.createOrReplaceTempView(names[name])
         for name in self._steps:
             if problems is not None and any(
                 upstream not in found for upstream in graph.inputs_of(self.file.model, name)
@@ -200,7 +204,8 @@ class PipelinePlanner:
             kept = staged.get(name) if staged else None
             found[name] = kept(name, found[name]).frame if kept else found[name]
             found[name] = each(name, found[name], staged=kept is not None) if each else found[name]
-            found[name].createOrReplaceTempView(names[name])
+            if name in self._read_by_transforms:
+                found[name].createOrReplaceTempView(names[name])
         return found
 
     def _frame(
@@ -279,6 +284,10 @@ class PipelinePlanner:
         """
         return self._views(self._complete(readings), plan)
 
+    def _table_of(self, name: str, readings: Mapping[str, SourceBatch]) -> pa.Table | None:
+        """Return the rows of a node that are in the driver already: those of a source, if none is marked."""
+        return readings[name].table if name in readings and name not in self.retractions.marked else None
+
     def _complete(self, readings: Mapping[str, SourceBatch]) -> dict[str, SourceBatch]:
         return {name: readings.get(name) or SourceBatch(self._empty(name), 0) for name in self.source_schemas}
 
@@ -327,6 +336,7 @@ class PipelinePlanner:
                     spark=self.spark,
                     likely=estimate_rows(model, sink, every, counts, one_of_one=True),
                     size=estimate_bytes(every),
+                    table=self._table_of(model.sinks[sink].from_, every) if each is None else None,
                 )
                 for sink in sinks
             }

@@ -12,7 +12,7 @@ from headrace.connectors import registry
 from headrace.connectors.filters import quote_identifier
 from headrace.connectors.row_errors import row_error
 from headrace.connectors.source_base import BoundedSource, ReadLimits, Snapshot, SplitReader, UnboundedSource
-from headrace.connectors.spark_types import arrow_schema
+from headrace.connectors.spark_types import arrow_schema, row_schema
 from headrace.jobs.sources.casts import cast_column
 from headrace.jobs.sources.handoff import Handoff
 from headrace.jobs.sources.history_columns import check_history_columns
@@ -34,11 +34,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SourceBatch:
-    """What one epoch reads of one source. `rows` is an upper bound if known, `size` about its bytes."""
+    """What one epoch reads of one source.
+
+    `rows` is an upper bound if known, `size` about its bytes. `table` has the rows of `frame` if they are in
+    the driver already.
+    """
 
     frame: DataFrame
     rows: int | None
     size: int | None = None
+    table: pa.Table | None = None
 
 
 class PipelineSource:
@@ -255,12 +260,20 @@ class PipelineSource:
         `most` limits the size estimate; see `UnboundedSource.estimate_bytes`.
         """
         assert self.unbounded is not None  # noqa: S101
-        frame = self.unbounded.read(spark, start["stream"], end["stream"])
+        table = self.unbounded.read_table(start["stream"], end["stream"])
+        frame = read = (
+            self.unbounded.read(spark, start["stream"], end["stream"])
+            if table is None
+            else spark.createDataFrame(table, row_schema(self.unbounded.schema()))
+        )
+        if table is not None:
+            frame = self.unbounded.filter_rows(frame)
         overlap = start.get("overlap") or {"end": end.get("catch_up"), "nulls": True}
         if (cursor := start.get("cursor")) and positions.is_before(start["stream"], overlap["end"]):
             frame = self._after_cursor(frame, cursor, overlap, exact=bool(appends))
         size = self.unbounded.estimate_bytes(start["stream"], end["stream"], most)
-        return SourceBatch(frame, positions.offset_lag(start["stream"], end["stream"]), size)
+        rows = positions.offset_lag(start["stream"], end["stream"])
+        return SourceBatch(frame, rows, size, table if frame is read else None)
 
     def _after_cursor(self, frame: DataFrame, cursor: str, overlap: Json, *, exact: bool) -> DataFrame:
         """Drop rows of the overlap that history has.

@@ -61,6 +61,8 @@ def _defaults(settings: Settings, kinds: frozenset[str]) -> dict[str, str]:
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
         "spark.sql.execution.arrow.maxBytesPerBatch": "16m",
+        # It takes several calls of the JVM per column, to name lines of Headrace in Spark's errors.
+        "spark.python.sql.dataFrameDebugging.enabled": "false",
         "spark.sql.catalogImplementation": "in-memory",
         "spark.sql.warehouse.dir": str((settings.home / "warehouse").resolve()),
         "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",

@@ -1,12 +1,16 @@
-"""The end of a partition's log, for tests that depend on what the broker has written."""
+"""The end of a partition's log, for tests that depend on what the broker has written, and rows of a topic."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from confluent_kafka import Consumer, TopicPartition
+from pyspark.sql import DataFrame, SparkSession
+
+from headrace.connectors.spark_types import row_schema
 
 
 @contextmanager
@@ -27,3 +31,11 @@ def await_marker(brokers: str, topic: str, partition: int = 0) -> Iterator[None]
             time.sleep(0.02)
     finally:
         consumer.close()
+
+
+def read_rows(source: Any, spark: SparkSession, start: Any, end: Any) -> DataFrame:
+    """Return the rows of a range as a run reads them: from the driver if it reads them, else from Spark."""
+    table = source.read_table(start, end)
+    if table is None:
+        return source.read(spark, start, end)
+    return source.filter_rows(spark.createDataFrame(table, row_schema(source.schema())))

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from helpers.kafka_log import await_marker
+from helpers.kafka_log import await_marker, read_rows
 from pyspark.sql import SparkSession
 
 from headrace.connectors.kafka.config import KafkaSourceConfig
@@ -125,7 +125,7 @@ def rows(source: KafkaStream, spark: SparkSession) -> list[dict[str, Any]]:
     start = source.earliest_offsets()
     return [
         row.asDict(recursive=True)
-        for row in source.read(spark, start, source.next_end_offsets(start, MANY)).collect()
+        for row in read_rows(source, spark, start, source.next_end_offsets(start, MANY)).collect()
     ]
 
 
@@ -183,7 +183,7 @@ def test_frame_has_the_schema_that_the_source_announces(topic: Any, stream: Any,
         "n": "decimal256(30,3)",
     }
     source = stream(topic(), kinds)
-    frame = source.read(spark, source.earliest_offsets(), source.earliest_offsets())
+    frame = read_rows(source, spark, source.earliest_offsets(), source.earliest_offsets())
     assert frame.count() == 0
     payload = StructType([field for field in frame.schema.fields if not field.name.startswith("_gs_")])
     assert to_arrow_schema(payload) == source.schema()
@@ -258,7 +258,9 @@ def test_broken_message_fails_also_where_its_columns_are_not_used(
     broker.send(name, {"id": 1, "name": "a"}, {"id": "x", "name": "b"})
     source = stream(name)
     frame = (
-        source.read(spark, source.earliest_offsets(), source.end_offsets()).select("name").where("name = 'b'")
+        read_rows(source, spark, source.earliest_offsets(), source.end_offsets())
+        .select("name")
+        .where("name = 'b'")
     )
     with pytest.raises(Exception, match="headrace-row"):
         frame.collect()
@@ -295,7 +297,7 @@ def test_value_is_held_exactly(
     name = topic()
     broker.send(name, {"v": value}, {"v": None})
     source = stream(name, {"v": kind})
-    frame = source.read(spark, source.earliest_offsets(), source.end_offsets())
+    frame = read_rows(source, spark, source.earliest_offsets(), source.end_offsets())
     first, second = (row["v"] for row in frame.toArrow().to_pylist())
     if hasattr(first, "isoformat"):
         first = first.isoformat().removesuffix("+00:00")
@@ -365,7 +367,7 @@ def test_only_committed_rows_are_read(broker: Broker, topic: Any, stream: Any, s
     pending.commit_transaction(30)
     until(lambda: source.end_offsets() != before)
     after = source.next_end_offsets(before, MANY)
-    assert [row["id"] for row in source.read(spark, before, after).collect()] == [5, 6]
+    assert [row["id"] for row in read_rows(source, spark, before, after).collect()] == [5, 6]
     assert source.stalls(after) == []
 
 
@@ -400,9 +402,9 @@ def test_same_range_gives_the_same_rows_again(
     source = stream(name)
     start = source.next_end_offsets(source.earliest_offsets(), ReadLimits(rows=10))
     end = source.next_end_offsets(start, ReadLimits(rows=20))
-    first = source.read(spark, start, end).toArrow().sort_by("id")
+    first = read_rows(source, spark, start, end).toArrow().sort_by("id")
     broker.send(name, {"id": 99})
-    again = stream(name).read(spark, start, end).toArrow().sort_by("id")
+    again = read_rows(stream(name), spark, start, end).toArrow().sort_by("id")
     assert first.num_rows == 20
     assert first == again
 
@@ -423,7 +425,7 @@ def test_new_partition_begins_at_its_first_row(
     )  # the other producer learns of partitions only after minutes
     after = source.next_end_offsets(before, MANY)
     assert after["offsets"] == {"0": 1, "1": 1}
-    assert [row["id"] for row in source.read(spark, before, after).collect()] == [2]
+    assert [row["id"] for row in read_rows(source, spark, before, after).collect()] == [2]
 
 
 def grow(broker: Broker, source: KafkaStream, name: str, partitions: int) -> Broker:
@@ -591,7 +593,7 @@ def test_topic_made_anew_is_refused(broker: Broker, topic: Any, stream: Any, spa
     with pytest.raises(TargetError, match="was deleted and recreated: its topic id is"):
         source.next_end_offsets(end, MANY)
     with pytest.raises(TargetError, match="was deleted and recreated"):
-        stream(name).read(spark, start, end)
+        read_rows(stream(name), spark, start, end)
 
 
 def test_fewer_partitions_or_another_cluster_is_refused(topic: Any, stream: Any) -> None:
@@ -618,7 +620,7 @@ def test_retention_that_passed_the_position_stops_with_numbers(
     ):
         source.next_end_offsets(start, MANY)
     with pytest.raises(RetentionError, match="earliest held 4"):
-        stream(name).read(spark, start, end)
+        read_rows(stream(name), spark, start, end)
     assert source.earliest_offsets()["offsets"] == {"0": 4}
     assert source.next_end_offsets(start | {"offsets": {"0": 4}}, MANY) == end
 
@@ -631,7 +633,7 @@ def test_retention_that_passes_while_rows_are_read_is_explained(
     broker.send(name, *({"id": n} for n in range(10)))
     source = stream(name)
     start = source.earliest_offsets()
-    frame = source.read(spark, start, source.next_end_offsets(start, MANY))
+    frame = read_rows(source, spark, start, source.next_end_offsets(start, MANY))
     broker.delete_before(name, 10)
     with pytest.raises(Exception) as caught:  # noqa: PT011  whatever Spark wraps it in
         frame.collect()
@@ -690,7 +692,7 @@ def test_filter_does_not_parse_messages_twice(
     name = topic()
     broker.send(name, {"id": 1})
     source = stream(name, filter="id = 1 AND name IS NULL")
-    frame = source.read(spark, source.earliest_offsets(), source.end_offsets())
+    frame = read_rows(source, spark, source.earliest_offsets(), source.end_offsets())
     plan = frame._jdf.queryExecution().optimizedPlan().toString()
     # beside it, texts that look like numbers are read again in a branch of their own
     whole = "from_json(StructField(v,StructType"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from helpers.kafka_log import read_rows
 from pyspark.sql import SparkSession
 
 from headrace.connectors.kafka import driver_reader
@@ -62,7 +63,7 @@ def is_local(frame: Any) -> bool:
 
 def offsets(source: KafkaStream, spark: SparkSession, start: Any, end: Any) -> tuple[bool, list[Any]]:
     """Return whether the driver read the range, and its rows in order."""
-    frame = source.read(spark, start, end)
+    frame = read_rows(source, spark, start, end)
     rows = frame.orderBy(f"{POS}.part", f"{POS}.off").collect()
     return is_local(frame), [row.asDict(recursive=True) for row in rows]
 

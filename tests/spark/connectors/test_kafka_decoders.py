@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 
 from headrace.connectors.kafka.arrow_decoder import ArrowMessageDecoder, MessageBatch
 from headrace.connectors.kafka.json_decoder import OP_HEADER, JsonMessageDecoder, payload_schema
+from headrace.connectors.postgres.convert import flatten_columns, flatten_table
 from headrace.connectors.spark_types import row_schema
 from headrace.pipeline.sql.system_columns import OP, POS
 
@@ -296,7 +297,14 @@ def check_equal(spark: SparkSession, declared: dict[str, str], batch: MessageBat
         expected.schema.simpleString()
         == row_schema(payload_schema("src", declared, metadata=True)).simpleString()
     )
-    assert found.select(expected.columns).to_pylist() == expected.toArrow().to_pylist()
+    rows = expected.toArrow()
+    assert found.schema.names == rows.schema.names
+    assert found.drop_columns(POS).schema.types == rows.drop_columns(POS).schema.types
+    assert found.to_pylist() == rows.to_pylist()
+    flat = flatten_columns(expected, payload_schema("src", declared, metadata=True)).toArrow()
+    assert (
+        flatten_table(found, payload_schema("src", declared, metadata=True)).schema.types == flat.schema.types
+    )
     return len(good)
 
 
