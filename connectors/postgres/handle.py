@@ -33,6 +33,7 @@ from headrace.connectors.sink_base import SinkContext
 from headrace.connectors.source_base import SplitReader
 from headrace.pipeline.errors import InternalError, SchemaError, TransientError
 from headrace.pipeline.protocol.epochs import EpochPlan, Phase, WriteCounts
+from headrace.pipeline.types.arrow import is_nested
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -137,7 +138,8 @@ class PostgresSinkHandle:
         if frame.key != self._columns:
             msg = f"the frame has key {frame.key}, the sink was prepared with {self._columns}"
             raise InternalError(msg, node=self._name)
-        if (local := frame.get_local_rows(self._node.max_driver_rows)) is not None:
+        nested = any(is_nested(field.type) for field in load.schema)
+        if not nested and (local := frame.get_local_rows(self._node.max_driver_rows)) is not None:
             flat = flatten_table(canonical(local, frame.key), load.schema)
             return write_table(self.loader, self.store, load, plan, flat)
         rows = flatten_columns(canonical_frame(frame.rows, load.schema, frame.key), load.schema)

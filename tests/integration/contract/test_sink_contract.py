@@ -180,6 +180,25 @@ def test_rows_without_a_key_are_appended(maker: SinkMaker) -> None:
     sink.close()
 
 
+@only_built_in
+@pytest.mark.parametrize("key", [("id",), ()])
+def test_rows_of_the_driver_are_written_like_those_of_a_frame(maker: SinkMaker, key: tuple[str, ...]) -> None:
+    sink = maker.joined(TYPES, key)
+    given = frame(maker.spark, TYPES, VALUES, "iiii", key)
+    given = replace(given, table=given.rows.toArrow())
+    assert sink.write(plan(1), given) == WriteCounts(4, 4, 0, 0)
+    found = {row[0]: dict(zip(TYPES.names, row, strict=True)) for row in maker.rows(TYPES.names)}
+    assert found == {row["id"]: row for row in VALUES}
+    nulls = frame(maker.spark, TYPES, [VALUES[0] | {"id": None}], "i", key)
+    if key:
+        with pytest.raises(DataError, match="id"):
+            sink.write(plan(2), replace(nulls, table=nulls.rows.toArrow()))
+        deletes = frame(maker.spark, TYPES, VALUES[:2], "du", key)
+        counts = sink.write(plan(2), replace(deletes, table=deletes.rows.toArrow()))
+        assert (counts.inserted, counts.updated, counts.deleted) == (0, 1, 1)
+    sink.close()
+
+
 VERSIONED = pa.schema([("id", pa.int64()), ("at", pa.timestamp("us", tz="UTC")), ("name", pa.string())])
 START = datetime(2024, 5, 1, tzinfo=UTC)
 Change = tuple[str, int, int | None, str]

@@ -83,8 +83,11 @@ def test_splits_are_taken_by_rows_and_by_bytes() -> None:
 
 
 @pytest.mark.parametrize(("size", "passes"), [(None, True), (1_000, True), (DRIVER_BYTES + 1, False)])
-def test_few_but_large_rows_do_not_pass_through_the_driver(size: int | None, *, passes: bool) -> None:
-    rows: Any = SimpleNamespace(toArrow=lambda: pa.table({"a": [1]}))
+def test_few_but_large_rows_do_not_pass_through_the_driver(
+    size: int | None, monkeypatch: pytest.MonkeyPatch, *, passes: bool
+) -> None:
+    rows: Any = pa.table({"a": [1]})
+    monkeypatch.setattr("headrace.connectors.frame.collect_arrow", lambda rows: rows)
     spark: Any = None
     frame = EpochFrame(rows, pa.schema([]), (), 1, spark, size=size)
     assert (frame.collect_if_small(rows, 100) is not None) is passes
