@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from helpers.kafka_log import await_marker, read_rows
@@ -693,7 +693,7 @@ def test_filter_does_not_parse_messages_twice(
     broker.send(name, {"id": 1})
     source = stream(name, filter="id = 1 AND name IS NULL")
     frame = read_rows(source, spark, source.earliest_offsets(), source.end_offsets())
-    plan = frame._jdf.queryExecution().optimizedPlan().toString()
+    plan = cast("Any", frame)._jdf.queryExecution().optimizedPlan().toString()
     # beside it, texts that look like numbers are read again in a branch of their own
     whole = "from_json(StructField(v,StructType"
     assert plan.count(whole) == 1
