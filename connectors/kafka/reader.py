@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from headrace.connectors.filter_marks import mark_filtered_rows
@@ -55,7 +56,6 @@ class MessageReader:
         self._ordinal = ordinal
         self._decoder: tuple[object, JsonMessageDecoder] | None = None
         self._driver = DriverReader(name, node.topic, connection, group)
-        self._arrow = ArrowMessageDecoder(node.schema_, ordinal, metadata=node.include_metadata)
         self._failures = 0
         self._skipped = 0
 
@@ -66,6 +66,10 @@ class MessageReader:
     def close(self) -> None:
         """Close the connections."""
         self._driver.release()
+
+    @cached_property
+    def _arrow(self) -> ArrowMessageDecoder:
+        return ArrowMessageDecoder(self._node.schema_, self._ordinal, metadata=self._node.include_metadata)
 
     def read_table(self, ranges: Mapping[str, tuple[int, int]]) -> pa.Table | None:
         """Return the rows of a small range, read in the driver, or None if Spark must read it.

@@ -261,19 +261,18 @@ class PipelineSource:
         """
         assert self.unbounded is not None  # noqa: S101
         table = self.unbounded.read_table(start["stream"], end["stream"])
-        frame = read = (
-            self.unbounded.read(spark, start["stream"], end["stream"])
-            if table is None
-            else spark.createDataFrame(table, row_schema(self.unbounded.schema()))
-        )
-        if table is not None:
-            frame = self.unbounded.filter_rows(frame)
+        if table is None:
+            frame = whole = self.unbounded.read(spark, start["stream"], end["stream"])
+        else:
+            whole = spark.createDataFrame(table, row_schema(self.unbounded.schema()))
+            frame = self.unbounded.filter_rows(whole)
         overlap = start.get("overlap") or {"end": end.get("catch_up"), "nulls": True}
         if (cursor := start.get("cursor")) and positions.is_before(start["stream"], overlap["end"]):
             frame = self._after_cursor(frame, cursor, overlap, exact=bool(appends))
         size = self.unbounded.estimate_bytes(start["stream"], end["stream"], most)
         rows = positions.offset_lag(start["stream"], end["stream"])
-        return SourceBatch(frame, rows, size, table if frame is read else None)
+        # A filter or a cursor leaves rows out of the frame that the table still has.
+        return SourceBatch(frame, rows, size, table if frame is whole else None)
 
     def _after_cursor(self, frame: DataFrame, cursor: str, overlap: Json, *, exact: bool) -> DataFrame:
         """Drop rows of the overlap that history has.
