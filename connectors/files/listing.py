@@ -71,7 +71,7 @@ def list_files(path: str, node: str) -> list[File]:
     # A file that two links lead to is one file: its rows count once.
     listed = {os.path.realpath(name): name for match in matches for name in _below(match, node)}
     if not listed:
-        near = difflib.get_close_matches(place, _beside(place), n=2)
+        near = difflib.get_close_matches(place, _sibling_paths(place), n=2)
         said = (
             f"Did you mean {' or '.join(near)}?"
             if near
@@ -124,7 +124,7 @@ def _natural(name: str) -> tuple[tuple[tuple[str, int], ...], str]:
     return pairs, name
 
 
-def _beside(place: str) -> list[str]:
+def _sibling_paths(place: str) -> list[str]:
     folder = os.path.dirname(place)
     try:
         return [os.path.join(folder, name) for name in os.listdir(folder)]

@@ -181,7 +181,7 @@ class LineageReader:
             if (call := find_generator(part)) is None:
                 msg = f"`{part.sql(dialect=statements.DIALECT, comments=False)}` is not looked into"
                 raise LineageError(msg)
-            scope.relation = self._beside(call, scope, ctes)
+            scope.relation = self._add_generated_columns(call, scope, ctes)
         found = Relation([])
         for item in select.expressions:
             if isinstance(item, exp.Star) or (
@@ -223,7 +223,9 @@ class LineageReader:
             found.renamed(read.alias_column_names), [read.alias] if read.alias else [name, read.name]
         )
 
-    def _beside(self, call: GeneratorCall, scope: _LineageScope, ctes: Mapping[str, Relation]) -> Relation:
+    def _add_generated_columns(
+        self, call: GeneratorCall, scope: _LineageScope, ctes: Mapping[str, Relation]
+    ) -> Relation:
         """Add the columns of a generator that follows FROM. Each depends on all its lists."""
         if not call.names:
             msg = (
