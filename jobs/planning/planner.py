@@ -27,6 +27,7 @@ from headrace.jobs.planning.estimates import estimate_bytes, estimate_rows
 from headrace.jobs.planning.sql_nodes import SqlNodePlanner
 from headrace.jobs.sources.pipeline_source import SourceBatch
 from headrace.jobs.spark.columns import check_staged, payload_of
+from headrace.jobs.spark.errors import as_headrace_error
 from headrace.jobs.staging.determinism import nondeterminism_reason
 from headrace.jobs.staging.stored_results import StoredResults
 from headrace.jobs.transforms.base import RowTransform, TransformContext
@@ -284,6 +285,13 @@ class PipelinePlanner:
         """
         return self._views(self._complete(readings), plan)
 
+    def _compute(self, name: str, frame: DataFrame) -> DataFrame | None:
+        """Compute a node in the driver if it needs no Spark job. Raise the errors of its rows."""
+        try:
+            return compute_locally(frame)
+        except Exception as error:
+            raise as_headrace_error(error, node=name, texts=self.texts) from error
+
     def _table_of(self, name: str, readings: Mapping[str, SourceBatch]) -> pa.Table | None:
         """Return the rows of a node that are in the driver already: those of a source, if none is marked."""
         return readings[name].table if name in readings and name not in self.retractions.marked else None
@@ -320,7 +328,9 @@ class PipelinePlanner:
             for sink in sinks
             if sum(model.sinks[other].from_ == model.sinks[sink].from_ for other in sinks) > 1
         }
-        computed = {name: compute_locally(views[name]) for name in shared if readings and name not in counts}
+        computed = {
+            name: self._compute(name, views[name]) for name in shared if readings and name not in counts
+        }
         persisted = {name: views[name].persist() for name, frame in computed.items() if frame is None}
         if each is not None:
             for frame in persisted.values():

@@ -17,7 +17,7 @@ from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import DataError, SchemaError, UserError
 from headrace.pipeline.file.loader import parse_pipeline
 from headrace.pipeline.protocol.epochs import EpochPlan, Phase
-from headrace.pipeline.sql.system_columns import OP, POS
+from headrace.pipeline.sql.system_columns import OP, POS, POS_TYPE
 from headrace.pipeline.types.int256 import UINT256
 
 SCHEMA = pa.schema(
@@ -395,6 +395,30 @@ def test_rows_made_of_rows_have_no_bound(plan: Plan, spark: SparkSession) -> Non
         )
         with planner.frames(epoch, {"t": SourceBatch(planner.spark.table("hr_t_0"), 3)}, ["out"]) as frames:
             assert (frames["out"].estimate, frames["out"].likely) == (bound, likely)
+
+
+@pytest.mark.parametrize(
+    ("column", "message"), [("10 / id", "Division by zero"), ("raise_error('no')", "no")]
+)
+def test_an_error_of_a_node_with_two_sinks_names_the_node(
+    spark: SparkSession, column: str, message: str
+) -> None:
+    """Rows of the driver are computed before a sink writes."""
+    text = NODE.format(node=f'type: sql, sql: "SELECT id, {column} AS x FROM t"')
+    text = text.replace("from: x}}", "from: x}, other: {type: blackhole, from: x}}")
+    epoch = EpochPlan(1, Phase.LIVE, {}, {}, "", datetime(2025, 1, 1, tzinfo=UTC))
+    source = FixedSchemaSource(pa.schema([("id", pa.int64())]))
+    planner = PipelinePlanner(parse_pipeline(text, "f.yaml"), spark, {"t": source}, Settings())
+    made = planner.spark.createDataFrame(
+        [(0, "i", (0, 0, 0, 0))], f"id bigint, {OP} string, {POS} {POS_TYPE}"
+    )
+    local = planner.spark.createDataFrame(made.toArrow(), made.schema)
+    with (
+        pytest.raises(DataError, match=message) as caught,
+        planner.frames(epoch, {"t": SourceBatch(local, 1)}, ["out", "other"]),
+    ):
+        pass
+    assert caught.value.node == "x"
 
 
 def test_a_wrong_key_is_still_told(plan: Plan) -> None:
