@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,13 +20,14 @@ DRIVER_BYTES = 32 << 20
 class EpochFrame:
     """The rows of one epoch for one sink.
 
-    `rows` has the payload columns plus `_gs_op` and `_gs_pos`. `schema` is the payload as Arrow, `key` the
-    sink's primary key (empty: append). `estimate` is an upper bound of the rows where one is known: sinks
-    choose the driver path or the worker path by it. `spark` is the session that owns `rows`. `likely` is how
-    many rows there are if programs and lists make one of each, where that is no bound.
+    `node_rows` are the rows of the node that the sink reads, with the payload columns plus `_gs_op` and
+    `_gs_pos`. `schema` is the payload as Arrow, `key` the sink's primary key (empty: append). `estimate` is
+    an upper bound of the rows where one is known: sinks choose the driver path or the worker path by it.
+    `spark` is the session that owns the rows. `likely` is how many rows there are if programs and lists make
+    one of each, where that is no bound.
     """
 
-    rows: DataFrame
+    node_rows: DataFrame
     schema: pa.Schema
     key: tuple[str, ...]
     estimate: int | None
@@ -35,6 +37,13 @@ class EpochFrame:
     """Bytes of the rows, about, as their sources estimate them; None where they do not."""
     table: pa.Table | None = None
     """The rows, if they are in the driver already: the columns of `rows`, perhaps in another order."""
+    boundary: Callable[[DataFrame], DataFrame] | None = None
+    """Returns the sink's rows of `node_rows`: without those that filters dropped, or with their deletes."""
+
+    @property
+    def rows(self) -> DataFrame:
+        """Return the sink's rows, as a lazy frame."""
+        return self.node_rows if self.boundary is None else self.boundary(self.node_rows)
 
     def get_local_rows(self, limit: int) -> pa.Table | None:
         """Return `table` if it has at most `limit` rows."""

@@ -88,7 +88,8 @@ def build_merge_source(
     """
     names = [*frame.schema.names, OP]
     if last is None:
-        frame = replace(frame, rows=canonical_frame(frame.rows, frame.schema, frame.key))
+        rows = canonical_frame(frame.rows, frame.schema, frame.key)
+        frame = replace(frame, node_rows=rows, boundary=None)
         return MergeSource(_last_by_key_spark(sink, frame, names, version), local=False)
     schema = frame.rows.select(*map(quote_identifier, names)).schema
     if version is not None:

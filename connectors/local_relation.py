@@ -5,6 +5,7 @@ pyspark offers neither such a frame nor its rows, so both are read in the JVM.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
@@ -12,26 +13,37 @@ import pyarrow as pa
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_MOST_ROWS = 10_000
-"""Larger results reach Python faster by a Spark job: this way sends bytes as text."""
+_MOST_ROWS = 50_000
+"""Larger results reach Python by a Spark job, which converts them in parallel."""
 
 
 def collect_arrow(frame: DataFrame) -> pa.Table:
     """Return the rows of a frame as Arrow, without a Spark job where Catalyst computed them in the driver."""
+    table = collect_local_rows(frame)
+    return frame.toArrow() if table is None else table
+
+
+def collect_local_rows(frame: DataFrame) -> pa.Table | None:
+    """Return the rows of a frame as Arrow. Return None if they need a Spark job, or are empty or many."""
+    from pyspark.serializers import NoOpSerializer
     from pyspark.sql.pandas.types import to_arrow_schema
+    from pyspark.util import _load_from_socket
 
     plan = _jvm(frame).queryExecution().executedPlan()
     if plan.nodeName() != "LocalTableScan" or not 0 < plan.rows().size() <= _MOST_ROWS:
-        return frame.toArrow()
-    session = cast("Any", frame.sparkSession)
-    converters = _scala_object(session._jvm.org.apache.spark.sql.execution.arrow, "ArrowConverters")  # noqa: SLF001
-    zone = session.conf.get("spark.sql.session.timeZone")
+        return None
+    jvm = cast("Any", frame.sparkSession)._jvm  # noqa: SLF001
+    zone = frame.sparkSession.conf.get("spark.sql.session.timeZone")
+    converters = _scala_object(jvm, "org.apache.spark.sql.execution.arrow", "ArrowConverters")
     streams = converters.toBatchWithSchemaIterator(
         plan.rows().iterator(), plan.schema(), _MOST_ROWS, 1 << 40, zone, True, False
     )
+    # By a socket of its own: an answer of py4j over 8 KiB waits 40 ms for TCP's delayed acknowledgement.
+    python = _scala_object(jvm, "org.apache.spark.api.python", "PythonRDD")
+    served = python.serveIterator(streams, "local rows")
     batches: list[pa.RecordBatch] = []
-    while streams.hasNext():
-        with pa.ipc.open_stream(streams.next()) as stream:
+    for message in _load_from_socket(served, NoOpSerializer()):
+        with pa.ipc.open_stream(message) as stream:
             batches += stream
     return pa.Table.from_batches(batches).cast(to_arrow_schema(frame.schema))
 
@@ -47,12 +59,17 @@ def compute_locally(frame: DataFrame) -> DataFrame | None:
     if plan.nodeName() != "LocalRelation":
         return None
     session = cast("Any", frame.sparkSession)
-    dataset = _scala_object(session._jvm.org.apache.spark.sql.classic, "Dataset")  # noqa: SLF001
+    dataset = _scala_object(session._jvm, "org.apache.spark.sql.classic", "Dataset")  # noqa: SLF001
     return cast("Any", Frame)(dataset.ofRows(session._jsparkSession, plan), session)  # noqa: SLF001
 
 
-def _scala_object(package: Any, name: str) -> Any:
-    return getattr(getattr(package, name + "$"), "MODULE$")
+@functools.lru_cache(maxsize=8)
+def _scala_object(jvm: Any, package: str, name: str) -> Any:
+    """Return a singleton of the JVM. Its lookup takes ten calls."""
+    found = jvm
+    for part in package.split("."):
+        found = getattr(found, part)
+    return getattr(getattr(found, name + "$"), "MODULE$")
 
 
 def _jvm(frame: DataFrame) -> Any:

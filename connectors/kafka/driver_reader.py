@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import logging
 import time
 from collections.abc import Mapping
@@ -79,8 +80,9 @@ class DriverReader:
         found: dict[int, list[Message]] = {}
         for part, (_, end) in ranges.items():
             ahead = self._ahead.pop(part, [])
-            found[part] = [one for one in ahead if _offset(one) < end]
-            if rest := ahead[len(found[part]) :]:
+            count = bisect.bisect_left(ahead, end, key=_offset)
+            found[part] = ahead[:count]
+            if rest := ahead[count:]:
                 self._ahead[part] = rest
         deadline = time.monotonic() + PATIENCE_S
         size = 0

@@ -7,13 +7,16 @@ Payload columns and types come from Spark's own analyzer. `pipeline.sql.statemen
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+import pyarrow as pa
+
 from headrace.connectors.frame import EpochFrame
-from headrace.connectors.local_relation import compute_locally
+from headrace.connectors.local_relation import collect_local_rows, compute_locally
 from headrace.connectors.spark_types import row_schema
 from headrace.jobs.dynamic_tables.base import (
     DynamicTableBackend,
@@ -45,9 +48,9 @@ from headrace.pipeline.file.loader import PipelineFile
 from headrace.pipeline.model import graph
 from headrace.pipeline.protocol.epochs import EpochPlan
 from headrace.pipeline.sql.system_columns import HIDDEN
+from headrace.pipeline.types.int256 import is_wide
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
     from headrace.jobs.monitoring.frame_observer import FrameObserver
@@ -105,6 +108,8 @@ class PipelinePlanner:
             table for name in file.model.transforms for table in graph.looked_up_tables(file.model, name)
         )
         self.retractions = retractions_of(file.model)
+        self._needs_jobs: set[str] = set()
+        """The nodes that Spark did not compute in the driver from local rows: joins, functions in Python …"""
         self._steps = graph.steps(file.model)
         self._read_by_transforms = frozenset(
             upstream for name in self._steps for upstream in graph.inputs_of(file.model, name)
@@ -285,19 +290,41 @@ class PipelinePlanner:
         """
         return self._views(self._complete(readings), plan)
 
-    def _compute(self, name: str, frame: DataFrame) -> DataFrame | None:
-        """Compute a node in the driver if it needs no Spark job. Raise the errors of its rows."""
-        try:
-            return compute_locally(frame)
-        except Exception as error:
-            raise as_headrace_error(error, node=name, texts=self.texts) from error
+    def _compute_locally(
+        self, views: Mapping[str, DataFrame], readings: Mapping[str, SourceBatch], nodes: Collection[str]
+    ) -> tuple[dict[str, DataFrame], dict[str, pa.Table]]:
+        """Compute nodes in the driver if they need no Spark job.
 
-    def _table_of(self, name: str, readings: Mapping[str, SourceBatch]) -> pa.Table | None:
-        """Return the rows of a node that are in the driver already: those of a source, if none is marked."""
-        return readings[name].table if name in readings and name not in self.retractions.marked else None
+        Return their frames, and their rows as Arrow where they have the types of the payload. Raise the
+        errors of the rows.
+        """
+        frames: dict[str, DataFrame] = {}
+        tables: dict[str, pa.Table] = {}
+        for name in nodes:
+            sources = graph.upstream_sources(self.file.model, name)
+            if name in self._needs_jobs or not all(readings[source].is_local for source in sources):
+                continue
+            if name not in self.retractions.marked and (table := _table_of(name, readings)) is not None:
+                frames[name], tables[name] = views[name], table
+                continue
+            try:
+                frame = compute_locally(views[name])
+                table = collect_local_rows(frame) if frame is not None else None
+            except Exception as error:
+                raise as_headrace_error(error, node=name, texts=self.texts) from error
+            if frame is None:
+                self._needs_jobs.add(name)
+                continue
+            frames[name] = frame
+            if table is not None and _has_types(table, self.schemas[name]):
+                tables[name] = table
+        return frames, tables
 
     def _complete(self, readings: Mapping[str, SourceBatch]) -> dict[str, SourceBatch]:
-        return {name: readings.get(name) or SourceBatch(self._empty(name), 0) for name in self.source_schemas}
+        return {
+            name: readings.get(name) or SourceBatch(self._empty(name), 0, is_local=True)
+            for name in self.source_schemas
+        }
 
     @contextmanager
     def frames(
@@ -328,28 +355,45 @@ class PipelinePlanner:
             for sink in sinks
             if sum(model.sinks[other].from_ == model.sinks[sink].from_ for other in sinks) > 1
         }
-        computed = {
-            name: self._compute(name, views[name]) for name in shared if readings and name not in counts
+        read = {model.sinks[sink].from_ for sink in sinks} - set(counts)
+        local, tables = self._compute_locally(views, every, read) if each is None else ({}, {})
+        persisted = {
+            name: views[name].persist() for name in shared if readings and name not in (*counts, *local)
         }
-        persisted = {name: views[name].persist() for name, frame in computed.items() if frame is None}
         if each is not None:
             for frame in persisted.values():
                 each.share(frame)
-        views |= persisted | {name: frame for name, frame in computed.items() if frame is not None}
+        views |= persisted | local
         try:
             yield {
                 sink: EpochFrame(
-                    rows=boundary.rows(sink, views[model.sinks[sink].from_]),
+                    node_rows=views[model.sinks[sink].from_],
+                    boundary=partial(boundary.rows, sink),
                     schema=self.schemas[sink],
                     key=self.keys[sink],
                     estimate=estimate_rows(model, sink, every, counts),
                     spark=self.spark,
                     likely=estimate_rows(model, sink, every, counts, one_of_one=True),
                     size=estimate_bytes(every),
-                    table=self._table_of(model.sinks[sink].from_, every) if each is None else None,
+                    table=boundary.local_rows(sink, tables[node])
+                    if (node := model.sinks[sink].from_) in tables
+                    else None,
                 )
                 for sink in sinks
             }
         finally:
             for frame in persisted.values():
                 frame.unpersist(blocking=False)
+
+
+def _table_of(name: str, readings: Mapping[str, SourceBatch]) -> pa.Table | None:
+    """Return the rows of a source that are in the driver already."""
+    return readings[name].table if name in readings else None
+
+
+def _has_types(table: pa.Table, payload: pa.Schema) -> bool:
+    """Return whether the columns have the payload's types, or the strings that its wide numbers are."""
+    return all(
+        table.schema.field(field.name).type == (pa.string() if is_wide(field.type) else field.type)
+        for field in payload
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from headrace.connectors.spark_plan import refuse_relative_timestamps
@@ -39,6 +39,8 @@ class SqlNodePlanner:
         self.texts: dict[str, str] = {}
         """The last SQL that Spark got for each sql node."""
         self._statements: dict[str, tuple[exp.Query, WideColumns]] = {}
+        self._timeless: dict[str, str] = {}
+        """The compiled SQL of nodes, by name, whose text does not depend on the time of the epoch."""
         self._tables = frozenset(graph.dynamic_tables(file.model))
         self._upstream_sources = {name: frozenset({name}) for name in file.model.sources}
         """The sources that each node reads, directly or not."""
@@ -65,32 +67,47 @@ class SqlNodePlanner:
         """Return the result of a node's SQL, with the system columns."""
         node: Any = self._file.model.transforms[name]
         query = self._statement(name, node, views)
-        text = statements.compile_statement(
-            query,
-            HIDDEN,
-            now=plan.planned_at if plan else None,
-            rename=views,
-            node=name,
-            sources=self._upstream_sources,
-            marking=self._marking(name),
-        )
+        text = self._compile(name, query, views, plan)
         provide(self._spark, text, name)
         frame = self._sql(name, text)
         if plan is None:
             if graph.looked_up_tables(self._file.model, name):
                 check_arguments(frame, name)
             if statements.may_have_relative_timestamps(node.sql):
-                still = statements.compile_statement(
-                    query,
-                    HIDDEN,
-                    now=datetime.now(UTC),
-                    rename=views,
-                    node=name,
-                    sources=self._upstream_sources,
-                )
+                still = self._compile_at(name, query, views, datetime.now(UTC), marking=None)
                 calls = statements.nondeterministic_calls(node.sql, dialect=node.dialect)
                 refuse_relative_timestamps(self._spark.sql(still), node.sql, name, calls)
         return frame
+
+    def _compile(self, name: str, query: exp.Query, views: dict[str, str], plan: EpochPlan | None) -> str:
+        """Return the SQL that Spark gets. `views` are the same in all epochs."""
+        if name in self._timeless:
+            return self._timeless[name]
+        marking = self._marking(name)
+        text = self._compile_at(name, query, views, plan.planned_at if plan else None, marking)
+        if plan is not None:
+            other = plan.planned_at + timedelta(days=1, seconds=1, microseconds=1)
+            if self._compile_at(name, query, views, other, marking) == text:
+                self._timeless[name] = text
+        return text
+
+    def _compile_at(
+        self,
+        name: str,
+        query: exp.Query,
+        views: dict[str, str],
+        now: datetime | None,
+        marking: Marking | None,
+    ) -> str:
+        return statements.compile_statement(
+            query,
+            HIDDEN,
+            now=now,
+            rename=views,
+            node=name,
+            sources=self._upstream_sources,
+            marking=marking,
+        )
 
     def _statement(self, name: str, node: Any, views: Mapping[str, str]) -> exp.Query:
         """Return a sql node's query in Spark SQL, adapted to the types of its inputs.
@@ -163,4 +180,6 @@ class SqlNodePlanner:
             msg = f"column `{doubled[0]}` appears twice"
             raise SchemaError(msg, hint="Give one of them another name with AS.", node=name)
         kinds = self._statements[name][1].numbers
+        if not kinds:
+            return frame
         return frame.select(*[marked(frame, column, kinds.get(column.lower())) for column in names], *HIDDEN)

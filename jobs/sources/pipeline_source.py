@@ -37,13 +37,14 @@ class SourceBatch:
     """What one epoch reads of one source.
 
     `rows` is an upper bound if known, `size` about its bytes. `table` has the rows of `frame` if they are in
-    the driver already.
+    the driver already. `is_local` means that Spark computes `frame` from such rows.
     """
 
     frame: DataFrame
     rows: int | None
     size: int | None = None
     table: pa.Table | None = None
+    is_local: bool = False
 
 
 class PipelineSource:
@@ -266,13 +267,14 @@ class PipelineSource:
         else:
             whole = spark.createDataFrame(table, row_schema(self.unbounded.schema()))
             frame = self.unbounded.filter_rows(whole)
+        is_local = table is not None
         overlap = start.get("overlap") or {"end": end.get("catch_up"), "nulls": True}
         if (cursor := start.get("cursor")) and positions.is_before(start["stream"], overlap["end"]):
-            frame = self._after_cursor(frame, cursor, overlap, exact=bool(appends))
+            frame, is_local = self._after_cursor(frame, cursor, overlap, exact=bool(appends)), False
         size = self.unbounded.estimate_bytes(start["stream"], end["stream"], most)
         rows = positions.offset_lag(start["stream"], end["stream"])
         # A filter or a cursor leaves rows out of the frame that the table still has.
-        return SourceBatch(frame, rows, size, table if frame is whole else None)
+        return SourceBatch(frame, rows, size, table if frame is whole else None, is_local)
 
     def _after_cursor(self, frame: DataFrame, cursor: str, overlap: Json, *, exact: bool) -> DataFrame:
         """Drop rows of the overlap that history has.

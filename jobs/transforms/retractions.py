@@ -5,8 +5,12 @@ A source marks rows that its filter rejects; a sink deletes their keys.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute
 
 from headrace.connectors import registry
 from headrace.connectors.filters import quote_identifier
@@ -24,6 +28,10 @@ if TYPE_CHECKING:
     from headrace.jobs.transforms.base import RowTransform
     from headrace.pipeline.model.sinks import SinkConfig
     from headrace.pipeline.protocol.epochs import EpochPlan
+
+
+pc: Any = pyarrow.compute
+"""Its functions are made at import, so type checkers do not see them."""
 
 
 def retractions_of(model: PipelineModel) -> Retractions:
@@ -83,6 +91,16 @@ class SinkBoundary:
             return without_marked(frame)
         return self._deletes(node, frame, self._keys[sink], self._found.sinks[sink])
 
+    def local_rows(self, sink: str, table: pa.Table) -> pa.Table:
+        """Return the rows that `rows` returns, from rows in the driver."""
+        node = self._model.sinks[sink]
+        passed = pc.greater_equal(pc.struct_field(table[POS], "sub"), 0)
+        if node.from_ not in self._found.marked or pc.all(passed).as_py() is not False:
+            return table
+        if sink not in self._found.sinks:
+            return table.filter(passed)
+        return self._local_deletes(node, table, self._keys[sink], self._found.sinks[sink])
+
     def visible_rows(self, node: str, frame: DataFrame) -> DataFrame:
         """Return the visible rows of a node: a sink's input, elsewhere the rows that passed all filters."""
         if node in self._model.sinks:
@@ -118,6 +136,32 @@ class SinkBoundary:
         ]
         operation = F.when(sub < 0, F.lit("d")).otherwise(F.col(OP)).alias(OP)
         return frame.where((sub >= 0) | deletes).select(*columns, operation, POS)
+
+    def _local_deletes(
+        self, node: SinkConfig, table: pa.Table, key: tuple[str, ...], others: Collection[str]
+    ) -> pa.Table:
+        """Return the rows of `_deletes`, from rows in the driver."""
+        keyed = functools.reduce(pc.and_, [pc.is_valid(table[name]) for name in key])
+        deleted = pc.equal(table[OP], "d")
+        deletes = pc.or_(keyed, pc.and_(deleted, pc.greater(pc.struct_field(table[POS], "sub"), EMPTIED)))
+        if not follows_updates(node):
+            deletes = pc.and_(deletes, deleted)
+        if others:
+            sources = pc.divide(pc.struct_field(table[POS], "source"), ORDINALS_PER_NODE)
+            places = [place for place, name in enumerate(self._model.sources) if name in others]
+            excluded = pc.is_in(sources, pa.array(places, sources.type))
+            deletes = pc.and_(deletes, pc.invert(excluded))
+        passed = pc.greater_equal(pc.struct_field(table[POS], "sub"), 0)
+        table = table.filter(pc.or_(passed, deletes))
+        passed = pc.greater_equal(pc.struct_field(table[POS], "sub"), 0)
+        kept = {name.lower() for name in (*key, *kept_columns(node))} | {POS}
+        columns = {
+            name: table[name]
+            if name.lower() in kept
+            else pc.if_else(passed, table[name], pa.scalar(None, table[name].type))
+            for name in table.column_names
+        }
+        return pa.table(columns | {OP: pc.if_else(passed, table[OP], "d")})
 
 
 def bypass_marked_rows(

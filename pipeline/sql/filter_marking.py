@@ -4,13 +4,18 @@
 
 becomes, with `_gs_pos` as one of the system columns,
 
-    SELECT id, CASE WHEN _gs_m._gs_at.sub >= 0 THEN 10 / v END AS w, …, _gs_m._gs_at AS _gs_pos
-    FROM t LATERAL VIEW inline(array(named_struct('_gs_at', <the position, or a mark>))) _gs_m AS _gs_at
+    SELECT id, CASE WHEN _gs_at.sub >= 0 THEN 10 / v END AS w, …, _gs_at AS _gs_pos
+    FROM (SELECT *, <the position, or a mark> AS _gs_at FROM t) AS t
+
+The predicate is computed once. Spark evaluates that form over local rows without a job. A SELECT with a join
+or a generator gets a lateral view of one row instead:
+
+    FROM t … LATERAL VIEW inline(array(named_struct('_gs_at', <the position, or a mark>))) _gs_m AS _gs_at
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import sqlglot
@@ -21,7 +26,7 @@ from headrace.pipeline.errors import UserError
 from headrace.pipeline.sql.dialects.spark import DIALECT
 from headrace.pipeline.sql.dialects.translation import template
 from headrace.pipeline.sql.generators import GeneratorCall, fans_out, is_generator, spread
-from headrace.pipeline.sql.system_columns import OP, POS, Branch, Marks, add_row_number
+from headrace.pipeline.sql.system_columns import OP, POS, Branch, Marks, add_row_number, find_stars
 from headrace.pipeline.sql.total import is_repeatable, is_total, without_errors
 from headrace.pipeline.sql.traces import BY_ITEM, PLAIN, WANTED, plain_inputs, trace, trace_plain
 
@@ -79,8 +84,7 @@ class Marker:
         passes = self._passes(select, position) if where is not None else None
         placed = _position_of_row(position, numbers, branch, self._node, passes, emptied)
         if passes is not None or emptied:
-            _add_view(select, placed)
-            position = exp.column(exp.to_identifier(_AT, quoted=True), exp.to_identifier(_VIEW, quoted=True))
+            position = _add_subquery(select, placed) or _add_view(select, placed)
             placed = position.copy()
         alive = template("_0.sub >= 0", position)
         self._guard(select, alive)
@@ -243,24 +247,49 @@ def _position_of_row(
     return cases.else_(normal)
 
 
-def _add_view(select: exp.Select, placed: exp.Expr) -> None:
-    """Add a lateral view of one row, so that the predicate is computed once."""
-    for star in [
-        star
-        for item in select.expressions
-        for star in item.find_all(exp.Star)
-        if not isinstance(star.parent, exp.Column)
-    ]:
-        star.set("except_", [*(star.args.get("except_") or []), exp.to_identifier(_AT, quoted=True)])
+def _add_subquery(select: exp.Select, placed: exp.Expr) -> exp.Column | None:
+    """Read the relation after FROM through a subquery with the marks. Return their column.
+
+    Return None for a SELECT that needs `_add_view`.
+    """
+    read = select.args["from_"].this
+    alias = read.args.get("alias")
+    if (
+        select.args.get("joins")
+        or select.args.get("laterals")
+        or not isinstance(read, exp.Table | exp.Subquery)
+        or {key for key, value in read.args.items() if value} - {"this", "alias"}
+        or (alias is not None and alias.columns)
+    ):
+        return None
+    at = exp.to_identifier(_AT, quoted=True)
+    name = exp.to_identifier(read.alias_or_name or _VIEW, quoted=True)
+    # The relation is moved, not copied: the caller rewrites the SELECTs inside it later.
+    marks = [exp.Star(), exp.alias_(placed, at.copy())]
+    inner = exp.Select(expressions=marks, from_=exp.From(this=read))
+    select.args["from_"].set("this", exp.Subquery(this=inner, alias=exp.TableAlias(this=name)))
+    _exclude_mark(find_stars(select))
+    return exp.Column(this=at)
+
+
+def _add_view(select: exp.Select, placed: exp.Expr) -> exp.Column:
+    """Add a lateral view of one row with the marks. Return their column."""
+    at, name = exp.to_identifier(_AT, quoted=True), exp.to_identifier(_VIEW, quoted=True)
+    stars = [star for item in select.expressions for star in item.find_all(exp.Star)]
+    _exclude_mark(star for star in stars if not isinstance(star.parent, exp.Column))
     made = exp.Anonymous(this="named_struct", expressions=[exp.Literal.string(_AT), placed])
     view = exp.Lateral(
         this=exp.Inline(this=exp.Array(expressions=[made])),
         view=True,
-        alias=exp.TableAlias(
-            this=exp.to_identifier(_VIEW, quoted=True), columns=[exp.to_identifier(_AT, quoted=True)]
-        ),
+        alias=exp.TableAlias(this=name, columns=[at]),
     )
     select.set("laterals", [*(select.args.get("laterals") or []), view])
+    return exp.column(at.copy(), name.copy())
+
+
+def _exclude_mark(stars: Iterable[exp.Star]) -> None:
+    for star in stars:
+        star.set("except_", [*(star.args.get("except_") or []), exp.to_identifier(_AT, quoted=True)])
 
 
 def _shield(value: exp.Expr, alive: exp.Expr) -> None:

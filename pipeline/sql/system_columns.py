@@ -123,7 +123,7 @@ def add_system_columns(
         if name in hidden and not item.is_star:
             own[name] = item.unalias()
             item.pop()
-    for star in _stars(select):
+    for star in find_stars(select):
         left_out = star.args.get("except_") or []
         there = {column.name.lower() for column in left_out}
         star.set(
@@ -154,7 +154,7 @@ def add_system_columns(
         select.append("expressions", value if bare else exp.alias_(value, column, quoted=True))
 
 
-def _stars(select: exp.Select) -> Iterator[exp.Star]:
+def find_stars(select: exp.Select) -> Iterator[exp.Star]:
     """Yield the stars that mean all columns of the inputs of a SELECT, including those inside functions."""
     names = relation_names(select)
     for item in select.expressions:

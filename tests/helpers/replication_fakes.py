@@ -54,13 +54,12 @@ def to_sqlite(text: str) -> str:
 
 
 def _change_column(node: exp.Expr) -> exp.Expr:
-    if (
-        isinstance(node, exp.Column)
-        and node.name != "_gs_pos"
-        and "_gs_pos" in (names := [part.name for part in node.parts])
-    ):
-        at = names.index("_gs_pos")
-        return _json_field(exp.column("_gs_pos", table=names[0] if at else None, quoted=True), node.name)
+    if isinstance(node, exp.Column):
+        names = [part.name for part in node.parts]
+        for struct in ("_gs_pos", "_gs_at"):
+            if struct in names[:-1]:
+                table = names[0] if names.index(struct) else None
+                return _json_field(exp.column(struct, table=table, quoted=True), node.name)
     if isinstance(node, exp.Cast) and node.to.this in (
         exp.DType.TIMESTAMP,
         exp.DType.TIMESTAMPTZ,

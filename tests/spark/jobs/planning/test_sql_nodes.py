@@ -415,7 +415,7 @@ def test_an_error_of_a_node_with_two_sinks_names_the_node(
     local = planner.spark.createDataFrame(made.toArrow(), made.schema)
     with (
         pytest.raises(DataError, match=message) as caught,
-        planner.frames(epoch, {"t": SourceBatch(local, 1)}, ["out", "other"]),
+        planner.frames(epoch, {"t": SourceBatch(local, 1, is_local=True)}, ["out", "other"]),
     ):
         pass
     assert caught.value.node == "x"

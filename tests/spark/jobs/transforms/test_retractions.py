@@ -5,12 +5,15 @@ Random changes of few rows against a plain model of what must be in each target.
 
 from __future__ import annotations
 
+import functools
 import random
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
@@ -19,10 +22,13 @@ from headrace.connectors.spark_types import arrow_schema
 from headrace.jobs.planning.planner import FixedSchemaSource, PipelinePlanner
 from headrace.jobs.sources.pipeline_source import SourceBatch
 from headrace.jobs.spark.errors import as_headrace_error
+from headrace.jobs.transforms.retractions import SinkBoundary
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import DataError, UserError
 from headrace.pipeline.file.loader import parse_pipeline
+from headrace.pipeline.lineage.retractions import Retractions
 from headrace.pipeline.protocol.epochs import EpochPlan, Phase
+from headrace.pipeline.sql.filter_marking import EMPTIED, FAILED
 from headrace.pipeline.sql.system_columns import OP, POS, POS_TYPE
 
 COLUMNS = "id bigint, v bigint, code string, xs array<int>"
@@ -129,7 +135,8 @@ def frame_of(spark: SparkSession, source_changes: list[Change], first: int, pred
         (c[1], c[2], c[3], list(c[4]) if c[4] is not None else None, c[0], (9, 0, first + at, 0))
         for at, c in enumerate(source_changes)
     ]
-    frame = spark.createDataFrame(rows, f"{COLUMNS}, {OP} string, {POS} {POS_TYPE}")
+    made = spark.createDataFrame(rows, f"{COLUMNS}, {OP} string, {POS} {POS_TYPE}")
+    frame = spark.createDataFrame(made.toArrow(), made.schema)
     return mark_filtered_rows(frame, predicate) if predicate else frame
 
 
@@ -153,13 +160,30 @@ def planner(
     )
 
 
-def delivered(made: PipelinePlanner, frame: Any, count: int) -> Iterator[tuple[str, Rows, list[str]]]:
+Deliver = Callable[[PipelinePlanner, Any, int], Iterator[tuple[str, Rows, list[str]]]]
+
+
+@pytest.fixture(params=["in_tasks", "in_the_driver"])
+def delivered(request: pytest.FixtureRequest) -> Deliver:
+    """Computes an epoch whose source's rows are read by Spark's tasks, or by the driver."""
+    return functools.partial(deliver, is_local=request.param == "in_the_driver")
+
+
+def deliver(
+    made: PipelinePlanner, frame: Any, count: int, *, is_local: bool
+) -> Iterator[tuple[str, Rows, list[str]]]:
     """By sink: the rows of an epoch in their order, each with its operation in front; and the columns."""
     plan = EpochPlan(1, Phase.LIVE, {}, {}, "h", datetime(2025, 1, 1, tzinfo=UTC))
-    with made.frames(plan, {"t": SourceBatch(frame, count)}, list(made.file.model.sinks)) as frames:
+    readings = {"t": SourceBatch(frame, count, is_local=is_local)}
+    with made.frames(plan, readings, list(made.file.model.sinks)) as frames:
+        for sink in frames if is_local else ():
+            node = made.file.model.sinks[sink].from_
+            needs_tasks = node in CASES and re.search("explode|UNION", CASES[node].sql) is not None
+            assert (frames[sink].table is None) == needs_tasks, sink
         for sink, found in frames.items():
             try:
-                rows = found.rows.toArrow().to_pylist()
+                table = found.rows.toArrow() if found.table is None else found.table
+                rows = table.to_pylist()
             except Exception as error:
                 raise as_headrace_error(error) from error
             rows.sort(key=lambda row: tuple(row[POS].values()))
@@ -167,7 +191,7 @@ def delivered(made: PipelinePlanner, frame: Any, count: int) -> Iterator[tuple[s
             yield sink, [(row[OP], *(row[name] for name in names)) for row in rows], names
 
 
-def test_targets_hold_what_the_model_says(spark: SparkSession) -> None:
+def test_targets_hold_what_the_model_says(spark: SparkSession, delivered: Deliver) -> None:
     dice = random.Random(11)
     made = planner(
         spark,
@@ -200,7 +224,9 @@ def test_targets_hold_what_the_model_says(spark: SparkSession) -> None:
         first += count
 
 
-def test_sinks_without_a_key_and_filters_on_the_operation_keep_their_meaning(spark: SparkSession) -> None:
+def test_sinks_without_a_key_and_filters_on_the_operation_keep_their_meaning(
+    spark: SparkSession, delivered: Deliver
+) -> None:
     """Appending sinks get what passes, beside one with a key that gets deletes as well.
 
     A source's filter is one of them.
@@ -240,7 +266,7 @@ def test_sinks_without_a_key_and_filters_on_the_operation_keep_their_meaning(spa
 
 
 def test_a_delete_without_its_key_is_an_error_and_an_update_without_one_is_left_out(
-    spark: SparkSession,
+    spark: SparkSession, delivered: Deliver
 ) -> None:
     made = planner(spark, {"x": "SELECT id, code || 'x' AS k, v FROM t WHERE v > 10"}, {"x": "id, k"})
     source_changes: list[Change] = [("u", 1, 5, None, None), ("u", 1, 20, "a", None)]
@@ -281,7 +307,7 @@ def test_what_may_fail_for_rows_that_a_filter_leaves_out_is_refused(
         planner(spark, {"x": statement}, {"x": key})
 
 
-def test_an_error_of_a_row_that_passes_is_told_as_ever(spark: SparkSession) -> None:
+def test_an_error_of_a_row_that_passes_is_told_as_ever(spark: SparkSession, delivered: Deliver) -> None:
     made = planner(spark, {"x": "SELECT id, CAST(code AS BIGINT) AS n FROM t WHERE v > 10"}, {"x": "id"})
     assert {
         sink: rows
@@ -289,3 +315,33 @@ def test_an_error_of_a_row_that_passes_is_told_as_ever(spark: SparkSession) -> N
     }["to_x"] == [("d", 1, None)]
     with pytest.raises(DataError):
         list(delivered(made, frame_of(made.spark, [("i", 1, 20, "no", None)], 0, ""), 1))
+
+
+@pytest.mark.parametrize("deletes", [None, (), ("s",)])
+@pytest.mark.parametrize("options", ["", ", version_column: v", ", on_conflict: nothing"])
+def test_the_driver_makes_the_same_deletes_as_spark(
+    spark: SparkSession, options: str, deletes: tuple[str, ...] | None
+) -> None:
+    """`deletes` are the sources whose marked rows delete nothing. None: the sink drops marked rows."""
+    text = f"""
+    name: p
+    sources:
+      s: {{type: kafka, topic: s, primary_key: id, schema: {{id: int64}}}}
+      t: {{type: kafka, topic: t, primary_key: id, schema: {{id: int64}}}}
+    transforms: {{both: {{type: sql, sql: "SELECT id FROM s UNION ALL SELECT id FROM t"}}}}
+    sinks: {{out: {{type: postgres, table: out, primary_key: [id], from: both{options}}}}}
+    """
+    sinks = {} if deletes is None else {"out": frozenset(deletes)}
+    found = Retractions(marked=frozenset({"both"}), sinks=sinks)
+    boundary = SinkBoundary(parse_pipeline(text, "f.yaml").model, found, {"out": ("id",)})
+    dice = random.Random(5)
+    rows = []
+    for at in range(300):
+        position = (dice.choice([0, 9, 10, 19]), 0, at, dice.choice([0, 3, FAILED, EMPTIED]))
+        row = dice.choice([None, 1, 2]), dice.choice([None, 7]), "x", [1], dice.choice("iud"), position
+        rows.append(row)
+    frame = spark.createDataFrame(rows, f"{COLUMNS}, {OP} string, {POS} {POS_TYPE}")
+    table = frame.toArrow()
+    assert boundary.local_rows("out", table).to_pylist() == boundary.rows("out", frame).toArrow().to_pylist()
+    passed = table.filter(pa.array(row["sub"] >= 0 for row in table[POS].to_pylist()))
+    assert boundary.local_rows("out", passed).to_pylist() == passed.to_pylist()
