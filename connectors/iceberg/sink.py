@@ -245,16 +245,12 @@ class IcebergTableSink(LakehouseSink):
     def _read_back(self, published: SinkState) -> None:
         """Raise TransientError if another writer's concurrent commit replaced this one.
 
-        This happens on file systems whose rename replaces an existing file.
+        This happens on file systems whose rename replaces an existing file. Raise FencedError if a newer
+        generation prepared the target meanwhile.
         """
         assert published.record is not None  # noqa: S101
-        epoch, state = published.record.epoch, self.read_state()
-        if (
-            state is None
-            or state.generation != published.generation
-            or state.record is None
-            or state.record.epoch != epoch
-        ):
+        epoch, state = published.record.epoch, self._read_checked_state()
+        if state.generation != published.generation or state.record is None or state.record.epoch != epoch:
             msg = f"the commit of epoch {epoch} to {self.target} was lost to another one of the same moment"
             raise TransientError(msg, node=self._name)
 

@@ -261,7 +261,7 @@ class Gate:
                 time.sleep(0.05)
             return name
 
-        return replace(frame, rows=frame.rows.withColumn("name", wait("name")))
+        return replace(frame, node_rows=frame.rows.withColumn("name", wait("name")))
 
     def await_reached(self, victim: subprocess.Popen[bytes] | None = None) -> None:
         deadline = time.monotonic() + 240
@@ -516,7 +516,8 @@ def test_existing_table_is_used_as_it_is(table: Any) -> None:
     sink = t.joined()
     frame = t.frame((1, "a", "i"))
     sink.write(
-        plan(1), replace(frame, rows=frame.rows.selectExpr("cast(id as decimal(20,0)) ID", "name", OP, POS))
+        plan(1),
+        replace(frame, node_rows=frame.rows.selectExpr("cast(id as decimal(20,0)) ID", "name", OP, POS)),
     )
     assert t.rows() == [("a", Decimal(1), None)]
 
@@ -630,7 +631,9 @@ def test_days_of_any_calendar_are_found_again(table: Any) -> None:
         found = t.frame(*[((day - date(1970, 1, 1)).days, str(v), op) for day in days])
         return replace(
             found,
-            rows=found.rows.selectExpr("date_from_unix_date(int(id)) AS day", "bigint(name) AS v", OP, POS),
+            node_rows=found.rows.selectExpr(
+                "date_from_unix_date(int(id)) AS day", "bigint(name) AS v", OP, POS
+            ),
         )
 
     for epoch, some in enumerate([*[[day] for day in days], days], 1):

@@ -446,7 +446,7 @@ def test_an_existing_table_is_used_as_it_is(table: Any, key: tuple[str, ...]) ->
         frame = t.frame(*rows)
         return sink.write(
             plan(number),
-            replace(frame, rows=frame.rows.selectExpr("cast(id as decimal(20,0)) id", "name", OP, POS)),
+            replace(frame, node_rows=frame.rows.selectExpr("cast(id as decimal(20,0)) id", "name", OP, POS)),
         )
 
     write(1, (1, "a", "i"), (2, "b", "i"), (3, "c", "i"))
