@@ -154,6 +154,7 @@ def audit(
         )
     else:
         show_checks(stdout_console(), results)
+        show_repairs(stdout_console(), path, results)
     if any(result.passed is False for result in results):
         raise typer.Exit(1)
 
@@ -168,6 +169,26 @@ def show_checks(console: Console, results: list[CheckResult]) -> None:
         if result.passed is False:
             for key, value in list(result.numbers.items())[:_FAILURES_SHOWN]:
                 console.print(f"       {key}: {value}", markup=False)
+
+
+def show_repairs(console: Console, path: Path, results: list[CheckResult]) -> None:
+    """Print the commands that repair what the failed checks found, per sink."""
+    failed: dict[str, set[str]] = {}
+    for result in results:
+        if result.passed is False:
+            failed.setdefault(result.sink, set()).add(result.name)
+    for sink, names in failed.items():
+        if names & {"row_count_matches", "content_matches"}:
+            lines = [
+                f"headrace replay {path} --sink {sink} --from 1  writes its rows again",
+                f"headrace accept-target {path} --sink {sink}  accepts the rows as they are",
+            ]
+        else:
+            lines = [f"headrace run {path}  finishes an open epoch, or names the repair"]
+        lines.append(f"headrace reset {path}  starts over with a new snapshot")
+        console.print(f"  To repair {sink}, choose one:", markup=False)
+        for line in lines:
+            console.print(f"    {line}", markup=False, soft_wrap=True)
 
 
 def explain(

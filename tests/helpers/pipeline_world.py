@@ -226,6 +226,14 @@ class World:
         process = self.start()
         return self.answer(process) | {"code": process.returncode}
 
+    def run_cli(self, *arguments: str) -> str:
+        """Return what the command prints to standard output."""
+        command = [sys.executable, "-m", "headrace", *arguments]
+        done = subprocess.run(
+            command, env=self.env(), capture_output=True, text=True, timeout=300, check=False
+        )
+        return done.stdout
+
     def answer(self, process: subprocess.Popen[str]) -> dict[str, Any]:
         """What a run said at its end."""
         out, _ = process.communicate(timeout=600)

@@ -9,6 +9,7 @@ from contextlib import suppress
 from headrace.pipeline.errors import FencedError, PipelineStateError, SinkStateError
 from headrace.pipeline.protocol.coordinator.interventions import CoordinatorInterventions
 from headrace.pipeline.protocol.coordinator.reconcile import (
+    AGREES,
     ReconcileResult,
     ReconcileStatus,
     is_before_restart,
@@ -94,15 +95,19 @@ class CoordinatorRepairs(CoordinatorInterventions):
     def accept_target(self, sink: str) -> None:
         """Accept the target's rows as correct for the last committed epoch.
 
-        The sink registers again, with the current rows as its baseline. Raise an error if the record agrees
-        with the ledger. Also raise one if the sink has more than the ledger, because the ledger is then too
-        old.
+        The sink registers again, with the current rows as its baseline. If its record agrees with the ledger,
+        these are rows that another program changed. Raise an error if an epoch is open then, because the
+        target may have a part of it. Also raise one if the sink has more than the ledger, because the ledger
+        is then too old.
         """
         self.check()
         finding = self._findings.get(sink)
-        if finding is None or finding not in self._problems():
-            msg = "its record agrees with the ledger, there is nothing to accept"
+        if finding is None:
+            msg = "it stores no commit record, there is nothing to accept"
             raise PipelineStateError(msg, node=sink)
+        if finding.status in AGREES and self._state.open_plan is not None:
+            msg = f"epoch {self._state.open_plan.number} is open, and the target may have a part of it"
+            raise PipelineStateError(msg, hint="`headrace run` finishes it. Then try again.", node=sink)
         if finding.status is ReconcileStatus.NEWER:
             raise SinkStateError(finding.message, hint=finding.hint, node=sink)
         if (

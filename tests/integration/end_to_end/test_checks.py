@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 
 from headrace.jobs.checks.audit import audit
 from headrace.jobs.run.events import CheckResult
+from headrace.jobs.run.repair import accept_target, replay
 from headrace.pipeline.errors import PipelineStateError
 from headrace.pipeline.file.loader import load_pipeline
 from headrace.services import Services
@@ -75,6 +76,22 @@ def test_a_row_removed_or_doubled_in_the_sink(carried: World, spark: SparkSessio
     doubled = checks(carried, spark)["row_count_matches", "pg"]
     assert doubled.passed is False
     assert (doubled.numbers["lost"], doubled.numbers["doubled"]) == (0, 1)
+
+
+def test_printed_commands_repair_a_table(carried: World, spark: SparkSession) -> None:
+    found = carried.run_cli("audit", str(carried.file))
+    assert "To repair" not in found
+    with psycopg.connect(carried.conninfo) as connection:
+        connection.execute("DELETE FROM target WHERE id = (SELECT min(id) FROM target)")
+    found = carried.run_cli("audit", str(carried.file))
+    for command in (f"replay {carried.file} --sink pg --from 1", f"accept-target {carried.file} --sink pg"):
+        assert f"headrace {command}  " in found
+    file, settings = load_pipeline(carried.file), carried.settings()
+    accept_target(file, settings, sink="pg", spark=spark)
+    assert checks(carried, spark)["row_count_matches", "pg"].passed is True
+    replay(file, settings, sink="pg", from_epoch=1, spark=spark)
+    assert checks(carried, spark)["row_count_matches", "pg"].passed is True
+    carried.check(spark)
 
 
 def test_a_row_removed_from_delta(carried: World, spark: SparkSession) -> None:

@@ -387,10 +387,27 @@ def test_what_cannot_be_replayed_or_adopted_is_refused(world):
         (lambda: lane.replay("nobody", write), "no such sink"),
         (lambda: lane.replay("pg", write, first=0), "are to be replayed, and the ledger has epochs 1 to 3"),
         (lambda: lane.replay("pg", write, first=9), "on are to be replayed, and the last one is 3"),
-        (lambda: lane.accept_target("pg"), "nothing to accept"),
+        (lambda: lane.accept_target("nobody"), "nothing to accept"),
     ):
         with pytest.raises(PipelineStateError, match=says):
             act()
+
+
+def test_rows_that_another_program_changed_are_accepted(world):
+    ran(world)
+    target = world.targets["pg"]
+    del target.rows[0]
+    world.broken.add("pg")
+    world.tampered["pg"] = 1
+    lane = opened(world)
+    lane.accept_target("pg")
+    record = target.records[world._key("pg")]
+    assert (record.epoch, record.baseline) == (3, len(target.rows))
+    assert world.state().sinks["pg"].epoch == 3
+    lane.plan({"src": lane.position["src"] + 2}, Phase.LIVE)
+    lane.close()
+    with pytest.raises(PipelineStateError, match="epoch 4 is open"):
+        opened(world).accept_target("pg")
 
 
 def test_a_lane_under_repair_does_nothing_else(world):
