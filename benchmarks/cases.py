@@ -25,7 +25,16 @@ from confluent_kafka import Consumer, Producer
 from psycopg import sql
 
 from benchmarks.functions import format_call, format_capped_rate, format_ratio
-from benchmarks.kit import HISTORY, STREAM, TRANSFORM, BenchmarkRunner, format_rate, read_clock, tree_size
+from benchmarks.kit import (
+    HISTORY,
+    SHAPED_STREAM,
+    STREAM,
+    TRANSFORM,
+    BenchmarkRunner,
+    format_rate,
+    read_clock,
+    tree_size,
+)
 from benchmarks.lookups import lookups
 from benchmarks.programs import script
 from benchmarks.watching import watching
@@ -156,10 +165,18 @@ def epoch(runner: BenchmarkRunner, rows: int) -> list[str]:
         _, epochs = runner.run_pipeline(STREAM.format(name=name, topic=topic, target=name, rows=1000))
     times = sorted(event.steps["total"] for event in epochs[10:])
     median, high = statistics.median(times), times[int(len(times) * 0.99)]
+    shaped = SHAPED_STREAM.format(name=f"{name}_sql", topic=topic, target=f"{name}_sql", rows=1000)
+    _, by_sql = runner.run_pipeline(shaped)
+    times = sorted(event.steps["total"] for event in by_sql[10:])
     runner.add_figure(
         "epoch", "median of epochs of 1,000 rows, Kafka to Postgres", f"{median * 1000:.0f} ms", "1.00"
     )
     runner.add_figure("epoch", "99th percentile", f"{high * 1000:.0f} ms", f"{high / median:.2f}")
+    middle, end = statistics.median(times), times[int(len(times) * 0.99)]
+    runner.add_figure(
+        "epoch", "median with SQL and a filter", f"{middle * 1000:.0f} ms", f"{middle / median:.2f}"
+    )
+    runner.add_figure("epoch", "99th percentile of these", f"{end * 1000:.0f} ms", f"{end / median:.2f}")
     total = sum(event.steps["total"] for event in epochs) + sum(
         spent["plan"]
     )  # a plan is stored before an epoch's clock starts

@@ -52,6 +52,15 @@ sinks:
   out: {{type: postgres, from: src, table: {target}}}
 epoch: {{interval: 0s, stream_rows: {rows}}}
 """
+SHAPED_STREAM = STREAM.replace("from: src", "from: shaped").replace(
+    "sinks:",
+    """transforms:
+  shaped:
+    type: sql
+    primary_key: id
+    sql: SELECT id, upper(name) AS name, amount * 2 AS amount FROM src WHERE amount > 10
+sinks:""",
+)
 
 
 @dataclass

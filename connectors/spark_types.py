@@ -5,6 +5,7 @@ Numbers that Spark has no room for are strings there, with their type in the col
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, cast
 
@@ -16,7 +17,7 @@ from headrace.pipeline.types.int256 import WideInteger, digits, is_wide, stored
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import StructField, StructType
 
 _KEY = "headrace.type"
 
@@ -49,8 +50,15 @@ def row_schema(payload: pa.Schema) -> StructType:
     """Return Spark's columns for rows: the payload, `_gs_op` and `_gs_pos`."""
     from pyspark.sql.types import StructType
 
-    hidden = StructType.fromDDL(f"{OP} string, {POS} {POS_TYPE}")
-    return StructType([*spark_schema(payload).fields, *cast("StructType", hidden).fields])
+    return StructType([*spark_schema(payload).fields, *_system_fields()])
+
+
+@functools.cache
+def _system_fields() -> tuple[StructField, ...]:
+    """Return `_gs_op` and `_gs_pos`. The JVM parses their types, which takes a few calls."""
+    from pyspark.sql.types import StructType
+
+    return tuple(cast("StructType", StructType.fromDDL(f"{OP} string, {POS} {POS_TYPE}")).fields)
 
 
 def arrow_schema(columns: StructType) -> pa.Schema:
