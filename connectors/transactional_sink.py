@@ -8,6 +8,7 @@ which epoch may follow, what a repeated epoch returns, and when a commit is trie
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -122,14 +123,11 @@ class TransactionalSink(Sink):
         """Prepare the target, then fence older generations. See `Sink.prepare`."""
         self._generation = generation
         self.prepare_target(schema)
-        for _ in range(_ATTEMPTS):
-            state = self._read_checked_state()
-            if state.generation == generation or self.commit(
-                state, self._change(CommitKind.FENCE, state.record)
-            ):
-                break
-        else:
-            raise self._busy_error()
+
+        def fence(state: SinkState) -> SinkCommit | None:
+            return None if state.generation == generation else self._change(CommitKind.FENCE, state.record)
+
+        state = self._commit_change(self._read_checked_state, fence)
         if state.record is not None:
             self.claim_target()
         self.remove_stale_attempts()
@@ -149,23 +147,18 @@ class TransactionalSink(Sink):
             raise InternalError(msg, node=self._name)
         self._read_own_state()
         self.claim_target()
-        for _ in range(_ATTEMPTS):
-            state = self.commit(self._read_own_state(), self._change(CommitKind.REGISTER, record))
-            if state is not None and state.record is not None:
-                return state.record
-        raise self._busy_error()
+        change = self._change(CommitKind.REGISTER, record)
+        return _record_of(self._commit_change(self._read_own_state, lambda _: change))
 
     def write(self, plan: EpochPlan, frame: EpochFrame) -> WriteCounts:
         """Commit rows and record from epoch N-1 to N. An epoch that the target has is not rewritten."""
-        for _ in range(_ATTEMPTS):
-            state = self._read_own_state()
-            if committed := find_committed_record(state.record, plan, target=self.target, sink=self._name):
-                return committed.counts
-            change = replace(self._change(CommitKind.EPOCH, state.record), plan=plan, frame=frame)
-            done = self.commit(state, change)
-            if done is not None and done.record is not None:
-                return done.record.counts
-        raise self._busy_error()
+
+        def advance(state: SinkState) -> SinkCommit | None:
+            if find_committed_record(state.record, plan, target=self.target, sink=self._name):
+                return None
+            return replace(self._change(CommitKind.EPOCH, state.record), plan=plan, frame=frame)
+
+        return _record_of(self._commit_change(self._read_own_state, advance)).counts
 
     def truncate(self) -> None:
         """Remove all rows in one commit that keeps the record.
@@ -180,10 +173,25 @@ class TransactionalSink(Sink):
             msg = f"other sinks write to {self.target} too"
             hint = "Delete the rows of this sink yourself, then `headrace reset FILE --keep-targets`."
             raise UserError(msg, hint=hint, node=self._name)
+        self._commit_change(
+            self._read_own_state, lambda state: self._change(CommitKind.TRUNCATE, state.record)
+        )
+
+    def _commit_change(
+        self, read: Callable[[], SinkState], build: Callable[[SinkState], SinkCommit | None]
+    ) -> SinkState:
+        """Commit the change that `build` returns for the state; again if another writer changed the target.
+
+        Return the new state, or the state for which `build` returns None. Raise TransientError if others
+        write without pause.
+        """
         for _ in range(_ATTEMPTS):
-            state = self._read_own_state()
-            if self.commit(state, self._change(CommitKind.TRUNCATE, state.record)):
-                return
+            state = read()
+            change = build(state)
+            if change is None:
+                return state
+            if (done := self.commit(state, change)) is not None:
+                return done
         raise self._busy_error()
 
     def _change(self, kind: CommitKind, record: CommitRecord | None) -> SinkCommit:
@@ -213,6 +221,12 @@ class TransactionalSink(Sink):
 
     def _busy_error(self) -> TransientError:
         return TransientError(f"others write to {self.target} without pause", node=self._name)
+
+
+def _record_of(state: SinkState) -> CommitRecord:
+    """Return the record of a state after `REGISTER` or `EPOCH`, which always has one."""
+    assert state.record is not None  # noqa: S101
+    return state.record
 
 
 def find_committed_record(
