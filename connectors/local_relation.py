@@ -13,7 +13,9 @@ import pyarrow as pa
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_MOST_ROWS = 50_000
+_BATCH_ROWS = 20_000
+"""Rows of one batch on the way to Python."""
+_MOST_ROWS = 200_000
 """Larger results reach Python by a Spark job, which converts them in parallel."""
 
 
@@ -36,7 +38,7 @@ def collect_local_rows(frame: DataFrame) -> pa.Table | None:
     zone = frame.sparkSession.conf.get("spark.sql.session.timeZone")
     converters = _scala_object(jvm, "org.apache.spark.sql.execution.arrow", "ArrowConverters")
     streams = converters.toBatchWithSchemaIterator(
-        plan.rows().iterator(), plan.schema(), _MOST_ROWS, 1 << 40, zone, True, False
+        plan.rows().iterator(), plan.schema(), _BATCH_ROWS, 1 << 40, zone, True, False
     )
     # By a socket of its own: an answer of py4j over 8 KiB waits 40 ms for TCP's delayed acknowledgement.
     python = _scala_object(jvm, "org.apache.spark.api.python", "PythonRDD")

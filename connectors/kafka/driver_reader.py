@@ -25,7 +25,7 @@ _WAIT_S = 0.05
 """How long one call of the client waits for a message."""
 _AT_ONCE = 4_096
 """Messages of one call of the client."""
-_MOST_AHEAD = 50_000
+_MOST_AHEAD = 200_000
 """Messages after a range that are kept for the next one."""
 
 Range = tuple[int, int]
@@ -50,14 +50,20 @@ class DriverReader:
         """By assigned partition, the offset up to which the consumer has read."""
         self._ahead: dict[int, list[Message]] = {}
         """Messages that arrived after the end of their range."""
+        self._mean_size = 0.0
+        """Bytes of a message, in the last range."""
 
     def read(self, ranges: Mapping[int, Range]) -> MessageBatch | None:
         """Return the messages of the offsets [start, end) by partition, in the order of offsets.
 
         Return None if Spark must read them: the broker reports an error, a message does not arrive in time,
-        or there are more bytes than the driver should hold.
+        or there are more bytes than the driver should hold, as expected by the last range or as received.
         """
         from confluent_kafka import KafkaException
+
+        if self._mean_size * sum(end - start for start, end in ranges.values()) > DRIVER_BYTES:
+            self.release()
+            return None
 
         try:
             found = self._read(ranges)
@@ -85,17 +91,20 @@ class DriverReader:
             if rest := ahead[count:]:
                 self._ahead[part] = rest
         deadline = time.monotonic() + PATIENCE_S
-        size = 0
+        size = sum(len(one.value() or b"") for messages in found.values() for one in messages)
         while any(self._seen[part] < end for part, (_, end) in ranges.items()):
             first = consumer.poll(_WAIT_S)
             for message in (first, *consumer.consume(_AT_ONCE, 0)) if first is not None else ():
-                if not self._take(message, ranges, found):
+                if self._has_failed(message):
                     return None
-                size += len(message.value() or b"")
+                if self._keep(message, ranges, found):
+                    size += len(message.value() or b"")
             ahead = sum(map(len, self._ahead.values()))
             if size > DRIVER_BYTES or ahead > _MOST_AHEAD or time.monotonic() > deadline:
+                self._mean_size = size / max(1, sum(map(len, found.values())))
                 return None
         self._returned |= {part: end for part, (_, end) in ranges.items()}
+        self._mean_size = size / max(1, sum(map(len, found.values())))
         return _batch([message for part in sorted(found) for message in found[part]])
 
     def _assigned(self, starts: Mapping[int, int]) -> Consumer:
@@ -119,32 +128,35 @@ class DriverReader:
         )
         return self._consumer
 
-    def _take(self, message: Message, ranges: Mapping[int, Range], found: dict[int, list[Message]]) -> bool:
-        """Keep a message. Return False for an error."""
+    def _has_failed(self, message: Message) -> bool:
+        """Return whether the client returned an error in place of a message. The end of a log is none."""
         from confluent_kafka import KafkaError
 
-        part, offset = message.partition(), message.offset()
-        if (error := message.error()) is not None and error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001  librdkafka's local codes have no other name
-            log.info(
-                "node=%s topic=%s partition=%s driver_read=failed reason=%s",
-                self._node,
-                self._topic,
-                part,
-                error,
-            )
+        error = message.error()
+        if error is None or error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  librdkafka's local codes have no other name
             return False
+        log.info(
+            "node=%s topic=%s partition=%s driver_read=failed reason=%s",
+            self._node,
+            self._topic,
+            message.partition(),
+            error,
+        )
+        return True
+
+    def _keep(self, message: Message, ranges: Mapping[int, Range], found: dict[int, list[Message]]) -> bool:
+        """Add a message to its range, or to those after it. Return whether it is in its range."""
+        part, offset = message.partition(), message.offset()
         if part not in self._seen or offset is None:
-            return True
-        if error is not None:
+            return False
+        if message.error() is not None:
             # Markers and messages of aborted transactions before the end are not returned.
             self._seen[part] = max(self._seen[part], offset)
-            return True
+            return False
         self._seen[part] = offset + 1
-        if part in ranges and offset < ranges[part][1]:
-            found[part].append(message)
-        else:
-            self._ahead.setdefault(part, []).append(message)
-        return True
+        is_inside = part in ranges and offset < ranges[part][1]
+        (found[part] if is_inside else self._ahead.setdefault(part, [])).append(message)
+        return is_inside
 
     def _connect(self) -> Consumer:
         from confluent_kafka import Consumer

@@ -34,7 +34,7 @@ class PostgresSinkConfig(KeyedSinkConfig):
         " default always updates.",
     )
     max_driver_rows: PositiveInt = Field(
-        default=20_000,
+        default=100_000,
         description="Epochs of up to this many rows go out by one connection of the driver, larger ones by"
         " Spark's tasks.",
     )

@@ -94,7 +94,7 @@ class KafkaConnection(Section):
     ] = "PLAINTEXT"
     consumer_group_id: str | None = None
     driver_rows: int = Field(
-        default=20_000,
+        default=100_000,
         ge=0,
         description="The driver reads epochs of at most this many messages without a Spark job. 0: none.",
     )

@@ -135,6 +135,34 @@ def test_a_range_that_does_not_arrive_is_left_to_spark(
     assert one.read({0: (5, 6)}) is None
 
 
+def test_a_large_range_and_what_follows_it_are_read_once(broker: Broker, topic: Any, reader: Any) -> None:
+    """The consumer returns most of a full partition before the first message of the other one."""
+    name = topic(2)
+    broker.send(name, *[b"1"] * 80_000)
+    broker.send(name, b"2", partition=1)
+    one = reader(name)
+    first = one.read({0: (0, 30_000), 1: (0, 1)})
+    consumer = one._consumer
+    second = one.read({0: (30_000, 80_000)})
+    assert first.offsets == [*range(30_000), 0]
+    assert second.offsets == list(range(30_000, 80_000))
+    assert one._consumer is consumer
+
+
+def test_a_range_that_will_be_too_large_is_not_read(
+    broker: Broker, topic: Any, reader: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = topic(1)
+    broker.send(name, *[b"x" * 100] * 100)
+    monkeypatch.setattr(driver_reader, "DRIVER_BYTES", 2_000)
+    one = reader(name)
+    assert len(one.read({0: (0, 10)})) == 10
+    with monkeypatch.context() as disconnected:
+        disconnected.setattr(one, "_connect", None)
+        assert one.read({0: (10, 100)}) is None
+    assert len(one.read({0: (10, 20)})) == 10
+
+
 def test_brokers_that_do_not_answer_are_left_to_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver_reader, "PATIENCE_S", 0.5)
     one = DriverReader("src", "t", KafkaConnection(brokers="127.0.0.1:1"), "readers")
