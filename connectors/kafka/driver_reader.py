@@ -130,10 +130,11 @@ class DriverReader:
 
     def _has_failed(self, message: Message) -> bool:
         """Return whether the client returned an error in place of a message. The end of a log is none."""
+        if (error := message.error()) is None:
+            return False
         from confluent_kafka import KafkaError
 
-        error = message.error()
-        if error is None or error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  librdkafka's local codes have no other name
+        if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  librdkafka's local codes have no other name
             return False
         log.info(
             "node=%s topic=%s partition=%s driver_read=failed reason=%s",
