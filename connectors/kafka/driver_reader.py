@@ -50,6 +50,8 @@ class DriverReader:
         """By assigned partition, the offset up to which the consumer has read."""
         self._ahead: dict[int, list[Message]] = {}
         """Messages that arrived after the end of their range."""
+        self._ahead_size = 0
+        """Bytes of these messages."""
         self._mean_size = 0.0
         """Bytes of a message, in the last range."""
 
@@ -76,7 +78,7 @@ class DriverReader:
 
     def release(self) -> None:
         """Close the connections until the next `read`."""
-        self._returned, self._seen, self._ahead = {}, {}, {}
+        self._returned, self._seen, self._ahead, self._ahead_size = {}, {}, {}, 0
         if self._consumer is not None:
             self._consumer.close()
             self._consumer = None
@@ -91,16 +93,16 @@ class DriverReader:
             if rest := ahead[count:]:
                 self._ahead[part] = rest
         deadline = time.monotonic() + PATIENCE_S
-        size = sum(len(one.value() or b"") for messages in found.values() for one in messages)
+        size = sum(_size(one) for messages in found.values() for one in messages)
+        self._ahead_size -= size
         while any(self._seen[part] < end for part, (_, end) in ranges.items()):
             first = consumer.poll(_WAIT_S)
             for message in (first, *consumer.consume(_AT_ONCE, 0)) if first is not None else ():
                 if self._has_failed(message):
                     return None
                 if self._keep(message, ranges, found):
-                    size += len(message.value() or b"")
-            ahead = sum(map(len, self._ahead.values()))
-            if size > DRIVER_BYTES or ahead > _MOST_AHEAD or time.monotonic() > deadline:
+                    size += _size(message)
+            if size > DRIVER_BYTES or self._is_far_ahead() or time.monotonic() > deadline:
                 self._mean_size = size / max(1, sum(map(len, found.values())))
                 return None
         self._returned |= {part: end for part, (_, end) in ranges.items()}
@@ -155,9 +157,15 @@ class DriverReader:
             self._seen[part] = max(self._seen[part], offset)
             return False
         self._seen[part] = offset + 1
-        is_inside = part in ranges and offset < ranges[part][1]
-        (found[part] if is_inside else self._ahead.setdefault(part, [])).append(message)
-        return is_inside
+        if part in ranges and offset < ranges[part][1]:
+            found[part].append(message)
+            return True
+        self._ahead.setdefault(part, []).append(message)
+        self._ahead_size += _size(message)
+        return False
+
+    def _is_far_ahead(self) -> bool:
+        return self._ahead_size > 2 * DRIVER_BYTES or sum(map(len, self._ahead.values())) > _MOST_AHEAD
 
     def _connect(self) -> Consumer:
         from confluent_kafka import Consumer
@@ -180,6 +188,10 @@ def _offset(message: Message) -> int:
     offset = message.offset()
     assert offset is not None  # noqa: S101  messages without an error have one
     return offset
+
+
+def _size(message: Message) -> int:
+    return len(message.value() or b"")
 
 
 def _batch(messages: list[Message]) -> MessageBatch:

@@ -154,13 +154,24 @@ def test_a_range_that_will_be_too_large_is_not_read(
 ) -> None:
     name = topic(1)
     broker.send(name, *[b"x" * 100] * 100)
-    monkeypatch.setattr(driver_reader, "DRIVER_BYTES", 2_000)
+    monkeypatch.setattr(driver_reader, "DRIVER_BYTES", 6_000)
     one = reader(name)
     assert len(one.read({0: (0, 10)})) == 10
     with monkeypatch.context() as disconnected:
         disconnected.setattr(one, "_connect", None)
         assert one.read({0: (10, 100)}) is None
     assert len(one.read({0: (10, 20)})) == 10
+
+
+def test_messages_after_a_range_have_a_limit_in_bytes(
+    broker: Broker, topic: Any, reader: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message of the other partition never arrives."""
+    name = topic(2)
+    broker.send(name, *[b"x" * 100] * 100)
+    monkeypatch.setattr(driver_reader, "DRIVER_BYTES", 2_000)
+    monkeypatch.setattr(driver_reader, "PATIENCE_S", 600)
+    assert reader(name).read({0: (0, 1), 1: (0, 1)}) is None
 
 
 def test_brokers_that_do_not_answer_are_left_to_spark(monkeypatch: pytest.MonkeyPatch) -> None:
