@@ -16,8 +16,13 @@ from headrace.jobs.run.events import (
 )
 from headrace.orchestration import metadata as report
 from headrace.orchestration.columns import ColumnCatalog
-from headrace.orchestration.execution import run_checks, run_pipeline, to_dagster_error
-from headrace.orchestration.pipelines import PIPELINE_TAG, Pipeline, partition_error
+from headrace.orchestration.execution import (
+    cancellation_probe,
+    run_checks,
+    run_pipeline,
+    to_dagster_error,
+)
+from headrace.orchestration.pipelines import PIPELINE_TAG, Pipeline, applicable_checks, partition_error
 from headrace.orchestration.resources import SPARK
 from headrace.orchestration.specs import check_specs, sink_specs
 from headrace.orchestration.state import PartitionRows, read_partition_rows
@@ -103,6 +108,7 @@ def _write_sinks(
             until=until,
             partitions=partitions,
             run_id=context.run.run_id,
+            is_canceled=cancellation_probe(context.instance, context.run.run_id),
             retries=context.op_execution_context.retry_number,
             on_event=on_event,
         )
@@ -153,15 +159,21 @@ def _partition_rows(rows: Mapping[str, int], sink: str) -> dict[str, int]:
 def _report_checks(
     context: dg.AssetExecutionContext, pipeline: Pipeline, partitions: Sequence[str] | None, checks: Checks
 ) -> Iterator[dg.AssetCheckResult]:
-    """Yield the results of the selected checks.
+    """Yield the results of the selected checks. Log the others as separate events.
 
-    A run over partitions plans one evaluation per partition, so log one for each as well.
+    Every sink that was written has results, also if only another sink was selected. A run over partitions
+    plans one evaluation per partition, so log one for each as well.
     """
     for key in sorted(context.selected_asset_check_keys, key=str):
         check = checks[pipeline.sink_for_key(key.asset_key)][key.name]
         for partition in partitions or ():
             report.log_check(context, check, key.asset_key, partition=partition)
         yield report.check_result(check, key.asset_key)
+    planned = {(key.asset_key, key.name) for key in context.selected_asset_check_keys}
+    for sink, results in checks.items():
+        for name in applicable_checks(pipeline, sink):
+            if (pipeline.sinks[sink].key, name) not in planned and name in results:
+                report.log_check(context, results[name], pipeline.sinks[sink].key)
 
 
 def _group_by_sink(results: Sequence[CheckResult]) -> Checks:

@@ -34,6 +34,10 @@ STOP_SECONDS = 45.0
 """Seconds that a run has to end after a stop. The run itself finishes or drops its epoch within 30 s."""
 RETRIES, RETRY_SECONDS = 2, 15.0
 _POLL_SECONDS = 0.5
+_STATUS_SECONDS = 5.0
+"""Seconds between two reads of the run's status."""
+
+_CANCELED = (dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED)
 
 T = TypeVar("T")
 
@@ -49,12 +53,13 @@ def run_pipeline(
     max_run_time: timedelta | None = None,
     on_event: Callable[[Event], None],
     on_tick: Callable[[], None] = lambda: None,
+    is_canceled: Callable[[], bool] = lambda: False,
 ) -> RunResult:
     """Run the pipeline to its end. Deliver its events in order in the calling thread.
 
-    `on_tick` is called at least every second. A termination of the Dagster run stops the pipeline after the
-    current epoch, and is raised again when the pipeline has ended. Errors are raised as `to_dagster_error`
-    converts them.
+    `on_tick` and `is_canceled` are called at least every second. A termination of the Dagster run, by an
+    interrupt or by `is_canceled`, stops the pipeline after the current epoch, and is raised when the pipeline
+    has ended. Errors are raised as `to_dagster_error` converts them.
     """
     from headrace.jobs.run.runner import (
         run,
@@ -85,6 +90,8 @@ def run_pipeline(
         while not future.done():
             _deliver_events(events, on_event, _POLL_SECONDS)
             on_tick()
+            if is_canceled():
+                raise DagsterExecutionInterruptedError  # noqa: TRY301  the handler below stops the pipeline
         _deliver_events(events, on_event, 0.0)
     except BaseException:
         stop.set()
@@ -96,6 +103,30 @@ def run_pipeline(
         return future.result()
     except HeadraceError as error:
         raise to_dagster_error(error, retries) from error
+
+
+def cancellation_probe(instance: dg.DagsterInstance, run_id: str) -> Callable[[], bool]:
+    """Return a function that tells whether a person has terminated the run.
+
+    Dagster delivers a termination through the code server. If the code server is gone, only the run's status
+    shows it. The function reads the status at most every `_STATUS_SECONDS`. Storage that cannot be read is no
+    termination.
+    """
+    next_read = time.monotonic() + _STATUS_SECONDS
+
+    def is_canceled() -> bool:
+        nonlocal next_read
+        if time.monotonic() < next_read:
+            return False
+        next_read = time.monotonic() + _STATUS_SECONDS
+        try:
+            run = instance.get_run_by_id(run_id)
+        except Exception as error:  # noqa: BLE001  every storage has its own errors
+            log.warning("the status of run %s cannot be read: %s", run_id[:8], type(error).__name__)
+            return False
+        return run is not None and run.status in _CANCELED
+
+    return is_canceled
 
 
 def to_dagster_error(error: HeadraceError, retries: int) -> dg.Failure | dg.RetryRequested:

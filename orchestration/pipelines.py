@@ -170,7 +170,7 @@ def read_pipeline(path: Path, overrides: Mapping[str, Any] | None = None) -> Pip
         sinks,
         sources,
         frozenset(verifiable),
-        to_dagster_partitions(model.partitions),
+        to_dagster_partitions(model.partitions, include_current=has_stream_work(file)),
         frozenset(comparable),
         tables,
     )
@@ -180,17 +180,25 @@ def _has_content(sink: Any) -> bool:
     return registry.sink_class(sink).content is not Sink.content
 
 
-def to_dagster_partitions(partitions: PartitionsConfig | None) -> dg.TimeWindowPartitionsDefinition | None:
+def to_dagster_partitions(
+    partitions: PartitionsConfig | None, *, include_current: bool = False
+) -> dg.TimeWindowPartitionsDefinition | None:
     """Return the file's partitions as Dagster's, up to `end`.
 
-    The keys are the same: the ISO date of the first day.
+    The keys are the same: the ISO date of the first day. `include_current` adds the partition of today, which
+    a stream fills. Dagster ignores reports about a partition that it does not list, so without it no
+    automation condition fires below a stream.
     """
     if partitions is None:
         return None
     definition = (
         dg.MonthlyPartitionsDefinition if partitions.every == "month" else dg.DailyPartitionsDefinition
     )
-    return definition(start_date=partitions.start.isoformat(), end_date=partitions.end.isoformat())
+    return definition(
+        start_date=partitions.start.isoformat(),
+        end_date=partitions.end.isoformat(),
+        end_offset=1 if include_current else 0,
+    )
 
 
 def applicable_checks(pipeline: Pipeline, sink: str) -> Sequence[str]:

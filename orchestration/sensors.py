@@ -20,6 +20,7 @@ from headrace.orchestration.supervision import (
 
 INTERVAL_SECONDS = 10
 _RUN_STATUSES = {
+    dg.DagsterRunStatus.QUEUED: LastRunStatus.QUEUED,
     dg.DagsterRunStatus.SUCCESS: LastRunStatus.SUCCEEDED,
     dg.DagsterRunStatus.FAILURE: LastRunStatus.FAILED,
     dg.DagsterRunStatus.CANCELED: LastRunStatus.CANCELED,
@@ -95,6 +96,6 @@ def _find_newest_run(instance: dg.DagsterInstance, job_name: str) -> dg.RunRecor
 def _to_last_run(record: dg.RunRecord) -> LastRun:
     status = _RUN_STATUSES.get(record.dagster_run.status, LastRunStatus.RUNNING)
     since = record.start_time or record.create_timestamp.timestamp()
-    if status is not LastRunStatus.RUNNING:
+    if status not in (LastRunStatus.QUEUED, LastRunStatus.RUNNING):
         since = record.end_time or record.update_timestamp.timestamp()
     return LastRun(record.dagster_run.run_id, status, since)

@@ -19,7 +19,7 @@ from headrace.jobs.run.events import (
     Until,
 )
 from headrace.orchestration import metadata as report
-from headrace.orchestration.execution import run_checks, run_pipeline
+from headrace.orchestration.execution import cancellation_probe, run_checks, run_pipeline
 from headrace.orchestration.pipelines import PIPELINE_TAG, STREAM_TAG, Pipeline, applicable_checks
 from headrace.orchestration.resources import SPARK
 from headrace.orchestration.stream_progress import (
@@ -30,6 +30,8 @@ from headrace.orchestration.stream_progress import (
 )
 from headrace.pipeline.errors import HeadraceError
 
+PARTITION_STATE, CURRENT, COMPLETE = "partition state", "current", "complete"
+"""Metadata of a report about a partition of the stream, and its values."""
 _CHECK_SHARE = 0.05
 """The largest share of the time that checks may use, since they count whole tables."""
 
@@ -67,6 +69,7 @@ def stream_job(pipeline: Pipeline) -> dg.JobDefinition:
                 until=until,
                 max_run_time=max_run_time,
                 run_id=context.run.run_id,
+                is_canceled=cancellation_probe(context.instance, context.run.run_id),
                 on_event=reporter.on_event,
                 on_tick=reporter.on_tick,
             )
@@ -119,7 +122,7 @@ class StreamReporter:
         self._context, self._pipeline, self._clock = context, pipeline, clock
         self._progress = StreamProgress(pipeline.sinks, clock)
         partitions = pipeline.file.model.partitions
-        reported = _completed_partitions(context.instance, pipeline) if partitions else set()
+        reported = _completed_partitions(context.instance, pipeline) if partitions else ()
         self._partitions = StreamPartitions(partitions, reported, *([today] if today else []))
         self._backlog: int | None = None
         self._unchecked = False
@@ -168,7 +171,11 @@ class StreamReporter:
             metadata = _progress_metadata(progress[sink]) if sink in progress else {}
             for partition in completed:
                 self._context.log_event(
-                    dg.AssetMaterialization(physical.key, partition=partition, metadata=metadata)
+                    dg.AssetMaterialization(
+                        physical.key,
+                        partition=partition,
+                        metadata=metadata | {PARTITION_STATE: COMPLETE},
+                    )
                 )
             if not metadata or completed:
                 continue
@@ -176,8 +183,9 @@ class StreamReporter:
             if self._pipeline.partitions and partition is None:
                 self._context.log_event(dg.AssetObservation(physical.key, metadata=metadata))
             else:
+                state = {PARTITION_STATE: CURRENT} if partition else {}
                 self._context.log_event(
-                    dg.AssetMaterialization(physical.key, partition=partition, metadata=metadata)
+                    dg.AssetMaterialization(physical.key, partition=partition, metadata=metadata | state)
                 )
 
     def _run_checks(self) -> None:
@@ -215,7 +223,29 @@ def _progress_metadata(progress: SinkProgress) -> dict[str, Any]:
 
 
 def _completed_partitions(instance: dg.DagsterInstance, pipeline: Pipeline) -> set[str]:
-    """Return the partitions that are materialized for every sink."""
+    """Return the partitions that the stream has reported as complete for every sink.
+
+    A current partition is materialized as well, so the metadata of the newest report decides.
+    """
     return set.intersection(
-        *(instance.get_materialized_partitions(physical.key) for physical in pipeline.sinks.values())
+        *(_read_completed(instance, physical.key) for physical in pipeline.sinks.values())
     )
+
+
+def _read_completed(instance: dg.DagsterInstance, key: dg.AssetKey) -> set[str]:
+    newest = instance.get_latest_storage_id_by_partition(key, dg.DagsterEventType.ASSET_MATERIALIZATION)
+    if not newest:
+        return set()
+    records = instance.fetch_materializations(
+        dg.AssetRecordsFilter(key, storage_ids=sorted(newest.values())), limit=len(newest)
+    ).records
+    reports = (record.asset_materialization for record in records)
+    return {
+        report.partition
+        for report in reports
+        if report and report.partition and _is_complete(report.metadata.get(PARTITION_STATE))
+    }
+
+
+def _is_complete(state: dg.MetadataValue | None) -> bool:
+    return state is not None and state.value == COMPLETE

@@ -26,6 +26,7 @@ Any start takes less, so after that its process is dead.
 class LastRunStatus(StrEnum):
     """The status of a stream's last run."""
 
+    QUEUED = "queued"
     RUNNING = "running"
     SUCCEEDED = "well"
     FAILED = "badly"
@@ -118,6 +119,12 @@ def _decide_after_run(
 ) -> SupervisorDecision:
     """Decide after a run that does not have the lease."""
     match last.status:
+        case LastRunStatus.QUEUED:
+            reason = (
+                f"run {last.run_id[:8]} is queued: it starts when the instance's limit of concurrent runs"
+                " admits it"
+            )
+            return SupervisorDecision(SupervisorAction.WAIT, reason, replace(memory, unheld_since=0.0))
         case LastRunStatus.RUNNING:
             return _decide_while_running(last, memory, now)
         case LastRunStatus.CANCELED:

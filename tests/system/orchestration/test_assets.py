@@ -182,6 +182,8 @@ class TestSubsets:
         assert len(stand_in.calls) == 1
         assert stand_in.audits == [["flights_pg", "lake"]]
         assert partitions(instance, LAKE) == partitions(instance, PG) == MONTHS[:3]
+        for name in CHECKS:
+            assert statuses(instance, name, LAKE) == [(None, "SUCCEEDED")]
 
     def test_checks_alone_ask_the_systems_and_write_nothing(self, written, stand_in, instance):
         job = build_definitions([written(FLIGHTS + PARTITIONS)]).resolve_implicit_global_asset_job_def()

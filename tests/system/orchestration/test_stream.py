@@ -240,7 +240,7 @@ class Context:
 
     def __init__(self):
         self.logged = []
-        self.instance = SimpleNamespace(get_materialized_partitions=lambda _: set())
+        self.instance = SimpleNamespace(get_latest_storage_id_by_partition=lambda *_: {})
         self.resources = SimpleNamespace(
             headrace_spark=SimpleNamespace(settings=lambda found: found, session=lambda *_: None)
         )
@@ -304,7 +304,98 @@ class TestReporter:
         assert sum(spent) <= 0.06 * clock.now
 
 
+class TestRestart:
+    """Several lifetimes of a stream in one instance."""
+
+    @pytest.fixture
+    def live(self, written, stand_in, monkeypatch):
+        """Run the stream on a day of its own. Return its materializations of the Postgres sink."""
+        job = build_definitions([written(FLIGHTS + PARTITIONS.replace("2014-01,", "2030-01,"))])
+        with dg.DagsterInstance.ephemeral() as instance:
+
+            def run_on(day):
+                monkeypatch.setattr(
+                    "headrace.orchestration.stream.StreamPartitions",
+                    partial(StreamPartitions, today=lambda: day),
+                )
+                stand_in.during = lambda listener, **_: listener(epoch(1))
+                result = job.resolve_job_def("flights_stream").execute_in_process(instance=instance)
+                events = [event.dagster_event for event in instance.all_logs(result.run_id)]
+                return [
+                    (item.partition, item.metadata["partition state"].value)
+                    for item in materialized(filter(None, events), PG)
+                ]
+
+            yield run_on
+
+    def test_the_current_partition_is_reported_in_every_lifetime_until_it_is_complete(self, live):
+        live(date(2013, 12, 5))
+        for day in (6, 7, 8):
+            assert live(date(2013, 12, day)) == [("2013-12-01", "current")]
+        assert live(date(2014, 1, 2)) == [("2013-12-01", "complete")]
+        assert live(date(2014, 1, 3)) == [("2014-01-01", "current")]
+
+
+def test_the_partition_of_today_exists_in_dagster_while_a_stream_fills_it(written):
+    today = datetime.now(UTC).date()
+    until = f"{today.year + 1}-01"
+    parts = PARTITIONS.replace("2014-01,", f"{until},")
+    live = read_pipeline(written(FLIGHTS + parts)).partitions
+    assert live.get_partition_keys()[-1] == today.replace(day=1).isoformat()
+    bounded = read_pipeline(written(FLIGHTS + parts + "job_mode: true\n")).partitions
+    assert bounded.get_partition_keys()[-1] < today.replace(day=1).isoformat()
+
+
+def test_eager_assets_behind_a_partitioned_stream_are_requested(written, stand_in, monkeypatch):
+    """The stream reports the partition of today, so Dagster has to list it."""
+    monkeypatch.setattr("headrace.orchestration.stream.StreamProgress", partial(StreamProgress, interval=0.0))
+    month = datetime.now(UTC).date().replace(day=1)
+    partitions = (
+        f"partitions: {{column: day, start: 2013-01, end: {month.year + 1}-01, history_end: {month}}}\n"
+    )
+    path = written(FLIGHTS + partitions)
+    windows = read_pipeline(path).partitions
+
+    @dg.asset(
+        key="downstream",
+        deps=[PG, LAKE],
+        partitions_def=windows,
+        automation_condition=dg.AutomationCondition.eager(),
+    )
+    def downstream() -> None: ...
+
+    defs = dg.Definitions.merge(build_definitions([path]), dg.Definitions(assets=[downstream]))
+    with dg.DagsterInstance.ephemeral() as instance:
+        before = dg.evaluate_automation_conditions(defs, instance)
+        stand_in.during = lambda listener, **_: listener(epoch(1, backlog=5))
+        assert defs.resolve_job_def("flights_stream").execute_in_process(instance=instance).success
+        after = dg.evaluate_automation_conditions(defs, instance, cursor=before.cursor)
+    assert after.get_requested_partitions(dg.AssetKey("downstream")) >= {windows.get_partition_keys()[-1]}
+
+
 class TestStop:
+    def test_a_canceled_status_stops_the_run_without_a_code_server(self, written, stand_in, monkeypatch):
+        """Only storage shows the termination: nothing interrupts the process."""
+        monkeypatch.setattr("headrace.orchestration.execution._STATUS_SECONDS", 0.2)
+        job = build_definitions([written()]).resolve_job_def("flights_stream")
+        epochs = []
+
+        with dg.DagsterInstance.ephemeral() as instance:
+
+            def during(listener, stop, run_id, **_):
+                listener(epoch(1))
+                instance.report_run_canceling(instance.get_run_by_id(run_id))
+                epochs.append(stop.wait(20))
+
+            stand_in.during = during
+            result = job.execute_in_process(instance=instance, raise_on_error=False)
+            assert epochs == [True]
+            assert not result.success
+            assert instance.get_run_by_id(result.run_id).status in (
+                dg.DagsterRunStatus.CANCELED,
+                dg.DagsterRunStatus.FAILURE,
+            )
+
     def test_an_interrupt_lets_the_lane_finish_and_is_raised_again(self, written, stand_in):
         finished = threading.Event()
 

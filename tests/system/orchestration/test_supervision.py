@@ -8,6 +8,11 @@ from datetime import UTC, datetime
 
 import dagster as dg
 import pytest
+from dagster._core.remote_origin import (
+    GrpcServerCodeLocationOrigin,
+    RemoteJobOrigin,
+    RemoteRepositoryOrigin,
+)
 from helpers.dagster_runs import FLIGHTS
 
 from headrace.connectors.ledger.factory import open_ledger
@@ -100,6 +105,9 @@ CASES = {
     "terminated by hand": (
         "idle", True, last(LastRunStatus.CANCELED, ago=9999),
         SupervisorMemory(committed=3), SupervisorAction.WAIT, "by hand"),
+    "queued for an hour": (
+        "idle", True, last(LastRunStatus.QUEUED, ago=3600),
+        SupervisorMemory(committed=3, unheld_since=NOW - 3600), SupervisorAction.WAIT, "is queued"),
     "just launched": (
         "idle", True, last(LastRunStatus.RUNNING, ago=5),
         SupervisorMemory(committed=3), SupervisorAction.WAIT, "not acquired the lease yet"),
@@ -264,6 +272,23 @@ class TestSensor:
         with pytest.raises(Exception, match="gave up") as caught:
             tick(memory.dump())
         assert run.run_id[:8] in str(caught.value.__cause__ or caught.value)
+
+    def test_a_queued_run_is_not_marked_as_failed(self, tick, lane, monkeypatch):
+        lane.hold().epochs(1).release()
+        location = GrpcServerCodeLocationOrigin(host="localhost", port=1, location_name="pipelines")
+        run = dg.DagsterRun(
+            job_name="flights_stream",
+            status=dg.DagsterRunStatus.QUEUED,
+            remote_job_origin=RemoteJobOrigin(RemoteRepositoryOrigin(location, "all"), "flights_stream"),
+        )
+        tick.instance.add_run(run)
+        monkeypatch.setattr(
+            "headrace.orchestration.sensors.time.time", lambda: time.time_ns() / 1e9 + 10 * LOST_AFTER
+        )
+        result = tick(SupervisorMemory(committed=1, unheld_since=1.0).dump())
+        assert "is queued" in result.skip_message
+        assert tick.instance.get_run_by_id(run.run_id).status is dg.DagsterRunStatus.QUEUED
+        assert SupervisorMemory.load(result.cursor).unheld_since == 0.0
 
     def test_buries_a_run_whose_process_is_gone(self, tick, lane, monkeypatch):
         lane.hold().epochs(1).release()
