@@ -341,8 +341,10 @@ def test_the_partition_of_today_exists_in_dagster_while_a_stream_fills_it(writte
     until = f"{today.year + 1}-01"
     parts = PARTITIONS.replace("2014-01,", f"{until},")
     live = read_pipeline(written(FLIGHTS + parts)).partitions
+    assert live is not None
     assert live.get_partition_keys()[-1] == today.replace(day=1).isoformat()
     bounded = read_pipeline(written(FLIGHTS + parts + "job_mode: true\n")).partitions
+    assert bounded is not None
     assert bounded.get_partition_keys()[-1] < today.replace(day=1).isoformat()
 
 
@@ -355,6 +357,7 @@ def test_eager_assets_behind_a_partitioned_stream_are_requested(written, stand_i
     )
     path = written(FLIGHTS + partitions)
     windows = read_pipeline(path).partitions
+    assert windows is not None
 
     @dg.asset(
         key="downstream",
@@ -384,17 +387,16 @@ class TestStop:
 
             def during(listener, stop, run_id, **_):
                 listener(epoch(1))
-                instance.report_run_canceling(instance.get_run_by_id(run_id))
+                (run,) = instance.get_runs(dg.RunsFilter(run_ids=[run_id]))
+                instance.report_run_canceling(run)
                 epochs.append(stop.wait(20))
 
             stand_in.during = during
             result = job.execute_in_process(instance=instance, raise_on_error=False)
             assert epochs == [True]
             assert not result.success
-            assert instance.get_run_by_id(result.run_id).status in (
-                dg.DagsterRunStatus.CANCELED,
-                dg.DagsterRunStatus.FAILURE,
-            )
+            (run,) = instance.get_runs()
+            assert run.status in (dg.DagsterRunStatus.CANCELED, dg.DagsterRunStatus.FAILURE)
 
     def test_an_interrupt_lets_the_lane_finish_and_is_raised_again(self, written, stand_in):
         finished = threading.Event()
