@@ -12,6 +12,7 @@ STAMP := $(VENV)/headrace-is-set-up
 JARS := $(VENV)/headrace-has-jars
 TOOLS := $(VENV)/headrace-has-tools
 ARCHIVE := $(VENV)/headrace-has-archive
+PEERS := $(VENV)/headrace-has-peers
 # The variable switches off an advertisement for another tool.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 # Of pytest. Each has a Spark and servers of its own, some 6 GB; two files at a time fill the waits of one another.
@@ -50,6 +51,12 @@ $(JARS): jobs/spark/ivy.xml $(STAMP)
 
 $(ARCHIVE): $(JARS)
 	@$(BIN)/python -m headrace.commands.fetch archive
+	@touch $@
+
+$(PEERS): benchmarks/peers/requirements.txt $(STAMP)
+	@echo "==> Tools to compare with (400 MB the first time)"
+	@$(UV) venv --allow-existing --python $(BIN)/python $(VENV)/peers
+	@$(UV) pip install --python $(VENV)/peers/bin/python --require-hashes -r benchmarks/peers/requirements.txt
 	@touch $@
 
 .PHONY: demo
@@ -93,7 +100,12 @@ site: $(STAMP) $(TOOLS) ## The documentation as a site, at http://127.0.0.1:8000
 bench: setup ## The figures of docs/internals/benchmarks.md, as ratios to the best bare way.
 	@$(BIN)/python -m benchmarks
 
+.PHONY: bench-peers
+bench-peers: setup $(PEERS) ## The same work by other tools, and what a kill leaves in each.
+	@$(BIN)/python -m benchmarks.peers $(VENV)/peers/bin/python
+
 .PHONY: lock
 lock: $(STAMP) ## Writes both lock files from pyproject.toml.
 	@$(LOCK) --extra demo --extra java --extra setup -o requirements.lock
 	@$(LOCK) --all-extras --constraint requirements.lock -o requirements-dev.lock
+	@$(subst pyproject.toml,benchmarks/peers/requirements.in,$(LOCK)) -o benchmarks/peers/requirements.txt

@@ -14,14 +14,10 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from multiprocessing import get_context
 from typing import Any
 
-import clickhouse_connect
 import psycopg
-import pyarrow as pa
-import pyarrow.json as pa_json
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Producer
 from psycopg import sql
 
 from benchmarks.functions import format_call, format_capped_rate, format_ratio
@@ -36,7 +32,10 @@ from benchmarks.kit import (
     tree_size,
 )
 from benchmarks.lookups import lookups
+from benchmarks.peers.bare import copy_history, upsert_messages
 from benchmarks.programs import script
+from benchmarks.publishing import publishing
+from benchmarks.streams import streams
 from benchmarks.watching import watching
 from headrace.connectors.postgres.commit_store import RecordStore
 from headrace.jobs.run.events import Until
@@ -44,8 +43,6 @@ from headrace.jobs.run.runner import run
 from headrace.pipeline.file.loader import parse_pipeline
 from headrace.pipeline.protocol.ledger import Ledger
 
-TARGET = "CREATE TABLE {} (id BIGINT PRIMARY KEY, at TIMESTAMPTZ, name TEXT, amount DOUBLE PRECISION)"
-LATEST = "CREATE TABLE {} (id BIGINT PRIMARY KEY, name TEXT, amount DOUBLE PRECISION)"
 GATE_GIB = 3.0
 GATE_GROWTH = 1.25
 
@@ -70,32 +67,12 @@ def history(runner: BenchmarkRunner, rows: int) -> list[str]:
 
 
 def _bare_history(runner: BenchmarkRunner, table: str, rows: int) -> float:
-    target = _random_name()
-    with psycopg.connect(runner.services.postgres.conninfo()) as connection:
-        connection.execute(sql.SQL(TARGET).format(sql.Identifier(target)))
-    uri, client = _postgres_uri(runner), runner.services.clickhouse.client_arguments()
-    halves = [(0, rows // 2), (rows // 2, rows)]
+    task = runner.create_task("A", rows, table=table, target=_random_name())
     began = read_clock()
-    with get_context("spawn").Pool(2) as pool:
-        pool.starmap(_copy, [(client, uri, table, target, *half) for half in halves])
+    copy_history(task)
     seconds = read_clock() - began
-    assert runner.count_rows(target) == rows
+    assert runner.count_rows(task.target) == rows
     return seconds
-
-
-def _copy(client: dict[str, Any], uri: str, table: str, target: str, first: int, last: int) -> None:
-    from adbc_driver_postgresql import dbapi
-
-    query = f"SELECT id, at, name, amount FROM {table} WHERE id >= {first} AND id < {last}"
-    with (
-        clickhouse_connect.get_client(**client) as source,
-        dbapi.connect(uri) as connection,
-        connection.cursor() as cursor,
-    ):
-        with source.query_arrow_stream(query, use_strings=True) as batches:
-            for batch in batches:
-                cursor.adbc_ingest(target, batch, mode="append")
-        connection.commit()
 
 
 def upsert(runner: BenchmarkRunner, rows: int) -> list[str]:
@@ -118,42 +95,9 @@ def upsert(runner: BenchmarkRunner, rows: int) -> list[str]:
 
 
 def _bare_upsert(runner: BenchmarkRunner, topic: str, target: str, messages: int) -> float:
-    from adbc_driver_postgresql import dbapi
-
-    with psycopg.connect(runner.services.postgres.conninfo()) as connection:
-        connection.execute(sql.SQL(LATEST).format(sql.Identifier(target)))
-    consumer = Consumer(
-        {
-            "bootstrap.servers": runner.services.kafka.brokers,
-            "group.id": topic,
-            "auto.offset.reset": "earliest",
-        }
-    )
-    consumer.subscribe([topic])
-    schema = pa.schema([("id", pa.int64()), ("name", pa.string()), ("amount", pa.float64())])
-    began, seen = read_clock(), 0
-    with dbapi.connect(_postgres_uri(runner)) as connection, connection.cursor() as cursor:
-        cursor.execute(f"CREATE TEMP TABLE stage (n BIGINT, LIKE {target})")
-        while seen < messages:
-            values = [
-                value for message in consumer.consume(100_000, 1.0) if (value := message.value()) is not None
-            ]
-            if not values:
-                continue
-            table = pa_json.read_json(
-                pa.py_buffer(b"\n".join(values)), parse_options=pa_json.ParseOptions(explicit_schema=schema)
-            )
-            table = table.add_column(0, "n", pa.array(range(len(table)), pa.int64()))
-            cursor.adbc_ingest("stage", table, mode="append", temporary=True)
-            cursor.execute(
-                f"INSERT INTO {target} SELECT DISTINCT ON (id) id, name, amount FROM stage ORDER BY id, n"
-                " DESC"
-                " ON CONFLICT (id) DO UPDATE SET name = excluded.name, amount = excluded.amount"
-            )
-            cursor.execute("TRUNCATE stage")
-            connection.commit()
-            seen += len(values)
-    consumer.close()
+    task = runner.create_task("B", messages, topic=topic, target=target)
+    began = read_clock()
+    upsert_messages(task)
     return read_clock() - began
 
 
@@ -362,16 +306,10 @@ def _random_name() -> str:
     return f"bench_{secrets.token_hex(4)}"
 
 
-def _postgres_uri(runner: BenchmarkRunner) -> str:
-    postgres = runner.services.postgres
-    return (
-        f"postgresql://{postgres.user}:{postgres.password}@{postgres.host}:{postgres.port}/{postgres.dbname}"
-    )
-
-
 CASES: dict[str, Callable[[BenchmarkRunner, int], list[str]]] = {
     "history": history,
     "upsert": upsert,
+    "publishing": publishing,
     "epoch": epoch,
     "live": live,
     "startup": startup,
@@ -380,4 +318,5 @@ CASES: dict[str, Callable[[BenchmarkRunner, int], list[str]]] = {
     "lookups": lookups,
     "script": script,
     "watching": watching,
+    "streams": streams,
 }

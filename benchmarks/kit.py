@@ -22,6 +22,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from psycopg import sql
 
+from benchmarks.peers.task import PeerTask
 from headrace import services as local
 from headrace.jobs.run.events import EpochCommitted, Event, Until
 from headrace.jobs.run.runner import run
@@ -82,26 +83,50 @@ class BenchmarkRunner:
 
     def settings(self, **more: Any) -> Settings:
         """Return settings for these servers."""
-        postgres, clickhouse = self.services.postgres, self.services.clickhouse
+        clickhouse = self.services.clickhouse
         return Settings.model_validate(
             {
                 "home": self.folder,
                 "state_backend": {"sqlite": {"path": self.folder / "ledger.db"}},
-                "postgres_sink": {
-                    "host": postgres.host,
-                    "port": postgres.port,
-                    "user": postgres.user,
-                    "password": postgres.password,
-                    "db": postgres.dbname,
-                },
+                "postgres_sink": self.postgres_settings(),
                 "clickhouse_source": {
                     "url": clickhouse.url,
                     "user": clickhouse.username,
                     "password": clickhouse.password,
                 },
                 "kafka_source": {"brokers": self.services.kafka.brokers},
+                "kafka_sink": {"brokers": self.services.kafka.brokers},
             }
             | more
+        )
+
+    def postgres_settings(self) -> dict[str, Any]:
+        """Return the section `postgres_sink` for the server."""
+        postgres = self.services.postgres
+        return {
+            "host": postgres.host,
+            "port": postgres.port,
+            "user": postgres.user,
+            "password": postgres.password,
+            "db": postgres.dbname,
+        }
+
+    def has_table(self, table: str) -> bool:
+        """Return whether Postgres has the table."""
+        with psycopg.connect(self.services.postgres.conninfo()) as connection:
+            return bool(connection.execute("SELECT to_regclass(%s)", [table]).fetchall()[0][0])
+
+    def create_task(self, scenario: str, rows: int, **values: Any) -> PeerTask:
+        """Return a task for one of `benchmarks.peers` on these servers."""
+        postgres = self.services.postgres
+        account = f"{postgres.user}:{postgres.password}"
+        return PeerTask(
+            scenario=scenario,
+            rows=rows,
+            clickhouse=self.services.clickhouse.client_arguments(),
+            postgres_uri=f"postgresql://{account}@{postgres.host}:{postgres.port}/{postgres.dbname}",
+            brokers=self.services.kafka.brokers,
+            **values,
         )
 
     def create_table(self, rows: int) -> str:

@@ -11,14 +11,18 @@ from headrace.pipeline.model.connectors import Connector, SinkEntry, SourceEntry
 
 _PACKAGE = "headrace.connectors"
 
-_TRANSACTIONAL = {
+_EXACTLY_ONCE = {
     "delivery": Delivery.EXACTLY_ONCE,
     "upsert": True,
     "delete": True,
-    "visibility": Visibility.EPOCH,
     "creates_target": True,
     "fences": True,
+}
+_TRANSACTIONAL = {
+    **_EXACTLY_ONCE,
+    "visibility": Visibility.EPOCH,
     "counts_changes": True,
+    "reads_keys": True,
     "versions": True,
 }
 _STATELESS = SinkCapabilities(
@@ -61,6 +65,17 @@ CONNECTORS: tuple[Connector, ...] = (
                 bounded=True, stable_snapshot=True, direct=True, without_spark=True
             ),
         ),
+        sink=SinkEntry(
+            config=f"{_PACKAGE}.clickhouse.config:ClickHouseSinkConfig",
+            implementation=f"{_PACKAGE}.clickhouse.sink:ClickHouseSink",
+            capabilities=SinkCapabilities(
+                **_EXACTLY_ONCE,
+                visibility=Visibility.PARTITION,
+                can_truncate=True,
+                versions=True,
+                without_spark=True,
+            ),
+        ),
     ),
     Connector(
         "iceberg",
@@ -90,6 +105,13 @@ CONNECTORS: tuple[Connector, ...] = (
             config=f"{_PACKAGE}.kafka.config:KafkaSourceConfig",
             implementation=f"{_PACKAGE}.kafka.source:KafkaStream",
             capabilities=SourceCapabilities(bounded=False, job_mode=False, without_spark=True),
+        ),
+        sink=SinkEntry(
+            config=f"{_PACKAGE}.kafka.config:KafkaSinkConfig",
+            implementation=f"{_PACKAGE}.kafka.sink:KafkaSink",
+            capabilities=SinkCapabilities(
+                **_EXACTLY_ONCE, visibility=Visibility.EPOCH, appends_changes=True, without_spark=True
+            ),
         ),
     ),
     Connector(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,7 @@ MERGE reads its source twice, and the second read of a local source is free.
 """
 
 _POS_PARTS = ("source", "part", "off", "sub")
-_NO_NULL_KEY = (
+NO_NULL_KEY = (
     "A row without its key can neither be found nor replaced. Filter such rows out, or choose"
     " another primary_key."
 )
@@ -102,18 +102,22 @@ def last_by_key(sink: str, table: pa.Table, key: tuple[str, ...], version: str |
     for name in key:
         if table[name].null_count:
             msg = f"key column `{name}` is null in {table[name].null_count} rows"
-            raise DataError(msg, hint=_NO_NULL_KEY, node=sink)
+            raise DataError(msg, hint=NO_NULL_KEY, node=sink)
     if table.num_rows <= 1 and version is None:
         return canonical(table, key)
-    table = canonical(table, key)
+    table = sort_by_position(canonical(table, key))
+    return last_of_sorted(table, key) if version is None else winners(table, key, version, sink)
+
+
+def sort_by_position(table: pa.Table) -> pa.Table:
+    """Return the rows in the order of `_gs_pos`."""
     parts = pa.table(dict(zip(_POS_PARTS, table[POS].combine_chunks().flatten(), strict=True)))
-    table = table.take(
-        pc.call_function(
-            "sort_indices", [parts], pc.SortOptions([(name, "ascending") for name in _POS_PARTS])
-        )
-    )
-    if version is not None:
-        return winners(table, key, version, sink)
+    order = pc.SortOptions([(name, "ascending") for name in _POS_PARTS])
+    return table.take(pc.call_function("sort_indices", [parts], order))
+
+
+def last_of_sorted(table: pa.Table, key: Sequence[str]) -> pa.Table:
+    """Return the last row of each key of a sorted table. The order of the rows is not kept."""
     ranks = table.select(list(key)).append_column("__rank", pa.array(np.arange(table.num_rows)))
     last = ranks.group_by(list(key)).aggregate([("__rank", "max")])["__rank_max"]
     return table if len(last) == table.num_rows else table.take(last)
@@ -123,7 +127,7 @@ def _last_by_key_spark(sink: str, frame: EpochFrame, names: list[str], version: 
     from pyspark.sql import functions as F  # noqa: N812
 
     def checked(name: str) -> Column:
-        refused = row_error(sink, f"key column `{name}` is null", _NO_NULL_KEY, position=F.to_json(POS))
+        refused = row_error(sink, f"key column `{name}` is null", NO_NULL_KEY, position=F.to_json(POS))
         return (
             F.when(F.col(quote_identifier(name)).isNull(), refused)
             .otherwise(F.col(quote_identifier(name)))

@@ -12,10 +12,11 @@ from headrace.connectors.lakehouse_rows import bounds_of
 from headrace.connectors.transactional_sink import SinkState, TransactionalSink
 from headrace.pipeline.errors import InternalError
 from headrace.pipeline.protocol.epochs import CommitRecord
+from headrace.pipeline.protocol.partitions import HistoryPartition
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 LOOKUP_ROWS = 5_000_000
 """Keys are looked up in tables of at most this many rows, because a table of files has no index."""
@@ -49,6 +50,18 @@ class LakehouseSink(TransactionalSink):
         state = self.read_state()
         return (state.record, self.read_rows(state).count()) if state else (None, 0)
 
+    def read_keys(self, partition: HistoryPartition | None, folder: Path) -> DataFrame:
+        """Return the keys of one table version. Files without rows of the partition are skipped."""
+        del folder
+        state = self.read_state()
+        if state is None:
+            msg = "the keys of a target that does not exist were requested"
+            raise InternalError(msg, node=self._name)
+        rows = self.read_rows(state)
+        if partition is not None:
+            rows = rows.where(_is_within(rows, partition))
+        return rows.select(*map(quote_identifier, self._key))
+
     def content(self, schema: pa.Schema, folder: Path, limit: int | None = None) -> TargetContent | None:
         """Return the record and the rows of one table version."""
         del folder
@@ -65,6 +78,16 @@ class LakehouseSink(TransactionalSink):
             columns,
             lookup=lambda keys: _rows_of_keys(frame, keys) if rows <= LOOKUP_ROWS else None,
         )
+
+
+def _is_within(rows: DataFrame, partition: HistoryPartition) -> Column:
+    """Return whether a row is in the partition. The bounds are cast, so that statistics of files apply."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    (field,) = [field for field in rows.schema if field.name.lower() == partition.column.lower()]
+    column = F.col(quote_identifier(field.name))
+    start, end = (F.lit(text).cast(field.dataType) for text in (partition.start, partition.end))
+    return (column >= start) & (column < end)
 
 
 def _rows_of_keys(frame: DataFrame, keys: pa.Table) -> DataFrame:

@@ -10,11 +10,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
+from headrace.connectors.session_options import with_options
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _BATCH_ROWS = 20_000
 """Rows of one batch on the way to Python."""
+_LOCAL_EVALUATION = "org.apache.spark.sql.catalyst.optimizer.ConvertToLocalRelation"
+"""Catalyst's rule that evaluates projections and filters over local rows."""
 _MOST_ROWS = 200_000
 """Larger results reach Python by a Spark job, which converts them in parallel."""
 
@@ -48,6 +52,17 @@ def collect_local_rows(frame: DataFrame) -> pa.Table | None:
         with pa.ipc.open_stream(message) as stream:
             batches += stream
     return pa.Table.from_batches(batches).cast(to_arrow_schema(frame.schema))
+
+
+def compute_by_job(frame: DataFrame) -> DataFrame:
+    """Return a frame over the rows that a Spark job computed.
+
+    Spark pushes a filter below the columns that it protects, such as a division. Catalyst's evaluation of
+    local rows comes before that, and can fail for rows that the filter leaves out.
+    """
+    with with_options(frame.sparkSession, {"spark.sql.optimizer.excludedRules": _LOCAL_EVALUATION}):
+        rows = frame.select("*").toArrow()
+    return frame.sparkSession.createDataFrame(rows, frame.schema)
 
 
 def compute_locally(frame: DataFrame) -> DataFrame | None:

@@ -1,6 +1,7 @@
 """Invalid rows: an expression that fails the task at the row, and the way from its error to a message.
 
 Nothing is collected and nothing is read twice: the marker travels inside Spark's own exception.
+`RowConditions` can also collect the reasons as a column, for sources with dead letters.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING
 
@@ -39,6 +41,54 @@ def row_error(node: str, what: Column | str, hint: str = "", **facts: Column) ->
     return F.raise_error(
         F.concat(F.lit(ROW_ERROR), F.to_json(F.struct(*fields[:3], fields[3].alias("facts"))))
     )
+
+
+@dataclass(frozen=True, slots=True)
+class RowCheck:
+    """A condition that a row must fulfil. NULL counts as false."""
+
+    holds: Column
+    what: Column
+    """The reason why a row is rejected."""
+    error: Column
+    """Fails the task, see `row_error`."""
+
+
+class RowConditions:
+    """The checks of the rows of one node, in their order.
+
+    A row that fails a check fails the task. With `collect`, it gets NULL for the guarded values instead, and
+    `reason` returns why.
+    """
+
+    def __init__(self, node: str, *, collect: bool = False) -> None:
+        self._node = node
+        self._checks: list[RowCheck] = []
+        self.collect = collect
+
+    def require(self, holds: Column, what: Column | str, hint: str = "", **facts: Column) -> RowCheck:
+        """Add a check. For `what`, `hint` and `facts` see `row_error`."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        text = F.lit(what) if isinstance(what, str) else what
+        self._checks.append(RowCheck(holds, text, row_error(self._node, text, hint, **facts)))
+        return self._checks[-1]
+
+    def guard(self, value: Column, *checks: RowCheck) -> Column:
+        """Return `value` for rows that fulfil the checks. Only these rows evaluate it."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        for check in reversed(checks):
+            guarded = F.when(check.holds, value)
+            value = guarded if self.collect else guarded.otherwise(check.error)
+        return value
+
+    def reason(self) -> Column:
+        """Return the reason of the first check that a row fails, or NULL."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        failed = [F.when(~F.coalesce(one.holds, F.lit(False)), one.what) for one in self._checks]
+        return F.coalesce(*failed, F.lit(None).cast("string"))
 
 
 def task_error(error: HeadraceError) -> RuntimeError:

@@ -21,19 +21,24 @@ from headrace.pipeline.model.capabilities import SinkCapabilities
 from headrace.pipeline.plugins.runtime import PluginContext
 from headrace.pipeline.protocol.claims import TargetClaimant
 from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Json, SinkKey, WriteCounts
+from headrace.pipeline.protocol.partitions import HistoryPartition
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import pyarrow as pa
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from headrace.connectors.content import TargetContent
 
 
 @dataclass(frozen=True, slots=True)
 class SinkContext:
-    """The arguments of a sink: its identity, its node, the settings, and a Spark session if it needs one."""
+    """The arguments of a sink: its identity, its node, the settings, and a Spark session if it needs one.
+
+    `extra` has the sink's primary key (`key`), and of its file the names of all sinks (`sinks`) and the nodes
+    of the unbounded sources (`streams`).
+    """
 
     key: SinkKey
     node: Any
@@ -148,6 +153,21 @@ class Sink(Claimable, ABC):
         """
         del schema, folder, limit
         return None
+
+    def read_keys(self, partition: HistoryPartition | None, folder: Path) -> DataFrame:
+        """Return the keys of the target's rows in a partition, or of all rows, from one snapshot.
+
+        `partition.column` is a column of the target. The sink may write files to `folder`, which the result
+        reads. Called only for a sink with `SinkCapabilities.reads_keys`, after `check_readable_keys`.
+        """
+        del partition, folder
+        raise NotImplementedError
+
+    def check_readable_keys(self) -> None:
+        """Raise GuaranteeError if `read_keys` cannot return keys of this sink's types.
+
+        Called at the start of a refresh, before its epochs are planned.
+        """
 
     def describe(self) -> Json:
         """Return type, asset key parts, table name and location for users and Dagster, without secrets."""

@@ -14,9 +14,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from headrace.connectors.stall import Stall
+from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.model.capabilities import SourceCapabilities
 from headrace.pipeline.model.sources import OffsetTable
 from headrace.pipeline.protocol.epochs import Json
@@ -204,6 +205,21 @@ class UnboundedSource(ABC):
     marks: bool = False
     """Whether rows that fail the node's filter are marked (`pipeline.lineage.retractions`), not dropped."""
 
+    @classmethod
+    def resolve(cls, name: str, node: Any, settings: Settings) -> Any:
+        """Return the node with everything that decides its columns and that another system has now.
+
+        Called once at the start of a run, for the file only: the result is a part of the stored pipeline, so
+        that an epoch is read in the same way later. Raise UserError or TransientError.
+        """
+        del name, settings
+        return node
+
+    @property
+    def is_resolved(self) -> bool:
+        """Whether `schema` can be called: the node has what `resolve` adds."""
+        return True
+
     @abstractmethod
     def schema(self) -> pa.Schema:
         """Return the payload's schema, without `_gs_op` and `_gs_pos`.
@@ -235,12 +251,20 @@ class UnboundedSource(ABC):
         call.
         """
 
-    def read_table(self, start: Json, end: Json) -> pa.Table | None:
+    def read_with_errors(self, spark: SparkSession, start: Json, end: Json) -> DataFrame | pa.Table:
+        """Return the rows in [start, end) before the node's filter, with `connectors.dead_letters.ERROR`.
+
+        Called in place of `read` for a node with `on_error: dead_letter`. The same range must reject the same
+        rows at every call.
+        """
+        raise NotImplementedError
+
+    def read_table(self, spark: SparkSession, start: Json, end: Json) -> pa.Table | None:
         """Return the rows of `read` as Arrow, before the node's filter. Return None to have `read` called.
 
         For a range that the driver reads faster than Spark starts a job.
         """
-        del start, end
+        del spark, start, end
         return None
 
     def filter_rows(self, rows: DataFrame) -> DataFrame:

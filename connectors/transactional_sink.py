@@ -17,7 +17,7 @@ from headrace.connectors.fencing import check_generation
 from headrace.connectors.frame import EpochFrame
 from headrace.connectors.sink_base import Sink, SinkContext
 from headrace.pipeline.errors import HeadraceError, InternalError, SinkStateError, TransientError, UserError
-from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, WriteCounts
+from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, SinkKey, WriteCounts
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,9 +33,11 @@ class SinkState:
     generation: int | None = None
     """The newest generation that prepared the target for this sink; None before the first."""
     record: CommitRecord | None = None
-    """None if the sink is not registered, or if the target no longer has the rows of the record."""
+    """None if the sink is not registered, or if the target no longer has the record."""
     version: Any = None
     """What `commit` compares with. Its type is the sink's own."""
+    lost: str = ""
+    """Why the target no longer has the record of a registered sink."""
 
 
 class CommitKind(StrEnum):
@@ -133,8 +135,10 @@ class TransactionalSink(Sink):
         self.remove_stale_attempts()
 
     def record(self) -> CommitRecord | None:
-        """See `Sink.record`."""
+        """See `Sink.record`. Raise SinkStateError if the target lost the record."""
         state = self.read_state()
+        if state is not None and state.lost:
+            raise SinkStateError(state.lost, hint=_REPAIR, node=self._name)
         return state.record if state else None
 
     def register(self, record: CommitRecord) -> CommitRecord:
@@ -154,11 +158,20 @@ class TransactionalSink(Sink):
         """Commit rows and record from epoch N-1 to N. An epoch that the target has is not rewritten."""
 
         def advance(state: SinkState) -> SinkCommit | None:
+            if state.lost:
+                raise SinkStateError(state.lost, hint=_REPAIR, node=self._name)
             if find_committed_record(state.record, plan, target=self.target, sink=self._name):
                 return None
             return replace(self._change(CommitKind.EPOCH, state.record), plan=plan, frame=frame)
 
         return _record_of(self._commit_change(self._read_own_state, advance)).counts
+
+    def find_conflicting_key(self) -> SinkKey | None:
+        """Return a claimant of the same pipeline name, `lane` and sink under another UUID, or None."""
+        mine = self._context.key
+        keys = (claim.key for claim in self.claims())
+        same = (key for key in keys if (key.name, key.lane, key.sink) == (mine.name, mine.lane, mine.sink))
+        return next((key for key in same if key != mine), None)
 
     def truncate(self) -> None:
         """Remove all rows in one commit that keeps the record.

@@ -106,6 +106,10 @@ def messages(now: datetime) -> dict[str, list[Message]]:
         for version in (2, 3, 1)
         for sku in range(10)
     ]
+    payments: list[Message] = [
+        ("c", {"id": number, "cents": "unknown" if number % 15 == 0 else number * 100}, None)
+        for number in range(1, 31)
+    ]
     visits: list[Message] = [
         ("c", row, datetime.fromisoformat(row["at"]))
         for row in (visit(number, now) for number in range(VISITS))
@@ -120,6 +124,7 @@ def messages(now: datetime) -> dict[str, list[Message]]:
         "market-orders": orders,
         "market-clicks": clicks,
         "market-prices": prices,
+        "market-payments": payments,
         "market-visits": visits,
         **regions,
     }

@@ -1,13 +1,11 @@
-"""The `headrace` command.
+"""The `headrace` command. Repairs are in `headrace.repair_cli`, stop and pause in `headrace.stop_cli`.
 
-Each command imports its implementation from `headrace.commands` when it is called. Commands that repair a
-pipeline are in `headrace.repair_cli`.
+Each command imports its implementation from `headrace.commands` when it is called.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -18,8 +16,8 @@ from headrace import __version__
 from headrace.cli_options import AsJson, File
 from headrace.jobs.explain.formats import Format
 from headrace.jobs.run.events import Until
-from headrace.pipeline.errors import HeadraceError
 from headrace.repair_cli import accept_target, recover, replay, reset, rewind
+from headrace.stop_cli import pause, resume, stop
 
 app = typer.Typer(
     name="headrace",
@@ -102,7 +100,12 @@ def init(
 
 @app.command()
 def run(
-    file: File,
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Pipeline files, or folders of them: all run in one process.", show_default=False
+        ),
+    ],
     *,
     until: Annotated[
         Until | None,
@@ -122,19 +125,29 @@ def run(
             show_default=False,
         ),
     ] = None,
+    refresh: Annotated[
+        bool,
+        typer.Option(
+            "--refresh",
+            help="Read complete partitions again. Their rows replace those that the sinks have of them.",
+        ),
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check the pipeline as `headrace validate` does, then exit.")
     ] = False,
 ) -> None:
-    """Run a pipeline: history, handoff, stream. Ctrl-C stops it cleanly."""
+    """Run pipelines: history, handoff, stream. Ctrl-C stops them cleanly."""
     if dry_run:
         from headrace.commands.validate import validate as work
+        from headrace.pipeline.file.discovery import find_pipeline_files
 
-        work([file], as_json=False, quick=False)
+        listed = find_pipeline_files(files) if any(path.is_dir() for path in files) else files
+        work(listed, as_json=False, quick=False)
         return
-    from headrace.commands.run import run_file
+    from headrace.commands.run import RunOptions
+    from headrace.commands.run import run as work
 
-    run_file(file, until, job_mode=job_mode, partitions=partition or [])
+    work(files, RunOptions(until, job_mode, tuple(partition or ()), refresh))
 
 
 @app.command()
@@ -309,7 +322,7 @@ def audit(
     )
 
 
-for command in (replay, rewind, reset, accept_target, recover):
+for command in (stop, pause, resume, replay, rewind, reset, accept_target, recover):
     app.command()(command)
 
 
@@ -376,18 +389,11 @@ def demo(
 
 
 def main() -> None:
-    """Run the console script. Exit codes: 0 completed or stopped by a signal; 1 error; 2 wrong usage."""
+    """Run the console script. Exit codes: 0 completed or stopped, 1 error, 2 wrong usage."""
     try:
         app(prog_name="headrace")
-    except HeadraceError as error:
-        from headrace.console import show_error
+    except Exception as error:  # noqa: BLE001  an error that is none of Headrace's becomes one line and a report
+        from headrace.console import show_failure
 
-        show_error(error)
-        sys.exit(1)
-    except Exception as error:  # noqa: BLE001  every other error becomes one line and a report
-        from headrace import console, logging_setup
-
-        home = Path(os.environ.get("HEADRACE_HOME") or os.environ.get("HEADRACE__HOME") or ".headrace")
-        path = logging_setup.write_error_report(error, home)
-        console.show_internal_error(error, path)
+        show_failure(error)
         sys.exit(1)

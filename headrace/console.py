@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from headrace.pipeline.errors import HeadraceError
 
 ERROR_PAGE = "docs/reference/errors.md"
@@ -49,6 +49,18 @@ def show_error(*errors: HeadraceError) -> None:
         f"{ERROR_PAGE}#{code.lower()}" for code in dict.fromkeys(error_code(problem) for problem in problems)
     )
     stderr_console().print(Text(f"See {pages}", style="dim"), soft_wrap=True)
+
+
+def show_failure(error: Exception) -> None:
+    """Print an error of Headrace with its hint. Print another error on one line, and write a report."""
+    from headrace import logging_setup
+    from headrace.pipeline.errors import HeadraceError
+
+    if isinstance(error, HeadraceError):
+        show_error(error)
+        return
+    home = Path(os.environ.get("HEADRACE_HOME") or os.environ.get("HEADRACE__HOME") or ".headrace")
+    show_internal_error(error, logging_setup.write_error_report(error, home))
 
 
 def show_internal_error(error: Exception, report: Path) -> None:

@@ -1,4 +1,4 @@
-"""Shutdown: a signal stops the work, and no child process outlives the command."""
+"""Shutdown: a signal or a request stops the work, and no child process outlives the command."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ Spark has two seconds to stop; the rest is for the exit.
 class GracefulShutdown:
     """Converts SIGTERM and SIGINT into an event. Use it as a context manager in the main thread.
 
-    If the work has not ended `LIMIT_SECONDS` after the first signal, all child processes are killed and the
-    process exits with code 0. The next run finishes the epoch that was abandoned.
+    The work can set the event too. If the work has not ended `LIMIT_SECONDS` after that, all child processes
+    are killed and the process exits with code 0. The next run finishes the epoch that was abandoned.
     """
 
     def __init__(self, on_signal: Callable[[str], None] | None = None) -> None:
@@ -52,11 +52,14 @@ class GracefulShutdown:
         if self.event.is_set():
             return
         self.event.set()
+        self._limit_time(signal.Signals(number).name)
+
+    def _limit_time(self, cause: str) -> None:
         self._watchdog = threading.Timer(LIMIT_SECONDS, _force_exit)
         self._watchdog.daemon = True
         self._watchdog.start()
         if self._on_signal:
-            self._on_signal(signal.Signals(number).name)
+            self._on_signal(cause)
 
     def run(self, work: Callable[[], T]) -> T:
         """Run `work` in a thread, so that the main thread can receive signals.
@@ -76,6 +79,8 @@ class GracefulShutdown:
         thread.start()
         while thread.is_alive():
             thread.join(timeout=0.2)
+            if self.event.is_set() and self._watchdog is None:
+                self._limit_time("stop requested")
         if failure:
             raise failure[0]
         return result[0]

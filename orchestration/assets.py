@@ -2,6 +2,7 @@
 
 # No postponed annotations here: Dagster compares the annotation of `context` as an object, not as text.
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import dagster as dg
 
@@ -14,20 +15,25 @@ from headrace.jobs.run.events import (
     RunResult,
     Until,
 )
+from headrace.jobs.run.status import completed_partitions
 from headrace.orchestration import metadata as report
 from headrace.orchestration.columns import ColumnCatalog
-from headrace.orchestration.execution import (
-    cancellation_probe,
-    run_checks,
-    run_pipeline,
-    to_dagster_error,
+from headrace.orchestration.execution import run_checks, run_pipeline, to_dagster_error
+from headrace.orchestration.pipelines import (
+    PIPELINE_TAG,
+    REFRESH_TAG,
+    Pipeline,
+    applicable_checks,
+    partition_error,
 )
-from headrace.orchestration.pipelines import PIPELINE_TAG, Pipeline, applicable_checks, partition_error
 from headrace.orchestration.resources import SPARK
 from headrace.orchestration.specs import check_specs, sink_specs
-from headrace.orchestration.state import PartitionRows, read_partition_rows
+from headrace.orchestration.state import PartitionRows, read_partition_rows, read_pipeline_state
+from headrace.orchestration.termination import RunStatusWatch, end_if_requested
 from headrace.pipeline.errors import HeadraceError
 
+BACKFILL_TAG = "dagster/backfill"
+"""Dagster's tag of the runs of a backfill."""
 Lineage = Mapping[str, dg.TableColumnLineage | None]
 Checks = Mapping[str, Mapping[str, CheckResult]]
 """Check results by sink and name."""
@@ -49,6 +55,7 @@ def sink_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
         can_subset=True,
         backfill_policy=dg.BackfillPolicy.single_run() if pipeline.partitions else None,
         op_tags={PIPELINE_TAG: pipeline.name},
+        pool=pipeline.pool,
         required_resource_keys={SPARK},
     )
     def write_sinks(
@@ -63,29 +70,41 @@ def sink_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
             name for name, physical in pipeline.sinks.items() if physical.key in context.selected_asset_keys
         ]
         checked = {pipeline.sink_for_key(key.asset_key) for key in context.selected_asset_check_keys}
-        written = _write_sinks(context, pipeline, partitions) if selected else None
-        sinks_to_check = [name for name in pipeline.sinks if name in checked or written]
         content = any(key.name == "content_matches" for key in context.selected_asset_check_keys)
-        try:
-            checks = _group_by_sink(
-                run_checks(pipeline, getattr(context.resources, SPARK), sinks_to_check, content=content)
-            )
-        except HeadraceError as error:
-            raise to_dagster_error(error, context.op_execution_context.retry_number) from error
-        if written:
+        with (
+            RunStatusWatch(context.instance, context.run.run_id) as watch,
+            _keep_complete_partitions(context, pipeline, partitions if selected else None),
+        ):
+            written = _write_sinks(context, pipeline, partitions, watch) if selected else None
+            sinks_to_check = [name for name in pipeline.sinks if name in checked or written]
+            try:
+                checks = _group_by_sink(
+                    run_checks(
+                        pipeline,
+                        getattr(context.resources, SPARK),
+                        sinks_to_check,
+                        content=content,
+                        is_canceled=watch.canceled.is_set,
+                    )
+                )
+            except HeadraceError as error:
+                raise to_dagster_error(error, context.op_execution_context.retry_number) from error
+        if written and _is_new_to_dagster(context, pipeline, partitions, written[0]):
             yield from _report_materializations(context, pipeline, partitions, *written, checks, lineage)
+        elif written:
+            _report_observations(context, pipeline, partitions, written[0])
         yield from _report_checks(context, pipeline, partitions, checks)
 
     return write_sinks
 
 
 def _write_sinks(
-    context: dg.AssetExecutionContext, pipeline: Pipeline, partitions: Sequence[str] | None
+    context: dg.AssetExecutionContext,
+    pipeline: Pipeline,
+    partitions: Sequence[str] | None,
+    watch: RunStatusWatch,
 ) -> tuple[RunResult, PartitionRows]:
-    """Run the pipeline: the partitions' history, or without partitions history and then the stream.
-
-    If the run fails, report the partitions that are already complete, since they are in every sink.
-    """
+    """Run the pipeline: the partitions' history, or without partitions history and then the stream."""
     if problem := partition_error(pipeline, partitions):
         raise dg.Failure(description=problem, allow_retries=False)
     rows: dict[str, Mapping[str, int]] = {}
@@ -100,27 +119,97 @@ def _write_sinks(
             context.log.log(event.level.upper(), event.message)
 
     until = Until.HISTORY if partitions or not pipeline.has_stream else Until.CAUGHT_UP
+    result = run_pipeline(
+        pipeline,
+        getattr(context.resources, SPARK),
+        until=until,
+        partitions=partitions,
+        refresh=_is_refresh(context, pipeline),
+        run_id=context.run.run_id,
+        is_canceled=watch.canceled.is_set,
+        retries=context.op_execution_context.retry_number,
+        on_event=on_event,
+    )
+    end_if_requested(context, result, is_pause_success=False)
+    return result, rows | dict(read_partition_rows(pipeline, partitions or ()))
+
+
+@contextmanager
+def _keep_complete_partitions(
+    context: dg.AssetExecutionContext, pipeline: Pipeline, partitions: Sequence[str] | None
+) -> Iterator[None]:
+    """Report the partitions that are in every sink if the run fails.
+
+    Dagster shows a partition as failed if the last run that was to write it reported nothing about it.
+    """
     try:
-        spark = getattr(context.resources, SPARK)
-        result = run_pipeline(
-            pipeline,
-            spark,
-            until=until,
-            partitions=partitions,
-            run_id=context.run.run_id,
-            is_canceled=cancellation_probe(context.instance, context.run.run_id),
-            retries=context.op_execution_context.retry_number,
-            on_event=on_event,
-        )
+        yield
+    except dg.RetryRequested:
+        raise
     except BaseException:
-        for partition in rows if partitions else ():
+        try:
+            done = completed_partitions(pipeline.file, read_pipeline_state(pipeline)) if partitions else []
+            rows = read_partition_rows(pipeline, done)
+        except HeadraceError as error:
+            context.log.warning("complete partitions are not reported: %s", error)
+            raise
+        for partition in (key for key in partitions or () if key in done):
             for sink, physical in pipeline.sinks.items():
-                metadata = _partition_rows(rows[partition], sink)
+                metadata = _partition_rows(rows.get(partition, {}), sink)
                 context.log_event(
-                    dg.AssetMaterialization(physical.key, partition=partition, metadata=metadata)
+                    dg.AssetMaterialization(
+                        physical.key,
+                        partition=partition,
+                        description="The partition is complete. The run that reports it failed.",
+                        metadata=metadata,
+                    )
                 )
         raise
-    return result, rows | dict(read_partition_rows(pipeline, partitions or ()))
+
+
+def _is_refresh(context: dg.AssetExecutionContext, pipeline: Pipeline) -> bool:
+    """Return whether the run reads complete partitions again. A retry continues what the run has begun."""
+    from headrace.jobs.planning.refresh import find_refresh_obstacle
+
+    return (
+        context.op_execution_context.retry_number == 0
+        and context.run.tags.get(REFRESH_TAG) != "false"
+        and find_refresh_obstacle(pipeline.file) is None
+    )
+
+
+def _is_new_to_dagster(
+    context: dg.AssetExecutionContext,
+    pipeline: Pipeline,
+    partitions: Sequence[str] | None,
+    result: RunResult,
+) -> bool:
+    """Return whether the run has something to report as a materialization.
+
+    That is what it wrote, and what another program wrote before. A backfill counts partitions without a
+    materialization as failed, so it gets one in any case.
+    """
+    if result.epochs or BACKFILL_TAG in context.run.tags:
+        return True
+    return not all(
+        set(partitions) <= set(context.instance.get_materialized_partitions(physical.key))
+        if partitions
+        else context.instance.get_latest_materialization_event(physical.key)
+        for physical in pipeline.sinks.values()
+    )
+
+
+def _report_observations(
+    context: dg.AssetExecutionContext,
+    pipeline: Pipeline,
+    partitions: Sequence[str] | None,
+    result: RunResult,
+) -> None:
+    """Report that the run wrote nothing to the sinks."""
+    for sink, physical in pipeline.sinks.items():
+        for partition in partitions or [None]:
+            metadata = report.run_metadata(result, sink)
+            context.log_event(dg.AssetObservation(physical.key, partition=partition, metadata=metadata))
 
 
 def _report_materializations(

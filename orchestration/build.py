@@ -23,6 +23,14 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
+class AutomationDefaults:
+    """Whether supervisors and schedules are on before a person switches them in the UI."""
+
+    supervisors: bool = False
+    schedules: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class PipelineDefinitions:
     """The definitions of one pipeline."""
 
@@ -39,19 +47,21 @@ def build_definitions(
     *,
     strict: bool = True,
     sources: bool = True,
+    automation: AutomationDefaults = AutomationDefaults(),
 ) -> dg.Definitions:
     """Return the definitions of all pipeline files.
 
     If `strict` is set, the first file with mistakes raises UserError, as `dg check defs` expects. Otherwise a
     broken file becomes an asset that shows its mistakes, and the other files load. `sources` declares the
     inputs of the pipelines as external assets with kind and columns. Without it they are plain dependencies
-    that another component can declare.
+    that another component can declare. `automation` tells which supervisors and schedules are on at first.
     """
     loaded: list[PipelineDefinitions] = []
     broken: list[dg.AssetsDefinition] = []
     for path in files:
         try:
-            loaded.append(_check_unique(build_pipeline_definitions(read_pipeline(path, overrides)), loaded))
+            parts = build_pipeline_definitions(read_pipeline(path, overrides), automation)
+            loaded.append(_check_unique(parts, loaded))
         except UserError as error:
             if strict:
                 raise
@@ -70,7 +80,9 @@ def build_definitions(
     )
 
 
-def build_pipeline_definitions(pipeline: Pipeline) -> PipelineDefinitions:
+def build_pipeline_definitions(
+    pipeline: Pipeline, automation: AutomationDefaults = AutomationDefaults()
+) -> PipelineDefinitions:
     """Return assets, jobs, schedule and supervisor of one pipeline.
 
     Raise UserError for an invalid schedule.
@@ -82,14 +94,16 @@ def build_pipeline_definitions(pipeline: Pipeline) -> PipelineDefinitions:
         tags={PIPELINE_TAG: pipeline.name},
     )
     stream = stream_job(pipeline) if pipeline.has_stream else None
-    schedule = pipeline_schedule(pipeline, materialize, stream)
+    schedule = pipeline_schedule(pipeline, materialize, stream, is_on=automation.schedules)
     continuous = stream is not None and pipeline.file.model.stream.mode == "continuous"
     return PipelineDefinitions(
         pipeline=pipeline,
         assets=assets,
         jobs=[materialize, *([stream] if stream else ())],
         schedules=[schedule] if schedule else [],
-        sensors=[build_supervisor(pipeline, stream)] if stream and continuous else [],
+        sensors=[build_supervisor(pipeline, stream, is_on=automation.supervisors)]
+        if stream and continuous
+        else [],
     )
 
 

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 
 import dagster as dg
 
-from headrace.jobs.sources.pipeline_source import create_pipeline_sources, declared_columns
+from headrace.jobs.sources.declared_columns import declared_columns
+from headrace.jobs.sources.pipeline_source import create_pipeline_sources
 from headrace.orchestration.pipelines import PhysicalAsset, Pipeline
 from headrace.pipeline.lineage.columns import lineage
 from headrace.pipeline.model import graph

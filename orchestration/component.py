@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import dagster as dg
 from pydantic import Field
 
-from headrace.orchestration.build import build_definitions
-from headrace.orchestration.pipelines import pipeline_files
+from headrace.orchestration.build import AutomationDefaults, build_definitions
+from headrace.pipeline.file.discovery import find_pipeline_files
 
 
 class PipelineComponent(dg.Component, dg.Model, dg.Resolvable):
@@ -37,11 +37,24 @@ class PipelineComponent(dg.Component, dg.Model, dg.Resolvable):
         ),
     ] = False
 
+    supervisor: Annotated[
+        Literal["running", "stopped"],
+        Field(
+            description="Whether the supervisors of continuous streams are on at first. They start streams on"
+            " the servers of the settings."
+        ),
+    ] = "stopped"
+    schedules: Annotated[
+        Literal["running", "stopped"],
+        Field(description="Whether the schedules of the pipelines are on at first."),
+    ] = "stopped"
+
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
         """Return the definitions of all pipelines at `path`.
 
         Raise UserError with every mistake of a broken file.
         """
         path = Path(self.path)
-        files = pipeline_files([path if path.is_absolute() else context.path / path])
-        return build_definitions(files, self.settings, sources=self.source_assets)
+        files = find_pipeline_files([path if path.is_absolute() else context.path / path])
+        automation = AutomationDefaults(self.supervisor == "running", self.schedules == "running")
+        return build_definitions(files, self.settings, sources=self.source_assets, automation=automation)

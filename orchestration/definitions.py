@@ -15,8 +15,9 @@ from pathlib import Path
 
 import dagster as dg
 
-from headrace.orchestration.build import build_definitions
-from headrace.orchestration.pipelines import pipeline_files
+from headrace.orchestration.build import AutomationDefaults, build_definitions
+from headrace.orchestration.instance import UI_VARIABLE
+from headrace.pipeline.file.discovery import find_pipeline_files
 
 log = logging.getLogger(__name__)
 
@@ -44,8 +45,11 @@ warnings.filterwarnings(
     "ignore", message=r"Parameter `owners` of initializer `SensorDefinition", category=dg.BetaWarning
 )
 
+in_ui = os.environ.get(UI_VARIABLE) == "1"
 defs = dg.Definitions.merge(
-    build_definitions(pipeline_files(pipeline_paths()), strict=False),
+    build_definitions(
+        find_pipeline_files(pipeline_paths()), strict=False, automation=AutomationDefaults(in_ui, in_ui)
+    ),
     # A run has one step, so a separate process for it would only add start-up time.
     dg.Definitions(executor=dg.in_process_executor),
 )

@@ -13,16 +13,18 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
 import dagster as dg
 from dagster import DagsterExecutionInterruptedError
 
-from headrace.jobs.run.events import CheckResult, Event, RunResult, Until
+from headrace.jobs.run.events import CheckResult, Event, RunMessage, RunResult, Until
 from headrace.orchestration.pipelines import Pipeline
-from headrace.pipeline.errors import HeadraceError, error_code
+from headrace.orchestration.turns import wait_for_turn
+from headrace.pipeline.errors import HeadraceError, LeaseHeldError, PausedError, error_code
 from headrace.pipeline.protocol.log_context import LogContextFilter, formatter
 
 if TYPE_CHECKING:
@@ -34,10 +36,6 @@ STOP_SECONDS = 45.0
 """Seconds that a run has to end after a stop. The run itself finishes or drops its epoch within 30 s."""
 RETRIES, RETRY_SECONDS = 2, 15.0
 _POLL_SECONDS = 0.5
-_STATUS_SECONDS = 5.0
-"""Seconds between two reads of the run's status."""
-
-_CANCELED = (dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED)
 
 T = TypeVar("T")
 
@@ -50,6 +48,7 @@ def run_pipeline(
     run_id: str,
     retries: int = 0,
     partitions: Sequence[str] | None = None,
+    refresh: bool = False,
     max_run_time: timedelta | None = None,
     on_event: Callable[[Event], None],
     on_tick: Callable[[], None] = lambda: None,
@@ -57,6 +56,7 @@ def run_pipeline(
 ) -> RunResult:
     """Run the pipeline to its end. Deliver its events in order in the calling thread.
 
+    If another run of the pipeline is active, or the pipeline is paused, wait, without a Spark session.
     `on_tick` and `is_canceled` are called at least every second. A termination of the Dagster run, by an
     interrupt or by `is_canceled`, stops the pipeline after the current epoch, and is raised when the pipeline
     has ended. Errors are raised as `to_dagster_error` converts them.
@@ -71,18 +71,23 @@ def run_pipeline(
     def work() -> RunResult:
         settings = spark.settings(pipeline.settings())
         _log_to_stderr(settings.log_format)
-        return run(
-            pipeline.file,
-            settings,
-            until=until,
-            partitions=partitions,
-            listener=events.put,
-            stop=stop,
-            max_run_time=max_run_time,
-            launched_by="dagster",
-            run_id=run_id,
-            spark=spark.session(settings, pipeline.node_types),
-        )
+        while wait_for_turn(pipeline, stop, lambda reason: events.put(RunMessage(reason))):
+            # Another run can take the lease between the wait and this one.
+            with suppress(LeaseHeldError, PausedError):
+                return run(
+                    pipeline.file,
+                    settings,
+                    until=until,
+                    partitions=partitions,
+                    refresh=refresh,
+                    listener=events.put,
+                    stop=stop,
+                    max_run_time=max_run_time,
+                    launched_by="dagster",
+                    run_id=run_id,
+                    spark=spark.session(settings, pipeline.node_types),
+                )
+        raise DagsterExecutionInterruptedError
 
     future = _in_thread(work, f"lane-{pipeline.name}")
     future.add_done_callback(lambda _: events.put(None))  # wakes the loop below
@@ -105,30 +110,6 @@ def run_pipeline(
         raise to_dagster_error(error, retries) from error
 
 
-def cancellation_probe(instance: dg.DagsterInstance, run_id: str) -> Callable[[], bool]:
-    """Return a function that tells whether a person has terminated the run.
-
-    Dagster delivers a termination through the code server. If the code server is gone, only the run's status
-    shows it. The function reads the status at most every `_STATUS_SECONDS`. Storage that cannot be read is no
-    termination.
-    """
-    next_read = time.monotonic() + _STATUS_SECONDS
-
-    def is_canceled() -> bool:
-        nonlocal next_read
-        if time.monotonic() < next_read:
-            return False
-        next_read = time.monotonic() + _STATUS_SECONDS
-        try:
-            run = instance.get_run_by_id(run_id)
-        except Exception as error:  # noqa: BLE001  every storage has its own errors
-            log.warning("the status of run %s cannot be read: %s", run_id[:8], type(error).__name__)
-            return False
-        return run is not None and run.status in _CANCELED
-
-    return is_canceled
-
-
 def to_dagster_error(error: HeadraceError, retries: int) -> dg.Failure | dg.RetryRequested:
     """Return the error that a step raises: a retry request if a retry can help, else a failure.
 
@@ -148,12 +129,17 @@ def to_dagster_error(error: HeadraceError, retries: int) -> dg.Failure | dg.Retr
 
 
 def run_checks(
-    pipeline: Pipeline, spark: PipelineSparkResource, sinks: Sequence[str], *, content: bool = True
+    pipeline: Pipeline,
+    spark: PipelineSparkResource,
+    sinks: Sequence[str],
+    *,
+    content: bool = True,
+    is_canceled: Callable[[], bool] = lambda: False,
 ) -> list[CheckResult]:
     """Check the pipeline's sinks against the real systems. Raise HeadraceError if they are unreachable.
 
     `content` adds `content_matches`. Use the Spark session of the run. An internal error of the comparison
-    does not fail a run whose rows are written.
+    does not fail a run whose rows are written. `is_canceled` ends the wait for the checks.
     """
     from headrace.jobs.checks.audit import ContentAuditOptions, audit
     from headrace.jobs.spark.errors import translate_spark_errors
@@ -163,20 +149,24 @@ def run_checks(
     needs_spark = content or any(
         not pipeline.file.model.sinks[sink].capabilities.without_spark for sink in sinks
     )
+
+    def work() -> list[CheckResult]:
+        session = spark.session(settings, pipeline.node_types) if needs_spark else None
+        with translate_spark_errors():
+            return audit(
+                pipeline.file,
+                settings,
+                sinks=sinks,
+                spark=session,
+                content=ContentAuditOptions(raises=False) if content else None,
+            )
+
     # In a thread, because a first session in the main thread would replace Dagster's interrupt handlers.
-    session = (
-        _in_thread(lambda: spark.session(settings, pipeline.node_types), "checks-spark").result()
-        if needs_spark
-        else None
-    )
-    with translate_spark_errors():
-        return audit(
-            pipeline.file,
-            settings,
-            sinks=sinks,
-            spark=session,
-            content=ContentAuditOptions(raises=False) if content else None,
-        )
+    future = _in_thread(work, "checks")
+    while not wait([future], timeout=_POLL_SECONDS).done:
+        if is_canceled():
+            raise DagsterExecutionInterruptedError
+    return future.result()
 
 
 def _in_thread(work: Callable[[], T], name: str) -> Future[T]:

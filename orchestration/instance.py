@@ -7,6 +7,8 @@ from importlib.resources import files
 from pathlib import Path
 
 MODULE = "headrace.orchestration.definitions"
+UI_VARIABLE = "HEADRACE_UI"
+"""`1` in the processes of `headrace ui`, where supervisors and schedules are on at first."""
 
 
 def dagster_home() -> Path:

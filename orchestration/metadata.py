@@ -30,6 +30,8 @@ def run_metadata(result: RunResult, sink: str) -> dict[str, Any]:
         "ended by": result.stop_reason,
         "ledger id": result.pipeline,
     }
+    if result.rejected:
+        metadata["rows rejected"] = sum(result.rejected.values())
     for phase, figures in result.phases.items():
         metadata[f"{phase} rows"] = figures.rows
         metadata[f"{phase} seconds"] = round(figures.seconds, 3)
@@ -39,7 +41,7 @@ def run_metadata(result: RunResult, sink: str) -> dict[str, Any]:
 def counts_metadata(counts: WriteCounts) -> dict[str, Any]:
     """Return the acknowledged row counts. Leave out counts that the sink does not know."""
     values = {
-        "rows written": counts.rows,
+        "rows_written": counts.rows,
         "inserted": counts.inserted,
         "updated": counts.updated,
         "deleted": counts.deleted,

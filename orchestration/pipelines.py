@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,20 +15,19 @@ from headrace.connectors.sink_base import Sink
 from headrace.jobs.checks.content.scope import refusal
 from headrace.jobs.dynamic_tables.factory import value_tables
 from headrace.jobs.run.status import has_stream_work
-from headrace.pipeline.config.settings import CONFIG_NAMES, Settings, load_settings
-from headrace.pipeline.errors import UserError
+from headrace.pipeline.config.settings import Settings, load_settings
 from headrace.pipeline.file.loader import PipelineFile, load_pipeline
 from headrace.pipeline.model import graph
 from headrace.pipeline.model.capabilities import Delivery
-from headrace.pipeline.model.run_options import PartitionsConfig
+from headrace.pipeline.model.run_options import OPEN, PartitionsConfig
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.epochs import Json
-from headrace.pipeline.protocol.partitions import window_keys
-from headrace.pipeline.testcases.loader import is_test_file
+from headrace.pipeline.protocol.partitions import describe_keys, is_history_open, window_keys
 
-NOT_PIPELINES = ("defs.yaml", "component.yaml", "dagster.yaml", "workspace.yaml", *CONFIG_NAMES)
 PIPELINE_TAG = "headrace/pipeline"
 STREAM_TAG = "headrace/stream"
+REFRESH_TAG = "headrace/refresh"
+"""A run with this tag and the value `false` does not read complete partitions again."""
 ICONS = {"delta": "deltalake"}
 """Storage kinds for which Dagster has an icon under another name."""
 
@@ -82,6 +81,11 @@ class Pipeline:
         return re.sub(r"\W", "_", self.file.name)
 
     @property
+    def pool(self) -> str:
+        """The pool of all runs that write the pipeline. The instance lets one of them start at a time."""
+        return f"headrace/{self.name}"
+
+    @property
     def history_partitions(self) -> list[str]:
         """The keys of the partitions that history fills. The stream fills later ones."""
         return window_keys(self.file.model.partitions)
@@ -108,29 +112,6 @@ class Pipeline:
     def sink_for_key(self, key: dg.AssetKey) -> str:
         """Return the sink with this asset key."""
         return next(name for name, physical in self.sinks.items() if physical.key == key)
-
-
-def pipeline_files(paths: Iterable[Path]) -> list[Path]:
-    """Return the pipeline files at `paths`.
-
-    A folder contributes its YAML files, without tests and subfolders.
-
-    Raise UserError for a path that does not exist.
-    """
-    files: dict[Path, None] = {}
-    for path in paths:
-        if path.is_dir():
-            files |= dict.fromkeys(sorted(child for child in path.iterdir() if _may_be_pipeline(child)))
-        elif path.is_file():
-            files[path] = None
-        else:
-            msg = f"`{path}` is neither a pipeline file nor a folder of them"
-            raise UserError(msg)
-    return list(files)
-
-
-def _may_be_pipeline(path: Path) -> bool:
-    return path.suffix in (".yaml", ".yml") and not is_test_file(path) and path.name not in NOT_PIPELINES
 
 
 def read_pipeline(path: Path, overrides: Mapping[str, Any] | None = None) -> Pipeline:
@@ -191,14 +172,28 @@ def to_dagster_partitions(
     """
     if partitions is None:
         return None
-    definition = (
-        dg.MonthlyPartitionsDefinition if partitions.every == "month" else dg.DailyPartitionsDefinition
-    )
-    return definition(
-        start_date=partitions.start.isoformat(),
-        end_date=partitions.end.isoformat(),
-        end_offset=1 if include_current else 0,
-    )
+    options: dict[str, Any] = {
+        "start_date": partitions.start.isoformat(),
+        "end_date": None if partitions.end == OPEN else partitions.end.isoformat(),
+        "end_offset": 1 if include_current else 0,
+    }
+    match partitions.every:
+        case "day":
+            return dg.DailyPartitionsDefinition(**options)
+        case "week":
+            return dg.WeeklyPartitionsDefinition(day_offset=partitions.start.isoweekday() % 7, **options)
+        case "month":
+            return dg.MonthlyPartitionsDefinition(**options)
+        case "year":
+            end = options.pop("end_date")
+            return dg.TimeWindowPartitionsDefinition(
+                start=options.pop("start_date"), end=end, cron_schedule="0 0 1 1 *", fmt="%Y-%m-%d", **options
+            )
+
+
+def partition_range_tags(first: str, last: str) -> dict[str, str]:
+    """Return the tags of a run over the partitions `first` to `last`."""
+    return {"dagster/asset_partition_range_start": first, "dagster/asset_partition_range_end": last}
 
 
 def applicable_checks(pipeline: Pipeline, sink: str) -> Sequence[str]:
@@ -228,7 +223,7 @@ def partition_error(pipeline: Pipeline, partitions: Sequence[str] | None) -> str
         return ""
     history = pipeline.history_partitions
     if not partitions:
-        return f"pipeline `{pipeline.file.name}` has partitions: choose some of {history[0]} to {history[-1]}"
+        return f"pipeline `{pipeline.file.name}` has partitions: choose some ({describe_keys(history)})"
     stream_partitions = [key for key in partitions if key not in set(history)]
     if not stream_partitions:
         return ""
@@ -237,6 +232,8 @@ def partition_error(pipeline: Pipeline, partitions: Sequence[str] | None) -> str
         if len(stream_partitions) == 1
         else f"partitions {stream_partitions[0]} to {stream_partitions[-1]} are"
     )
+    if is_history_open(pipeline.file.model.partitions):
+        return f"{subject} not over yet: a partition can be materialized when its last day has passed (UTC)."
     return (
         f"{subject} after the end of history ({pipeline.file.place('partitions', 'history_end')}): the"
         " stream fills the partitions after"

@@ -31,10 +31,10 @@ class SupervisorGaveUpError(Exception):
     """Fails every tick of a supervisor until a person acts."""
 
 
-def build_supervisor(pipeline: Pipeline, job: dg.JobDefinition) -> dg.SensorDefinition:
-    """Return the sensor `<pipeline>_supervisor`.
-
-    It is on by default, since the file sets a continuous stream.
+def build_supervisor(
+    pipeline: Pipeline, job: dg.JobDefinition, *, is_on: bool = False
+) -> dg.SensorDefinition:
+    """Return the sensor `<pipeline>_supervisor`. `is_on`: it ticks before a person turns it on.
 
     It reads the ledger and the job's newest run, and calls no other system. It requests at most one run after
     each run.
@@ -44,7 +44,7 @@ def build_supervisor(pipeline: Pipeline, job: dg.JobDefinition) -> dg.SensorDefi
         name=f"{pipeline.name}_supervisor",
         job=job,
         minimum_interval_seconds=INTERVAL_SECONDS,
-        default_status=dg.DefaultSensorStatus.RUNNING,
+        default_status=dg.DefaultSensorStatus.RUNNING if is_on else dg.DefaultSensorStatus.STOPPED,
         description="Keeps the stream running once the history is complete. Turn it off, or terminate the"
         " run, to stop the stream.",
     )

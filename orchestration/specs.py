@@ -106,6 +106,7 @@ def _sink_spec(pipeline: Pipeline, sink: str, catalog: ColumnCatalog) -> dg.Asse
         tags={PIPELINE_TAG: pipeline.name},
         group_name=pipeline.name,
         partitions_def=pipeline.partitions,
+        skippable=True,  # a run that writes nothing reports an observation
     )
 
 

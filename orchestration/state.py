@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 
-from headrace.connectors.ledger.factory import open_ledger
+from headrace.connectors.ledger.factory import open_existing_ledger
 from headrace.orchestration.pipelines import Pipeline
 from headrace.pipeline.protocol.coordinator.blocking import find_block
 from headrace.pipeline.protocol.epochs import WriteCounts
@@ -17,7 +17,7 @@ PartitionRows = Mapping[str, Mapping[str, int]]
 
 def read_pipeline_state(pipeline: Pipeline) -> PipelineState | None:
     """Return the pipeline's state, None if there is no ledger yet. Create no file."""
-    with _open_ledger(pipeline) as ledger:
+    with open_pipeline_ledger(pipeline) as ledger:
         return ledger.state(pipeline.file.name) if ledger else None
 
 
@@ -26,14 +26,14 @@ def describe_blocked_epoch(pipeline: Pipeline, state: PipelineState | None) -> s
     if state is None or state.open_plan is None:
         return ""
     file = pipeline.file
-    with _open_ledger(pipeline) as ledger:
+    with open_pipeline_ledger(pipeline) as ledger:
         block = find_block(ledger, state, file.model.epoch.max_attempts, file.path) if ledger else None
     return f"{block} To go on in Dagster, launch the stream's job by hand." if block else ""
 
 
 def read_partition_rows(pipeline: Pipeline, partitions: Collection[str]) -> PartitionRows:
     """Return the rows that history wrote into each partition at each sink, over all runs."""
-    with _open_ledger(pipeline) as ledger:
+    with open_pipeline_ledger(pipeline) as ledger:
         counts = ledger.window_counts(pipeline.file.name) if ledger else {}
     return {
         key: {sink: _net_rows(entry) for sink, entry in by_sink.items()}
@@ -50,14 +50,11 @@ def _net_rows(counts: WriteCounts) -> int:
 
 
 @contextmanager
-def _open_ledger(pipeline: Pipeline) -> Iterator[Ledger | None]:
-    settings = pipeline.settings()
-    backend = settings.state_backend
-    if backend.backend_type == "sqlite" and not backend.sqlite.path.exists():
-        yield None
-        return
-    ledger = open_ledger(settings)
+def open_pipeline_ledger(pipeline: Pipeline) -> Iterator[Ledger | None]:
+    """Open the pipeline's ledger for a block. None if there is none yet: no file is created."""
+    ledger = open_existing_ledger(pipeline.settings())
     try:
         yield ledger
     finally:
-        ledger.close()
+        if ledger:
+            ledger.close()

@@ -19,7 +19,7 @@ from headrace.jobs.run.events import (
     Until,
 )
 from headrace.orchestration import metadata as report
-from headrace.orchestration.execution import cancellation_probe, run_checks, run_pipeline
+from headrace.orchestration.execution import run_checks, run_pipeline
 from headrace.orchestration.pipelines import PIPELINE_TAG, STREAM_TAG, Pipeline, applicable_checks
 from headrace.orchestration.resources import SPARK
 from headrace.orchestration.stream_progress import (
@@ -28,6 +28,7 @@ from headrace.orchestration.stream_progress import (
     StreamPartitions,
     StreamProgress,
 )
+from headrace.orchestration.termination import RunStatusWatch, end_if_requested
 from headrace.pipeline.errors import HeadraceError
 
 PARTITION_STATE, CURRENT, COMPLETE = "partition state", "current", "complete"
@@ -58,25 +59,28 @@ def stream_job(pipeline: Pipeline) -> dg.JobDefinition:
         out=dg.Out(dg.Nothing),
         required_resource_keys={SPARK},
         tags={PIPELINE_TAG: pipeline.name},
+        pool=pipeline.pool,
     )
     def stream(context: dg.OpExecutionContext, config: StreamConfig) -> None:
         until, max_run_time = _run_limits(pipeline, config)
-        reporter = StreamReporter(context, pipeline)
-        try:
-            result = run_pipeline(
-                pipeline,
-                getattr(context.resources, SPARK),
-                until=until,
-                max_run_time=max_run_time,
-                run_id=context.run.run_id,
-                is_canceled=cancellation_probe(context.instance, context.run.run_id),
-                on_event=reporter.on_event,
-                on_tick=reporter.on_tick,
-            )
-        except BaseException:
-            reporter.report_remaining(caught_up=False)
-            raise
-        reporter.finish(result)
+        with RunStatusWatch(context.instance, context.run.run_id) as watch:
+            reporter = StreamReporter(context, pipeline, is_canceled=watch.canceled.is_set)
+            try:
+                result = run_pipeline(
+                    pipeline,
+                    getattr(context.resources, SPARK),
+                    until=until,
+                    max_run_time=max_run_time,
+                    run_id=context.run.run_id,
+                    is_canceled=watch.canceled.is_set,
+                    on_event=reporter.on_event,
+                    on_tick=reporter.on_tick,
+                )
+                end_if_requested(context, result, is_pause_success=True)
+            except BaseException:
+                reporter.report_remaining(caught_up=False)
+                raise
+            reporter.finish(result)
 
     @dg.job(
         name=f"{pipeline.name}_stream",
@@ -118,7 +122,9 @@ class StreamReporter:
         pipeline: Pipeline,
         clock: Callable[[], float] = time.monotonic,
         today: Callable[[], date] | None = None,
+        is_canceled: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._is_canceled = is_canceled
         self._context, self._pipeline, self._clock = context, pipeline, clock
         self._progress = StreamProgress(pipeline.sinks, clock)
         partitions = pipeline.file.model.partitions
@@ -197,6 +203,7 @@ class StreamReporter:
                     self._pipeline,
                     getattr(self._context.resources, SPARK),
                     sorted(self._pipeline.verifiable_sinks),
+                    is_canceled=self._is_canceled,
                 )
                 if self._pipeline.verifiable_sinks
                 else []

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
-from datetime import UTC, date, datetime
+from datetime import date
 
 from headrace.jobs.run.events import EpochCommitted
 from headrace.pipeline.model.run_options import PartitionsConfig
 from headrace.pipeline.protocol.epochs import Phase, WriteCounts
-from headrace.pipeline.protocol.partitions import list_partitions
+from headrace.pipeline.protocol.partitions import TimePartition, history_end, list_partitions, today
 
 REPORT_SECONDS = 60.0
 """Seconds between two reports of one sink."""
@@ -78,10 +78,6 @@ class StreamProgress:
         return due
 
 
-def _today() -> date:
-    return datetime.now(UTC).date()
-
-
 class StreamPartitions:
     """The partitions after the end of history, which the stream fills.
 
@@ -92,30 +88,34 @@ class StreamPartitions:
         self,
         partitions: PartitionsConfig | None,
         reported: Collection[str],
-        today: Callable[[], date] = _today,
+        today: Callable[[], date] = today,
     ) -> None:
         """Take the partitions that are not in `reported`, the keys that were complete before."""
-        first = (partitions.history_end or partitions.end) if partitions else date.max
-        all_partitions = list_partitions(partitions, history_only=False) if partitions else []
-        self._open = [
-            partition
-            for partition in all_partitions
-            if partition.start >= first and partition.key not in reported
-        ]
+        self._partitions = partitions
+        self._reported = set(reported)
         self._today = today
 
     def current(self) -> str | None:
         """Return the partition of today, None if all are past or none has begun."""
         today = self._today()
-        return next(
-            (partition.key for partition in self._open if partition.start <= today < partition.end), None
-        )
+        return next((one.key for one in self._list_open(today) if one.start <= today < one.end), None)
 
     def take_completed(self, *, caught_up: bool) -> list[str]:
         """Return the partitions that are complete now, each once."""
         if not caught_up:
             return []
         today = self._today()
-        completed = [partition.key for partition in self._open if partition.end <= today]
-        self._open = [partition for partition in self._open if partition.end > today]
+        completed = [one.key for one in self._list_open(today) if one.end <= today]
+        self._reported.update(completed)
         return completed
+
+    def _list_open(self, today: date) -> list[TimePartition]:
+        """Return the partitions of the stream that are not reported as complete, up to the one of today."""
+        if self._partitions is None:
+            return []
+        first = history_end(self._partitions)
+        return [
+            one
+            for one in list_partitions(self._partitions, history_only=False, now=today)
+            if one.start >= first and one.key not in self._reported
+        ]

@@ -102,6 +102,9 @@ def decide_action(
     committed = state.committed if state else 0
     if committed > memory.committed:
         memory = SupervisorMemory(committed=committed)
+    if state and state.request and state.request.is_pause:
+        reason = f"paused {state.request}. `headrace resume` ends the pause"
+        return SupervisorDecision(SupervisorAction.WAIT, reason, replace(memory, unheld_since=0.0))
     if not complete:
         return SupervisorDecision(SupervisorAction.WAIT, "the history is not complete", memory)
     if state and state.holder:
@@ -121,8 +124,8 @@ def _decide_after_run(
     match last.status:
         case LastRunStatus.QUEUED:
             reason = (
-                f"run {last.run_id[:8]} is queued: it starts when the instance's limit of concurrent runs"
-                " admits it"
+                f"run {last.run_id[:8]} is queued: it starts when the pipeline's pool and the limits of the"
+                " instance admit it"
             )
             return SupervisorDecision(SupervisorAction.WAIT, reason, replace(memory, unheld_since=0.0))
         case LastRunStatus.RUNNING:

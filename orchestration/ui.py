@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from headrace.orchestration.instance import child_environment
+from headrace.orchestration.instance import UI_VARIABLE, child_environment
 from headrace.pipeline.errors import ServiceError
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,8 @@ def serve(home: Path, host: str = "127.0.0.1", port: int = 3000) -> None:
     ]
     with _stop_signal() as stop:
         # In a new session: signals of the terminal to this process group must not reach half of the services.
-        child = subprocess.Popen(command, env=child_environment(home), start_new_session=True)
+        environment = child_environment(home) | {UI_VARIABLE: "1"}
+        child = subprocess.Popen(command, env=environment, start_new_session=True)
         log.info("ui url=http://%s:%d pid=%d", host, port, child.pid)
         try:
             while child.poll() is None and not stop.wait(0.2):

@@ -161,6 +161,13 @@ class LeaseHeldError(PipelineStateError):
     blocks = False
 
 
+class PausedError(PipelineStateError):
+    """The pipeline is paused. No run starts until the pause ends."""
+
+    code = "HR205"
+    action = "End the pause with `headrace resume FILE`."
+
+
 class SinkStateError(PipelineStateError):
     """The commit record of a sink and the ledger disagree."""
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 from helpers.pipeline_world import World, clickhouse_database, filled_world, postgres_database
+from helpers.schema_registry import SchemaRegistry
 
 from headrace import services as local
 from headrace.services import Services
@@ -76,6 +77,16 @@ def services() -> Iterator[Services]:
         yield local.up(home=home)
     finally:
         end(home)
+
+
+@pytest.fixture(scope="session")
+def registry(services: Services) -> Iterator[SchemaRegistry]:
+    """Yield a schema registry in the home of the other servers."""
+    found = SchemaRegistry(services.home)
+    found.start()
+    yield found
+    if not os.environ.get("HEADRACE_TEST_SERVICES"):
+        found.stop()
 
 
 def end(home: Path) -> None:

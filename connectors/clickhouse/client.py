@@ -54,12 +54,13 @@ _PASSING = frozenset(
 _SERVER_TEXT = re.compile(
     r"^.*?DB::Exception: (.*?)(?: \(version [^)]*(?:\([^)]*\))?\))?(?: \(for url [^)]*\))?\s*$", re.DOTALL
 )
-_UP = "Is clickhouse_source.url right? Servers for trying things out: headrace services up."
+SOURCE, SINK = "clickhouse_source", "clickhouse_sink"
+"""The sections of the settings with a connection."""
 READ_TIMEOUT_S = 3600
 CONNECT_TIMEOUT_S = 10
 
 
-def connect(connection: ClickHouseConnection, name: str) -> Client:
+def connect(connection: ClickHouseConnection, name: str, section: str = SOURCE) -> Client:
     """Return an open client. Raise SettingsError for a wrong URL, and TransientError without an answer.
 
     The client has no session id: tasks and threads query at the same time, and a session serves one query at
@@ -69,11 +70,11 @@ def connect(connection: ClickHouseConnection, name: str) -> Client:
 
     parts = urlsplit(connection.url)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
-        msg = "clickhouse_source.url is not an address such as http://localhost:8123"
+        msg = f"{section}.url is not an address such as http://localhost:8123"
         raise SettingsError(
-            msg, hint=f"clickhouse_source.url: {describe_setting_lookup('clickhouse_source.url')}", node=name
+            msg, hint=f"{section}.url: {describe_setting_lookup(f'{section}.url')}", node=name
         )
-    with translate_errors(name):
+    with translate_errors(name, section=section):
         return clickhouse_connect.get_client(
             interface=parts.scheme,
             host=parts.hostname,
@@ -91,21 +92,21 @@ def connect(connection: ClickHouseConnection, name: str) -> Client:
         )
 
 
-def shared(connection: ClickHouseConnection, name: str) -> Client:
+def shared(connection: ClickHouseConnection, name: str, section: str = SOURCE) -> Client:
     """Return this process's client for one server.
 
-    A worker reads many splits, and opening a client costs several requests.
+    A worker reads or writes many splits, and opening a client costs several requests.
     """
-    return _kept(
-        connection.model_dump_json(exclude={"password"}), connection.password.get_secret_value(), name
-    )
+    rest = connection.model_dump_json(include=set(ClickHouseConnection.model_fields) - {"password"})
+    return _kept(rest, connection.password.get_secret_value(), name, section)
 
 
 @lru_cache(maxsize=8)
-def _kept(rest: str, password: str, name: str) -> Client:
+def _kept(rest: str, password: str, name: str, section: str) -> Client:
     return connect(
         ClickHouseConnection.model_validate_json(rest).model_copy(update={"password": SecretStr(password)}),
         name,
+        section,
     )
 
 
@@ -113,13 +114,13 @@ def arrow_settings(url: str) -> dict[str, str]:
     """Return the settings of a query with an Arrow result. It is compressed only for another host."""
     return {
         "output_format_arrow_string_as_string": "1",
-        "output_format_arrow_compression_method": "none"
-        if _loopback(urlsplit(url).hostname or "")
-        else "lz4_frame",
+        "output_format_arrow_compression_method": "none" if is_loopback(url) else "lz4_frame",
     }
 
 
-def _loopback(host: str) -> bool:
+def is_loopback(url: str) -> bool:
+    """Return whether a server is on this host."""
+    host = urlsplit(url).hostname or ""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -127,7 +128,7 @@ def _loopback(host: str) -> bool:
 
 
 @contextmanager
-def translate_errors(name: str, table: str = "", doing: str = "") -> Iterator[None]:
+def translate_errors(name: str, table: str = "", doing: str = "", section: str = SOURCE) -> Iterator[None]:
     """Translate driver errors to TransientError if a retry may help, else to TargetError."""
     from clickhouse_connect.driver.exceptions import ClickHouseError
     from urllib3.exceptions import HTTPError
@@ -138,23 +139,25 @@ def translate_errors(name: str, table: str = "", doing: str = "") -> Iterator[No
         msg = f"the connection to ClickHouse broke: {_root(error)}"
         raise TransientError(msg, node=name) from error
     except ClickHouseError as error:
-        raise _translate_error(error, name, table, doing) from error
+        raise _translate_error(error, name, table, doing, section) from error
 
 
-def _translate_error(error: Exception, name: str, table: str, doing: str) -> HeadraceError:
+def _translate_error(error: Exception, name: str, table: str, doing: str, section: str) -> HeadraceError:
     from clickhouse_connect.driver.exceptions import OperationalError
 
     code = getattr(error, "code", None)
     said = _SERVER_TEXT.sub(r"\1", str(error))
     subject = f"`{table}`" if table else "ClickHouse"
     if code in _LOGIN:
-        msg = "ClickHouse refuses the user or the password of clickhouse_source"
+        msg = f"ClickHouse refuses the user or the password of {section}"
         return TargetError(
-            msg, hint="Set clickhouse_source.user and .password in config.yaml or the environment.", node=name
+            msg, hint=f"Set {section}.user and .password in config.yaml or the environment.", node=name
         )
     if code in _PASSING or (code is None and isinstance(error, OperationalError)):
         return TransientError(
-            f"ClickHouse cannot be reached or is busy: {said if code else _root(error)}", hint=_UP, node=name
+            f"ClickHouse cannot be reached or is busy: {said if code else _root(error)}",
+            hint=f"Is {section}.url right? Servers for trying things out: headrace services up.",
+            node=name,
         )
     if code == ACCESS_DENIED:
         return TargetError(f"{subject}: no right to {doing or 'do this'}: {said}", node=name)

@@ -1,11 +1,12 @@
-"""The `clickhouse` source of a pipeline file."""
+"""The `clickhouse` source and sink of a pipeline file."""
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, model_validator
 
+from headrace.pipeline.model.sinks import KeyedSinkConfig
 from headrace.pipeline.model.sources import SourceConfig
 from headrace.pipeline.model.strict import Columns
 
@@ -38,3 +39,47 @@ class ClickHouseSourceConfig(SourceConfig):
         description="Rows per split, about; fewer where they hold more than 32 MiB. A split is what one"
         " task reads at a time.",
     )
+
+
+class ClickHouseSinkConfig(KeyedSinkConfig):
+    """A ClickHouse table on one server, created if missing: a ReplacingMergeTree with a key."""
+
+    target_keys: ClassVar[tuple[str, ...]] = ("table",)
+    metric_labels: ClassVar[tuple[str, ...]] = ("table",)
+
+    type: Literal["clickhouse"] = "clickhouse"
+    table: str = Field(description="`table` of the connection's own database, or `database.table`.")
+    append_only_mode: bool = Field(
+        default=True,
+        description="With a key: whether a delete stays as a row with `is_deleted` = 1, which FINAL leaves"
+        " out. With `false`, all rows of a deleted key are removed after each epoch.",
+    )
+    schema_override: dict[str, str] = Field(
+        default_factory=dict,
+        description="ClickHouse types of columns of a table that is created, such as"
+        " `id: UInt64 CODEC(Delta, ZSTD)`.",
+    )
+    compression: Literal["none", "lz4", "zstd", "gzip"] | None = Field(
+        default=None,
+        description="Compression of rows on their way. Defaults to `clickhouse_sink.compression` of the"
+        " settings.",
+    )
+    compression_level: int | None = Field(
+        default=None, ge=1, le=9, description="For `zstd` and `gzip`. Defaults to that of the settings."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rename(cls, values: Any) -> Any:
+        """Take Streamling's names of keys that have another name here."""
+        if not isinstance(values, dict):
+            return values
+        return {_STREAMLING[key] if _is_free(key, values) else key: value for key, value in values.items()}
+
+
+_STREAMLING = {"schema_overrides": "schema_override", "version_column_name": "version_column"}
+
+
+def _is_free(key: Any, values: dict[Any, Any]) -> bool:
+    """Return whether a key is Streamling's name of a key that the node does not have."""
+    return key in _STREAMLING and _STREAMLING[key] not in values

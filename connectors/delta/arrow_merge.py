@@ -7,7 +7,6 @@ one file. Nothing is visible before the caller commits the actions.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute
 from pyarrow import parquet
 
-from headrace.connectors.delta.data_files import may_contain, write_data_file
+from headrace.connectors.delta.data_files import dump_statistics, may_contain, write_data_file
 from headrace.connectors.delta.deletion_vectors import read_deletion_vector, write_deletion_vectors
 from headrace.connectors.delta.log_replay import DataFile
 from headrace.connectors.lakehouse_rows import bounds_of
@@ -71,6 +70,11 @@ class WrittenFiles:
 
     actions: list[Json]
     counts: WriteCounts
+
+
+def has_all_columns(rows: pa.Table, schema: pa.Schema) -> bool:
+    """Return whether rows have all columns of a table."""
+    return {name.lower() for name in schema.names} <= {name.lower() for name in rows.schema.names}
 
 
 def align_columns(rows: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -145,11 +149,19 @@ def _find_matches(candidates: Sequence[DataFile], epoch: EpochRows, vectors: dic
 
 
 def _read_live_keys(file: DataFile, epoch: EpochRows, removed: BitMap64 | None) -> pa.Table:
-    """Return the key columns, the position and the version of rows that can match."""
+    """Return the key columns, the position and the version of rows that can match.
+
+    A file from before a column was added has null in it.
+    """
     columns = [*epoch.key, *([epoch.version] if epoch.version not in (None, *epoch.key) else [])]
     with parquet.ParquetFile(file.path, coerce_int96_timestamp_unit="us") as reader:
-        table = reader.read(columns=columns, use_threads=False)
-    table = table.cast(pa.schema([epoch.rows.schema.field(name) for name in table.schema.names]))
+        stored = set(reader.schema_arrow.names)
+        table = reader.read(columns=[name for name in columns if name in stored], use_threads=False)
+        count = reader.metadata.num_rows
+    schema = pa.schema([epoch.rows.schema.field(name) for name in columns])
+    table = pa.table(
+        [table[name] if name in stored else pa.nulls(count) for name in columns], names=columns
+    ).cast(schema)
     live = np.ones(table.num_rows, dtype=bool)
     for name in epoch.key:
         live &= _booleans(pc.is_in(table[name], value_set=epoch.rows[name], skip_nulls=True))
@@ -206,7 +218,7 @@ def _describe_removal(add: Json, now: int) -> Json:
 
 
 def _describe_remainder(file: DataFile, descriptor: Json) -> Json:
-    loose = json.dumps({**file.statistics, "tightBounds": False})
+    loose = dump_statistics({**file.statistics, "tightBounds": False})
     return {**file.add, "deletionVector": descriptor, "stats": loose, "dataChange": True}
 
 

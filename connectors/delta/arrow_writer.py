@@ -15,6 +15,7 @@ from headrace.connectors.delta.arrow_merge import (
     EpochRows,
     WrittenFiles,
     align_columns,
+    has_all_columns,
     select_candidates,
     upsert,
 )
@@ -74,7 +75,8 @@ class ArrowWriter:
             return self._append(align_columns(rows, schema))
         epoch = EpochRows.of(rows, schema, key, version)
         compared = [*epoch.key, *([epoch.version] if epoch.version else [])]
-        if not self._has_vectors or floats_in(schema, compared):  # Spark orders NaN and zeros in its own way
+        # Spark keeps columns of updated rows that the epoch lacks, and has its own order of NaN and zeros.
+        if not self._has_vectors or not has_all_columns(rows, schema) or floats_in(schema, compared):
             return None
         files = self._replay.read_files(snapshot)
         candidates = select_candidates(files, epoch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 import uuid
 from datetime import UTC, date, datetime, timedelta
@@ -70,6 +71,13 @@ def collect_statistics(rows: pa.Table) -> Json:
         "nullCount": nulls,
         "tightBounds": True,
     }
+
+
+def dump_statistics(statistics: Json) -> str:
+    """Return statistics as JSON text. Decimals keep all their digits, which a float would lose."""
+    mark = uuid.uuid4().hex
+    text = json.dumps(statistics, default=lambda number: f"{mark}{number}")
+    return re.sub(f'"{mark}([^"]+)"', r"\1", text)
 
 
 def may_contain(statistics: Json, name: str, low: Any, high: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -44,8 +45,11 @@ class DataFile:
 
     @cached_property
     def statistics(self) -> Json:
-        """The statistics; {} if the file has none."""
-        return json.loads(self.add.get("stats") or "{}")
+        """The statistics; {} if the file has none.
+
+        Numbers with a fraction are decimals, because a float can be above the bound that it stands for.
+        """
+        return json.loads(self.add.get("stats") or "{}", parse_float=Decimal)
 
     @property
     def deletion_vector(self) -> Json | None:
@@ -130,6 +134,7 @@ def _read_actions(path: Path) -> Iterator[tuple[str, Json]]:
 
     A changed deletion vector removes and adds one path.
     """
-    lines = [line for line in path.read_text().splitlines() if line.startswith(_ACTIONS)]
+    # A text in the log can contain characters that `splitlines` takes for ends of lines.
+    lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.startswith(_ACTIONS)]
     actions = [next(iter(json.loads(line).items())) for line in lines]
     yield from sorted(actions, key=lambda action: action[0] != "remove")

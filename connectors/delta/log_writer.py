@@ -6,8 +6,9 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from headrace.connectors.delta.session import USER_METADATA, with_options
+from headrace.connectors.delta.session import USER_METADATA
 from headrace.connectors.delta.transaction_log import TableLog, TableVersion
+from headrace.connectors.session_options import with_options
 from headrace.pipeline.protocol.epochs import Json, WriteCounts
 
 if TYPE_CHECKING:

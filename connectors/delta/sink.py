@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 from headrace.connectors.delta.arrow_writer import ArrowWriter
 from headrace.connectors.delta.claims import claim, end_claims, read_claims
 from headrace.connectors.delta.errors import explain, is_duplicate_transaction
+from headrace.connectors.delta.log_replay import local_folder
 from headrace.connectors.delta.log_writer import LogWriter
 from headrace.connectors.delta.merge import conf_for, merge
-from headrace.connectors.delta.session import USER_METADATA, open_session, with_options
+from headrace.connectors.delta.session import USER_METADATA, open_session
 from headrace.connectors.delta.table import check_columns, check_location, create
 from headrace.connectors.delta.transaction_log import (
     NO_TABLE,
@@ -38,6 +39,7 @@ from headrace.connectors.lakehouse_rows import (
     select_append_rows,
 )
 from headrace.connectors.lakehouse_sink import LakehouseSink
+from headrace.connectors.session_options import with_options
 from headrace.connectors.sink_base import SinkContext
 from headrace.connectors.transactional_sink import CommitKind, SinkCommit, SinkState
 from headrace.pipeline.errors import InternalError, SinkStateError
@@ -114,7 +116,7 @@ class DeltaTableSink(LakehouseSink):
         version = self._seen[0]
         if newest is None:
             return SinkState(version=(version, 0)) if version.exists else None
-        return SinkState(newest.generation, newest.record, (version, newest.txn))
+        return SinkState(newest.generation, newest.record, (version, newest.txn), newest.lost)
 
     def commit(self, expected: SinkState, change: SinkCommit) -> SinkState | None:
         """Commit under the next step of the transaction identifier, then read the commit back.
@@ -134,7 +136,8 @@ class DeltaTableSink(LakehouseSink):
                 self._append(self._empty_rows(), txn, self._metadata(txn, record), mode="overwrite")
                 committed = True
             else:
-                metadata = self._metadata(txn, record)
+                lost = expected.lost if record is None else ""
+                metadata = encode_commit_metadata(self._app, txn, record, lost=lost)
                 committed = self._open().log_writer.commit(version, self._app, txn, metadata)
         except Exception as error:
             raise self._explain(error) from error
@@ -208,30 +211,29 @@ class DeltaTableSink(LakehouseSink):
         if newest == seen:
             return before
         known = newest.identity == seen.identity and newest.number > seen.number
-        found = table.find(self._app, newest.number, seen.number + 1 if known else 0)
-        found = found or (before if known else None)
-        self._check_step(found, table.transactions(snapshot).get(self._app))
+        found, is_restored = table.find(self._app, newest.number, seen.number + 1 if known else 0)
+        found = found or (before if known and not is_restored else None)
+        found = self._at_step(found, table.transactions(snapshot).get(self._app), is_restored=is_restored)
         self._seen = newest, found
         return found
 
-    def _check_step(self, found: DeltaCommit | None, txn: int | None) -> None:
-        """Raise SinkStateError if the snapshot has a newer step of this sink than the log.
+    def _at_step(
+        self, found: DeltaCommit | None, txn: int | None, *, is_restored: bool
+    ) -> DeltaCommit | None:
+        """Return our newest commit with the newest step of this sink, which the snapshot has.
 
-        The snapshot outlives the log, so it distinguishes a lost record from a new sink.
+        The snapshot outlives the log, so it distinguishes a lost record from a new sink. It keeps the step if
+        the table is restored to an earlier version.
         """
         if txn is None or (found is not None and found.txn == txn):
-            return
-        what = (
-            f"the newest record that its log holds is of step {found.txn}"
-            if found
-            else "its log no longer holds the record"
+            return found
+        if is_restored:
+            return replace(found or DeltaCommit(-1, txn, None), txn=txn)
+        lost = (
+            f"{self.target} remembers step {txn} of this sink, but its log no longer has the record: it was"
+            " cleaned up (delta.logRetentionDuration), or the table is a clone"
         )
-        msg = f"{self.target} remembers step {txn} of this sink, but {what}"
-        hint = (
-            "The log was cleaned up (delta.logRetentionDuration), or the table is a clone. Use `headrace"
-            " replay --from` or `accept-target`."
-        )
-        raise SinkStateError(msg, hint=hint, node=self._name)
+        return DeltaCommit(-1, txn, None, lost)
 
     def _commit_epoch(self, since: TableVersion, txn: int, change: SinkCommit, frame: EpochFrame) -> bool:
         """Write and commit an epoch: a small one from the driver if the table qualifies, else by Spark."""
@@ -293,6 +295,8 @@ class DeltaTableSink(LakehouseSink):
     def _read_back(self, txn: int, change: SinkCommit) -> DeltaCommit:
         """Return the commit of step `txn`. Raise an error if Delta skipped it."""
         newest = self._read_newest_commit()
+        if newest is not None and newest.lost and change.kind is not CommitKind.FENCE:
+            raise SinkStateError(newest.lost, node=self._name)
         if newest is None or newest.txn != txn:
             check_generation(
                 newest.generation if newest else None, change.generation, target=self.target, sink=self._name
@@ -320,5 +324,9 @@ class DeltaTableSink(LakehouseSink):
 
 
 def _absolute(path: str) -> str:
-    """Return a local path without a scheme as an absolute path: Delta reads `.a/b` as a dotted name."""
-    return path if ":" in path.split("/", 1)[0] else os.path.abspath(path)
+    """Return a local path as an absolute path without a scheme.
+
+    Delta reads `.a/b` as a dotted name, and does not create a table at `file:///a`.
+    """
+    folder = local_folder(path)
+    return path if folder is None else os.path.abspath(folder)

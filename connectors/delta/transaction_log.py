@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from headrace.connectors.delta.log_replay import LogReplay, collect_transactions, local_folder
-from headrace.pipeline.errors import InternalError, SinkStateError
+from headrace.pipeline.errors import InternalError
 from headrace.pipeline.protocol.epochs import CommitRecord, Json, SinkKey, WriteCounts
 
 if TYPE_CHECKING:
@@ -60,6 +60,8 @@ class DeltaCommit:
     version: int
     txn: int
     record: CommitRecord | None
+    lost: str = ""
+    """Why the log no longer has the record."""
 
     @property
     def generation(self) -> int:
@@ -67,10 +69,13 @@ class DeltaCommit:
         return self.txn >> _GENERATION_BITS
 
 
-def encode_commit_metadata(app: str, txn: int, record: CommitRecord | None, *, derive: bool = False) -> str:
-    """Return the user metadata of a commit."""
-    found = record.to_json() if record is not None else None
-    return json.dumps({"headrace": _FORMAT, "app": app, "txn": txn, "derive": derive, "record": found})
+def encode_commit_metadata(
+    app: str, txn: int, record: CommitRecord | None, *, derive: bool = False, lost: str = ""
+) -> str:
+    """Return the user metadata of a commit. `lost` is why the log no longer has the sink's record."""
+    found = {"headrace": _FORMAT, "app": app, "txn": txn, "derive": derive}
+    found["record"] = record.to_json() if record is not None else None
+    return json.dumps(found | ({"lost": lost} if lost else {}))
 
 
 def decode_commit_metadata(version: int, info: Json, app: str | None) -> tuple[str, DeltaCommit] | None:
@@ -98,7 +103,7 @@ def decode_commit_metadata(version: int, info: Json, app: str | None) -> tuple[s
     if record is not None and found["derive"]:
         counts = counted(info)
         record = replace(record, counts=counts, totals=record.totals + counts)
-    return found["app"], DeltaCommit(version, found["txn"], record)
+    return found["app"], DeltaCommit(version, found["txn"], record, found.get("lost", ""))
 
 
 def counted(info: Json) -> WriteCounts:
@@ -204,30 +209,24 @@ class TableLog:
         """Return whether a commit after version `since` restored an earlier version."""
         return any(info.get("operation") == "RESTORE" for _, info in self.commits(newest, since + 1))
 
-    def find(self, app: str, newest: int, oldest: int = 0) -> DeltaCommit | None:
-        """Return our newest commit between two versions.
+    def find(self, app: str, newest: int, oldest: int = 0) -> tuple[DeltaCommit | None, bool]:
+        """Return our newest commit between two versions, and whether the table was restored after it.
 
-        Raise SinkStateError if the table was restored to an earlier version afterwards.
+        Commits whose rows a RESTORE removed do not count: the search goes on at the version that it restored,
+        also below `oldest`. No commit is returned if the log does not have that version's number.
         """
-        restored: tuple[int, str] | None = None
-        for version, info in self.commits(newest, oldest):
-            if info.get("operation") == "RESTORE" and restored is None:
-                restored = version, str(info.get("operationParameters", {}).get("version"))
+        version, is_restored = newest, False
+        while version >= oldest and (info := self.commit(version)) is not None:
             found = decode_commit_metadata(version, info, app)
-            if found is None:
-                continue
-            if restored is not None:
-                msg = (
-                    f"version {restored[0]} of the Delta table `{self.path}` restored version"
-                    f" {restored[1]}, older than what this sink wrote"
-                )
-                raise SinkStateError(
-                    msg,
-                    hint="Rows of committed epochs are gone from it. Use `headrace replay --from` an epoch"
-                    " before.",
-                )
-            return found[1]
-        return None
+            if found is not None:
+                return found[1], is_restored
+            version -= 1
+            if info.get("operation") == "RESTORE":
+                number = str(info.get("operationParameters", {}).get("version"))
+                if not number.isdigit():
+                    return None, True
+                version, oldest, is_restored = int(number), 0, True
+        return None, is_restored
 
     def find_conflicting_record(self, mine: SinkKey) -> CommitRecord | None:
         """Return the newest record of the same pipeline name, `lane` and sink under another UUID."""

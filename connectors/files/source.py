@@ -25,6 +25,7 @@ from headrace.connectors.filters import (
     select_columns,
 )
 from headrace.connectors.kafka.json_decoder import checked, exact_text, parsed
+from headrace.connectors.row_errors import RowConditions
 from headrace.connectors.source_base import BoundedSource, Snapshot
 from headrace.connectors.splitting import is_full
 from headrace.pipeline.config.settings import Settings
@@ -283,7 +284,7 @@ class Files(BoundedSource):
         lines = frame.where(F.trim(value.cast("string")) != "").select(
             *hidden, value.alias("value"), *parsed(value, declared)
         )
-        row = checked(self.name, declared, where, "line", "Correct the file")
+        row = checked(RowConditions(self.name), declared, where, "line", "Correct the file")
         found = lines.select(*hidden, F.col("text").alias("_headrace_text"), F.inline(F.array(row)))
         return found, [
             exact_text(name) if pa.types.is_string(kind) else F.col(quote_identifier(name))

@@ -94,6 +94,12 @@ class WarehouseTable:
         wanted = iceberg.catalog.TableIdentifier.parse(self.name)
         return bool(iceberg.hadoop.HadoopCatalog(_hadoop(spark), self._place()).tableExists(wanted))
 
+    def metadata_folder(self, spark: SparkSession) -> tuple[Any, Any]:
+        """Return the folder of the table's metadata files: Hadoop's file system and path."""
+        place = "/".join([self._place(), *self.name.split("."), "metadata"])
+        folder = _jvm(spark).org.apache.hadoop.fs.Path(place)
+        return folder.getFileSystem(_hadoop(spark)), folder
+
     def load_snapshot(self, spark: SparkSession, snapshot_id: int) -> tuple[Any, Any]:
         """Return table and snapshot as Iceberg's own objects.
 

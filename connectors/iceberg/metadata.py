@@ -7,17 +7,20 @@ A sink's record is a property of the table, `headrace.<uuid>/<lane>/<sink>`, as 
 
 Properties outlive the expiry of snapshots, and a rollback of the table: `snapshot` tells whether the rows are
 still in it. Every change is a compare-and-set against the metadata that was read: Iceberg commits it only if
-no other change was committed in between. It is not retried automatically.
+no other change was committed in between. It is not retried automatically. It also hands the removal of old
+metadata from Iceberg to Headrace, see `metadata_files`.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from headrace.connectors.iceberg.catalog import WarehouseTable
+from headrace.connectors.iceberg.metadata_files import MetadataFiles
 from headrace.pipeline.errors import InternalError
 from headrace.pipeline.protocol.epochs import CommitRecord
 
@@ -26,6 +29,10 @@ if TYPE_CHECKING:
 
 PREFIX = "headrace."
 MAIN = "main"
+PRUNED = "headrace.prunes-metadata"
+"""The property of a table whose old metadata Headrace removes."""
+_DELETED_BY_ICEBERG = "write.metadata.delete-after-commit.enabled"
+_VERSION = re.compile(r".*/v(\d+)\.[^/]*")
 _FORMAT = 1
 
 
@@ -69,13 +76,28 @@ class IcebergSinkState:
 class IcebergMetadata:
     """The metadata of a table at one moment, and the way to the next one."""
 
-    def __init__(self, spark: SparkSession, table: WarehouseTable, app: str) -> None:
+    def __init__(self, spark: SparkSession, table: WarehouseTable, app: str, files: MetadataFiles) -> None:
         self._jvm: Any = spark._jvm  # noqa: SLF001  Iceberg's metadata has a Java interface only
         self.table: Any = table.load(spark)
         self._operations: Any = self.table.operations()
         self._base: Any = self._operations.current()
         self._app = app
         self._name = table.name
+        self._files = files
+
+    @property
+    def number(self) -> int:
+        """The number of this version of the metadata."""
+        location = str(self._base.metadataFileLocation())
+        if (found := _VERSION.fullmatch(location)) is None:
+            msg = f"the metadata file {location} of the Iceberg table `{self._name}` has no version"
+            raise InternalError(msg)
+        return int(found[1])
+
+    @property
+    def is_pruned(self) -> bool:
+        """Whether Headrace removes old metadata of the table."""
+        return str(self._base.properties().get(PRUNED)) == "true"
 
     @property
     def version(self) -> int:
@@ -153,6 +175,9 @@ class IcebergMetadata:
         values = self._jvm.java.util.HashMap()
         for app, one in {**(others or {}), **({self._app: held} if held is not None else {})}.items():
             values.put(PREFIX + app, one.text())
+        if self._base.propertyAsBoolean(_DELETED_BY_ICEBERG, False):
+            values.put(_DELETED_BY_ICEBERG, "false")
+            values.put(PRUNED, "true")
         if values.size():
             builder.setProperties(values)
         if remove:
@@ -165,6 +190,8 @@ class IcebergMetadata:
         for name in drop:
             builder.removeRef(name)
         try:
+            if not self._files.is_newest(self.number):
+                return False
             self._operations.commit(self._base, builder.build())
         except Py4JJavaError as error:
             if error.java_exception.getClass().getSimpleName() == "CommitFailedException":

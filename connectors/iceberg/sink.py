@@ -13,12 +13,14 @@ import logging
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from headrace.connectors.filters import quote_identifier
 from headrace.connectors.frame import EpochFrame
 from headrace.connectors.iceberg.catalog import WarehouseTable
 from headrace.connectors.iceberg.metadata import IcebergMetadata, IcebergSinkState
+from headrace.connectors.iceberg.metadata_files import MetadataFiles
 from headrace.connectors.iceberg.table import check_columns, check_warehouse, create
 from headrace.connectors.iceberg.writer import append, counted, merge
 from headrace.connectors.lakehouse_rows import build_merge_source, collect_last_rows, select_append_rows
@@ -54,6 +56,7 @@ class IcebergTableSink(LakehouseSink):
         super().__init__(context)
         self._warehouse: str | None = context.node.warehouse or context.settings.iceberg.warehouse
         self._table = WarehouseTable(self._warehouse, context.node.table_name, self._name)
+        self._prune_at = 0
 
     @property
     def target(self) -> str:
@@ -68,6 +71,7 @@ class IcebergTableSink(LakehouseSink):
         """
         check_warehouse(self._name, str(self._warehouse))
         path = self._table.path(self._spark)
+        self._files.repair_hint(suspect=True)
         create(self._name, self._spark, path, schema)
         check_columns(self._name, self._spark, path, schema, self._key)
         metadata = self._read_metadata()
@@ -87,11 +91,12 @@ class IcebergTableSink(LakehouseSink):
             check_columns(self._name, self._spark, path, self._context.schema, self._key)
 
     def remove_stale_attempts(self) -> None:
-        """Drop the branches of attempts that were not published."""
+        """Drop the branches of attempts that were not published, and remove old metadata."""
         for _ in range(_ATTEMPTS):
             metadata = self._read_metadata()
             branches = tuple(metadata.branches(self._branches))
             if not branches or metadata.commit_if_unchanged(drop=branches):
+                self._prune(metadata)
                 return
 
     def read_state(self) -> SinkState | None:
@@ -100,7 +105,7 @@ class IcebergTableSink(LakehouseSink):
         The record is None if the table was rolled back to a snapshot before it: then the sink is refused and
         can be replayed.
         """
-        if not self._table.exists(self._spark):
+        if not self._exists():
             return None
         metadata = self._read_metadata()
         stored = metadata.sink_state()
@@ -123,7 +128,10 @@ class IcebergTableSink(LakehouseSink):
         """
         metadata: IcebergMetadata = expected.version
         if change.frame is not None:
-            return self._commit_epoch(expected, change, change.frame)
+            done = self._commit_epoch(expected, change, change.frame)
+            if done is not None:
+                self._prune(metadata)
+            return done
         if change.kind is CommitKind.FENCE:
             stored = metadata.sink_state() or IcebergSinkState(change.generation, None, 0, None)
             fence = replace(stored, generation=change.generation, share=self._context.owner.share)
@@ -146,7 +154,7 @@ class IcebergTableSink(LakehouseSink):
 
     def claims(self) -> Sequence[Claim]:
         """Return the claims of the records in the table's properties."""
-        return _claims(self._read_metadata()) if self._table.exists(self._spark) else ()
+        return _claims(self._read_metadata()) if self._exists() else ()
 
     def release(self, claims: Sequence[Claim]) -> None:
         """Fence each sink with the generation after its own and remove its record, in one commit."""
@@ -186,8 +194,22 @@ class IcebergTableSink(LakehouseSink):
     def _branches(self) -> str:
         return f"headrace_{uuid.uuid5(uuid.NAMESPACE_OID, self._context.key.text).hex[:12]}_"
 
+    @cached_property
+    def _files(self) -> MetadataFiles:
+        return MetadataFiles(self._spark, self._table)
+
+    def _exists(self) -> bool:
+        """Return whether the table exists. From then on Iceberg opens its newest version."""
+        self._files.repair_hint()
+        return self._table.exists(self._spark)
+
     def _read_metadata(self) -> IcebergMetadata:
-        return IcebergMetadata(self._spark, self._table, self._context.key.text)
+        return IcebergMetadata(self._spark, self._table, self._context.key.text, self._files)
+
+    def _prune(self, metadata: IcebergMetadata) -> None:
+        """Remove old metadata if that is due and Headrace's to do."""
+        if metadata.is_pruned and metadata.number >= self._prune_at:
+            self._prune_at = metadata.number + self._files.prune()
 
     def _commit_registration(self, metadata: IcebergMetadata, change: SinkCommit) -> SinkState | None:
         """Set the first record, and remove the states that it replaces.

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from headrace.connectors.filters import quote_identifier
+from headrace.connectors.iceberg.metadata import PRUNED
 from headrace.connectors.lakehouse import find_schema_mismatches
 from headrace.pipeline.errors import GuaranteeError, SchemaError, TargetError
 from headrace.pipeline.types.arrow import spark_type
@@ -20,11 +21,8 @@ _PROPERTIES = {
     "format-version": "2",
     # Otherwise small epochs would rewrite whole files of a large table.
     "write.merge.mode": "merge-on-read",
-    # An epoch is three versions of the metadata. Old versions are deleted late: a process that paused inside
-    # its commit points readers at the version that it was about to make. They find the newest version from
-    # there as long as none in between is missing.
-    "write.metadata.delete-after-commit.enabled": "true",
-    "write.metadata.previous-versions-max": "500",
+    # An epoch is three versions of the metadata.
+    PRUNED: "true",
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import logging
 import socket
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import stamina
 
 from headrace.connectors.kafka.client_config import client_options
-from headrace.pipeline.config.sections import KafkaConnection
+from headrace.pipeline.config.sections import KafkaCluster
 from headrace.pipeline.errors import HeadraceError, TargetError, TransientError
 
 if TYPE_CHECKING:
@@ -23,7 +24,21 @@ log = logging.getLogger(__name__)
 
 _COORDINATING = frozenset({"NOT_COORDINATOR", "COORDINATOR_NOT_AVAILABLE", "COORDINATOR_LOAD_IN_PROGRESS"})
 _MOVING = frozenset({"NOT_LEADER_FOR_PARTITION", "LEADER_NOT_AVAILABLE"})
+_INVALID_TOPIC = frozenset(
+    {
+        "TOPIC_EXCEPTION",
+        "INVALID_PARTITIONS",
+        "INVALID_REPLICATION_FACTOR",
+        "INVALID_CONFIG",
+        "POLICY_VIOLATION",
+    }
+)
 _TIMEOUT = 15.0
+_RIGHTS = {
+    "kafka_source": "DESCRIBE and READ",
+    "kafka_sink": "DESCRIBE, WRITE and CREATE, IDEMPOTENT_WRITE, and READ and WRITE of the topic"
+    " `__headrace_commits`, for the transactional ids `headrace/*`",
+}
 
 
 def _is_moving(error: Exception) -> bool:
@@ -46,10 +61,14 @@ class Topic:
 class TopicCluster:
     """One topic of one cluster, seen through an admin client. Connects at the first question."""
 
-    def __init__(self, node: str, topic: str, connection: KafkaConnection) -> None:
+    def __init__(
+        self, node: str, topic: str, connection: KafkaCluster, setting: str = "kafka_source"
+    ) -> None:
+        """Store the arguments. `setting` is the section of the settings that `connection` comes from."""
         self.node = node
         self.topic = topic
         self._connection = connection
+        self._setting = setting
         self._admin: AdminClient | None = None
         self._cluster_id = ""
 
@@ -68,7 +87,14 @@ class TopicCluster:
 
         Raise TargetError if there is no such topic, and TransientError if no broker answers.
         """
-        from confluent_kafka import KafkaException, TopicCollection
+        found = self.find(timeout)
+        if found is None:
+            raise self._missing()
+        return found
+
+    def find(self, timeout: float = _TIMEOUT) -> Topic | None:
+        """Return identity and partitions, or None if there is no such topic. Never creates a topic."""
+        from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
         cluster = self.admin.describe_cluster(request_timeout=timeout) if not self._cluster_id else None
         asked = self.admin.describe_topics(TopicCollection([self.topic]), request_timeout=timeout)[self.topic]
@@ -77,6 +103,8 @@ class TopicCluster:
                 self._cluster_id = str(cluster.result().cluster_id)
             found = asked.result()
         except KafkaException as error:
+            if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                return None
             raise self.explain(error) from error
         return Topic(
             str(found.topic_id), self._cluster_id, tuple(sorted(part.id for part in found.partitions))
@@ -98,7 +126,7 @@ class TopicCluster:
                 return
         msg = f"Kafka at {self._connection.brokers} cannot be reached: {said}"
         raise TransientError(
-            msg, hint="Are the brokers up, and is kafka_source.brokers right?", node=self.node
+            msg, hint=f"Are the brokers up, and is {self._setting}.brokers right?", node=self.node
         )
 
     def earliest(self, partitions: Iterable[int]) -> dict[int, int]:
@@ -173,6 +201,38 @@ class TopicCluster:
         kept = int(found.get("retention.ms", -1))
         return kept if "delete" in found.get("cleanup.policy", "") and kept >= 0 else None
 
+    def cleanup_policy(self) -> frozenset[str]:
+        """Return the parts of the topic's cleanup.policy; empty if unreadable."""
+        return frozenset(filter(None, self._config().get("cleanup.policy", "").split(",")))
+
+    def create(self, partitions: int, replicas: int | None, config: Mapping[str, str]) -> Topic:
+        """Create the topic if it is missing, and return it. `replicas`: None is the brokers' default.
+
+        Another process may create it at the same time.
+        """
+        if (found := self.find()) is not None:
+            return found
+        from confluent_kafka import KafkaError, KafkaException
+        from confluent_kafka.cimpl import NewTopic
+
+        asked = NewTopic(self.topic, partitions, -1 if replicas is None else replicas, config=dict(config))
+        try:
+            self.admin.create_topics([asked], request_timeout=_TIMEOUT)[self.topic].result()
+        except KafkaException as error:
+            cause = error.args[0]
+            if cause.name() in _INVALID_TOPIC:
+                msg = f"topic `{self.topic}` cannot be created: {cause.str()}"
+                raise TargetError(msg, hint="Correct the options of the sink.", node=self.node) from error
+            if cause.code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise self.explain(error) from error
+        # The controller has the topic before every broker knows it.
+        deadline = time.monotonic() + _TIMEOUT
+        while (found := self.find()) is None:
+            if time.monotonic() > deadline:
+                raise self._missing()
+            time.sleep(0.02)
+        return found
+
     def has_broker_time(self) -> bool:
         """Return whether the broker sets the time of every message (LogAppendTime). False if unreadable."""
         return self._config().get("message.timestamp.type") == "LogAppendTime"
@@ -241,19 +301,20 @@ class TopicCluster:
             KafkaError.TOPIC_AUTHORIZATION_FAILED,
             KafkaError.CLUSTER_AUTHORIZATION_FAILED,
             KafkaError.SASL_AUTHENTICATION_FAILED,
+            KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
             KafkaError._AUTHENTICATION,  # noqa: SLF001  librdkafka's local codes have no other name
         }
         if cause.code() in refused:
             msg = f"the brokers at {brokers} refuse access to topic `{self.topic}`: {cause.str()}"
             return TargetError(
                 msg,
-                hint="Set user and rights in kafka_source.options (sasl.*, ssl.*); DESCRIBE and READ are"
-                " needed.",
+                hint=f"Set user and rights in {self._setting}.options (sasl.*, ssl.*)."
+                f" Needed: {_RIGHTS[self._setting]}.",
                 node=self.node,
             )
         msg = f"Kafka at {brokers} did not answer about topic `{self.topic}`: {cause.str()}"
         return TransientError(
-            msg, hint="Are the brokers up, and is kafka_source.brokers right?", node=self.node
+            msg, hint=f"Are the brokers up, and is {self._setting}.brokers right?", node=self.node
         )
 
     def _missing(self) -> HeadraceError:

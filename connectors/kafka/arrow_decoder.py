@@ -17,7 +17,8 @@ import pyarrow.compute
 from pyarrow import json as arrow_json
 from pyarrow import types as kinds
 
-from headrace.connectors.kafka.json_decoder import METADATA, OPERATIONS, arrives_as
+from headrace.connectors.kafka.json_decoder import arrives_as
+from headrace.connectors.kafka.message_columns import METADATA, OP_HEADER, OPERATIONS
 from headrace.connectors.spark_types import POS_ARROW
 from headrace.pipeline.sql.system_columns import OP, POS
 from headrace.pipeline.types.arrow import parse_type
@@ -30,6 +31,7 @@ _TIME = r"^[1-9]\d{3}-\d{2}-\d{2}[T ]\d{2}:\d{2}:\d{2}(\.\d{1,6})?Z?$"
 _NOT_A_NUMBER = re.compile(rb"[:,\[]\s*-?(?:NaN|Inf)")
 """Values that Arrow reads as numbers. In a string they only cost the short cut."""
 _LONG_NUMBER = re.compile(rb"[0-9.eE+-]{900}")
+_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 _DEEPEST = 900
 """Opening brackets of a message and digits of a number: Spark's parser refuses more than 1,000."""
 
@@ -45,9 +47,30 @@ class MessageBatch:
     """Milliseconds since 1970."""
     operations: list[str | None] = field(default_factory=list)
     """None for a message without the header."""
+    keys: list[bytes | None] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.values)
+
+    def as_table(self, topic: str) -> pa.Table:
+        """Return the messages with the columns of Spark's Kafka reader."""
+        headers = [
+            None if operation is None else [{"key": OP_HEADER, "value": operation.encode()}]
+            for operation in self.operations
+        ]
+        return pa.table(
+            {
+                "key": pa.array(self.keys or [None] * len(self), pa.binary()),
+                "value": pa.array(self.values, pa.binary()),
+                "topic": pa.repeat(pa.scalar(topic), len(self)),
+                "partition": pa.array(self.partitions, pa.int32()),
+                "offset": pa.array(self.offsets, pa.int64()),
+                "timestamp": pa.array(self.timestamps, pa.timestamp("ms", tz="UTC")).cast(
+                    pa.timestamp("us", tz="UTC")
+                ),
+                "headers": pa.array(headers, _HEADERS),
+            }
+        )
 
 
 class ArrowMessageDecoder:

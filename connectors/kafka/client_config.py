@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headrace.pipeline.config.sections import KafkaConnection
+from headrace.pipeline.config.sections import KafkaCluster
 from headrace.pipeline.errors import SettingsError
 
 _JVM_ONLY = "kafka."
@@ -25,11 +25,11 @@ _LOGIN = {
 }
 
 
-def _plain(connection: KafkaConnection) -> dict[str, str]:
+def _plain(connection: KafkaCluster) -> dict[str, str]:
     return {key: value.get_secret_value() for key, value in connection.options.items()}
 
 
-def client_options(connection: KafkaConnection) -> dict[str, str]:
+def client_options(connection: KafkaCluster) -> dict[str, str]:
     """Return the librdkafka configuration. Options that start with `kafka.` are only for the JVM."""
     own = {key: value for key, value in _plain(connection).items() if not key.startswith(_JVM_ONLY)}
     return {
@@ -38,7 +38,7 @@ def client_options(connection: KafkaConnection) -> dict[str, str]:
     } | own
 
 
-def spark_options(connection: KafkaConnection) -> dict[str, str]:
+def spark_options(connection: KafkaCluster) -> dict[str, str]:
     """Return the options of Spark's Kafka reader. Raise SettingsError for a login without an equivalent.
 
     The user's options with the prefix `kafka.` are passed through and take precedence.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.connectors.frame import DRIVER_BYTES
 from headrace.connectors.kafka.arrow_decoder import MessageBatch
 from headrace.connectors.kafka.client_config import client_options
-from headrace.connectors.kafka.json_decoder import OP_HEADER
+from headrace.connectors.kafka.message_columns import OP_HEADER
 from headrace.pipeline.config.sections import KafkaConnection
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ def _offset(message: Message) -> int:
 
 
 def _size(message: Message) -> int:
-    return len(message.value() or b"")
+    return len(message.value() or message.key() or b"")
 
 
 def _batch(messages: list[Message]) -> MessageBatch:
@@ -201,7 +201,13 @@ def _batch(messages: list[Message]) -> MessageBatch:
         offsets=[_offset(message) for message in messages],
         timestamps=[message.timestamp()[1] for message in messages],
         operations=[_operation(message) for message in messages],
+        keys=[_key(message) for message in messages],
     )
+
+
+def _key(message: Message) -> bytes | None:
+    key = message.key()
+    return key.encode() if isinstance(key, str) else key
 
 
 def _operation(message: Message) -> str | None:

@@ -14,32 +14,40 @@ surrogate pair is no text and is refused.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyarrow import types as kinds
 
-from headrace.connectors.row_errors import row_error
+from headrace.connectors.kafka.message_columns import (
+    OF_MESSAGE,
+    PLACE,
+    REASON,
+    TOMBSTONE,
+    keep_columns,
+    message_columns,
+    place_columns,
+    rejection,
+    require_payload,
+    with_metadata,
+)
+from headrace.connectors.row_errors import RowConditions
 from headrace.pipeline.errors import SchemaError
-from headrace.pipeline.sql.system_columns import OP, POS
+from headrace.pipeline.sql.system_columns import OP
 from headrace.pipeline.types.arrow import parse_type, spark_type
 from headrace.pipeline.types.int256 import MINUS_NOTHING, SPARK_DIGITS, SPELLED, WideInteger, is_wide, pattern
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-PARTITION, OFFSET, TIMESTAMP = "__kafka_partition", "__kafka_offset", "__kafka_timestamp"
-METADATA = ((PARTITION, pa.int32()), (OFFSET, pa.int64()), (TIMESTAMP, pa.timestamp("us", tz="UTC")))
-OP_HEADER = "dbz.op"
-_OF_MESSAGE = "_headrace_"
-OPERATIONS = {"r": "i", "c": "i", "i": "i", "u": "u", "d": "d"}
 _HALF = (
     r"(?<!\\)(?:\\\\)*\\u[dD](?:[89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
     r"|[c-fC-F][0-9a-fA-F]{2}(?<!\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}))"
 )
 """An escaped surrogate without its other half; escaped backslashes before it count for themselves."""
 _ISO_DATE = 10  # characters
+_ROW = OF_MESSAGE + "row"
 
 _WIDER = {
     pa.uint8(): pa.int16(),
@@ -64,12 +72,8 @@ def payload_schema(node: str, declared: Mapping[str, str], *, metadata: bool) ->
     Unsigned and half types become one size wider; times become strings. Raise SchemaError for a type that
     JSON cannot represent or for a reserved name.
     """
-    taken = {POS, *(name for name, _ in METADATA if metadata)} & set(declared)
-    if taken:
-        msg = f"`schema` names {', '.join(sorted(taken))}, which Headrace adds by itself"
-        raise SchemaError(msg, hint="Leave it out of `schema`.", node=node)
-    fields = [pa.field(name, _as_spark(node, name, text)) for name, text in declared.items() if name != OP]
-    return pa.schema(fields + [pa.field(name, kind) for name, kind in METADATA if metadata])
+    columns = pa.schema([pa.field(name, _as_spark(node, name, text)) for name, text in declared.items()])
+    return with_metadata(columns, node, metadata=metadata)
 
 
 def _as_spark(node: str, name: str, text: str) -> pa.DataType:
@@ -108,46 +112,64 @@ class JsonMessageDecoder:
     context of that moment.
     """
 
-    def __init__(self, node: str, declared: Mapping[str, str], ordinal: int, *, metadata: bool) -> None:
+    def __init__(
+        self,
+        node: str,
+        declared: Mapping[str, str],
+        ordinal: int,
+        *,
+        metadata: bool,
+        tombstone_key: Sequence[str] = (),
+        dead_letters: bool = False,
+        key: Sequence[str] = (),
+    ) -> None:
+        """`tombstone_key`: the columns that the key of a message without payload must have; () refuses it.
+
+        `dead_letters`: a broken message fails no task; its row has the reason and the message in `ERROR`.
+        Then a message must have the columns of `key`.
+        """
         from pyspark.sql import functions as F  # noqa: N812
 
-        columns = {name: parse_type(text) for name, text in declared.items()}
-        where = {"topic": F.col("topic"), "partition": F.col("partition"), "offset": F.col("offset")}
-        message = [F.col(name) for name in ("topic", "partition", "offset", "timestamp", "headers", "value")]
-        self._parsed = [*message, *parsed(F.col("value"), declared)]
-        # Renamed, because the payload may have columns of these names.
-        kept = [
-            F.col(name).alias(_OF_MESSAGE + name)
-            for name in ("topic", "partition", "offset", "timestamp", "headers", "text")
+        value = F.coalesce("value", "key") if tombstone_key else F.col("value")
+        carried = (*PLACE, "timestamp", "headers", *(("key",) if dead_letters else ()))
+        kept = (*carried, TOMBSTONE, "text", *(("value",) if dead_letters else ()))
+        messages = [
+            *[F.col(name) for name in carried],
+            F.col("value").isNull().alias(TOMBSTONE),
+            value.alias("value"),
+            *parsed(value, declared),
         ]
+        checks = RowConditions(node, collect=dead_letters)
+        row = checked(checks, declared, {name: F.col(name) for name in PLACE})
+        final = RowConditions(node, collect=dead_letters)
+        columns = {name: parse_type(text) for name, text in declared.items() if name != OP}
+        payload = [_final(final, name, kind, declared[name]) for name, kind in columns.items()]
+        own = OP in declared
+        system = message_columns(final, ordinal, tombstone_key, metadata=metadata, own_operation=own)
         # `inline` stops the optimizer: a filter on a column would otherwise move below it and parse every
-        # message twice.
-        self._checked = [*kept, F.inline(F.array(checked(node, declared, where)))]
-        pos = F.struct(
-            F.lit(ordinal).cast("int").alias("source"),
-            F.col(_OF_MESSAGE + "partition").alias("part"),
-            F.col(_OF_MESSAGE + "offset").alias("off"),
-            F.lit(0).cast("bigint").alias("sub"),
-        )
-        extra = [
-            F.col(_OF_MESSAGE + name).alias(to)
-            for name, to in (("partition", PARTITION), ("offset", OFFSET), ("timestamp", TIMESTAMP))
-            if metadata
-        ]
-        place = {name: F.col(_OF_MESSAGE + name) for name in where}
-        payload = [
-            _final(node, name, kind, declared[name], place) for name, kind in columns.items() if name != OP
-        ]
-        self._final = [
-            *payload,
-            *extra,
-            _operation(node, place, own=OP in declared).alias(OP),
-            pos.alias(POS),
-        ]
+        # message twice. Spark does not compute it over local rows.
+        if dead_letters:
+            split = [checks.reason().alias(REASON), row.alias(_ROW)]
+            self._rows = [F.inline(F.array(F.struct(*split)))]
+            self._rows_in_driver = split
+            self._unpacked = [*[F.col(OF_MESSAGE + name) for name in kept], F.col(REASON), F.col(f"{_ROW}.*")]
+            system.append(rejection(final, key, columns))
+        else:
+            self._rows = self._rows_in_driver = [F.inline(F.array(row))]
+            self._unpacked = [F.col("*")]
+        self._messages, self._kept, self._final = messages, keep_columns(kept), [*payload, *system]
 
-    def decode(self, messages: DataFrame) -> DataFrame:
-        """Return the decoded rows, lazily."""
-        return messages.select(*self._parsed).select(*self._checked).select(*self._final)
+    def decode(self, messages: DataFrame, *, in_driver: bool = False) -> DataFrame:
+        """Return the decoded rows, lazily.
+
+        With `in_driver` and `dead_letters`, the plan is one that Spark computes over local rows without a
+        job.
+        """
+        rows = self._rows_in_driver if in_driver else self._rows
+        steps = (self._messages, [*self._kept, *rows], self._unpacked, self._final)
+        for step in steps:
+            messages = messages.select(*step)
+        return messages
 
 
 def parsed(value: Column, declared: Mapping[str, str]) -> list[Column]:
@@ -159,59 +181,87 @@ def parsed(value: Column, declared: Mapping[str, str]) -> list[Column]:
 
     fields = ", ".join(f"{_quoted(name)}: {_read_as(parse_type(kind))}" for name, kind in declared.items())
     text = value.cast("string")
-    # The wrapping makes everything after the object a syntax error. Without it, Spark reads the first value
-    # and ignores the rest.
-    wrapped = F.concat(F.lit('{"v":'), text, F.lit(',"e":1}'))
     options = {"columnNameOfCorruptRecord": "bad", "allowSingleQuotes": "false"}
     return [
         text.alias("text"),
-        F.from_json(wrapped, f"v struct<{fields}>, e int, bad string", options).alias("json"),
+        F.from_json(_wrapped(text), f"v struct<{fields}>, e int, bad string", options).alias("json"),
     ]
 
 
+def _wrapped(text: Column) -> Column:
+    """Return the text in an object, which makes everything after its own object a syntax error.
+
+    Without it, Spark reads the first value and ignores the rest.
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return F.concat(F.lit('{"v":'), text, F.lit(',"e":1}'))
+
+
 def checked(
-    node: str,
+    checks: RowConditions,
     declared: Mapping[str, str],
     where: Mapping[str, Column],
     what: str = "message",
     remedy: str = "Correct the message's producer",
 ) -> Column:
-    """Return the row of `value`, `text` and `json` (from `parsed`) as a struct, or an error with `where`.
+    """Return the row of `value`, `text` and `json` (from `parsed`) as a struct, guarded by `checks`.
 
-    The error calls the row `what`.
+    Errors have `where`, and call the row `what`.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
-    values = {name: parse_type(kind) for name, kind in declared.items()}
-    row = F.struct(
-        *[
-            _value(node, name, kind, declared[name], where, remedy).alias(name)
-            for name, kind in values.items()
-        ]
-    )
     shown = {
         "payload": F.substring("text", 1, 2000),
         "columns": F.lit(json.dumps({name: kind.lower() for name, kind in declared.items()})),
     }
-    tombstone = row_error(
-        node,
-        "the message has no payload (a tombstone)",
-        "Let the producer send a JSON object with the key columns and the header dbz.op=d for a delete.",
-        **where,
+    said = f"the {what} does not fit `schema`"
+    good = F.col("json.bad").isNull() & F.col("json.v").isNotNull() & F.col("json.e").isNotNull()
+    whole = [
+        require_payload(checks, F.col("value").isNotNull(), where),
+        checks.require(
+            F.is_valid_utf8("text"), "the payload is not UTF-8", "It must be JSON in UTF-8.", **where
+        ),
+        checks.require(
+            good,
+            F.concat(F.lit(said), _describe_misfit(declared)) if checks.collect else said,
+            f"{remedy}, or `schema`.",
+            **where,
+            **shown,
+        ),
+        checks.require(
+            ~_halved(),
+            "the payload holds half a character: a \\u escape of one surrogate",
+            f"{remedy}.",
+            **where,
+        ),
+    ]
+    columns = [
+        _value(checks, name, parse_type(kind), kind, where, remedy).alias(name)
+        for name, kind in declared.items()
+    ]
+    return checks.guard(F.struct(*columns), *whole)
+
+
+def _describe_misfit(declared: Mapping[str, str]) -> Column:
+    """Return why `text` does not fit, with a colon before it: the first column that does not, if one is it.
+
+    `row_errors` finds the same in Python for the one message that fails an epoch.
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+
+    found = F.when(F.try_parse_json(_wrapped(F.col("text"))).isNull(), ": it is not valid JSON").when(
+        ~F.schema_of_variant(F.try_parse_json("text")).startswith("OBJECT"), ": it is not an object"
     )
-    broken = row_error(node, f"the {what} does not fit `schema`", f"{remedy}, or `schema`.", **where, **shown)
-    encoding = row_error(node, "the payload is not UTF-8", "It must be JSON in UTF-8.", **where)
-    halved = row_error(
-        node, "the payload holds half a character: a \\u escape of one surrogate", f"{remedy}.", **where
-    )
-    bad = F.col("json.bad").isNotNull() | F.col("json.v").isNull() | F.col("json.e").isNull()
-    return (
-        F.when(F.col("value").isNull(), tombstone)
-        .when(~F.is_valid_utf8("text"), encoding)
-        .when(bad, broken)
-        .when(_halved(), halved)
-        .otherwise(row)
-    )
+    for name, kind in declared.items():
+        one, read = _quoted(name), _read_as(parse_type(kind))
+        raw = F.from_json("text", f"{one} string")[name]
+        fits = F.from_json("text", f"{one} {read}")[name].isNotNull()
+        found = found.when(
+            raw.isNotNull() & ~fits,
+            F.concat(F.lit(f": column `{name}` is {kind}, found `"), F.substring(raw, 1, 100), F.lit("`")),
+        )
+    return found.otherwise("")
 
 
 def _halved() -> Column:
@@ -225,16 +275,16 @@ def _halved() -> Column:
     return (text.contains("\\ud") | text.contains("\\uD")) & text.rlike(_HALF)
 
 
-def _final(node: str, name: str, kind: pa.DataType, declared: str, where: Mapping[str, Column]) -> Column:
+def _final(checks: RowConditions, name: str, kind: pa.DataType, declared: str) -> Column:
     """Return one column of the rows from the checked struct."""
     from pyspark.sql import functions as F  # noqa: N812
 
     if is_wide(kind):
-        return _wide(node, name, kind, declared, where)
+        return _wide(checks, name, kind, declared)
     return exact_text(name) if kinds.is_string(kind) else F.col(_quoted(name))
 
 
-def _wide(node: str, name: str, kind: pa.DataType, declared: str, where: Mapping[str, Column]) -> Column:
+def _wide(checks: RowConditions, name: str, kind: pa.DataType, declared: str) -> Column:
     """Return a 256-bit integer or big decimal as the string of its digits.
 
     A number with a decimal point may be a JSON number if it fits a Spark decimal, else it must be a string.
@@ -243,7 +293,7 @@ def _wide(node: str, name: str, kind: pa.DataType, declared: str, where: Mapping
 
     text = exact_text(name)
     good = text.rlike(pattern(kind))
-    parsed = F.from_json(_OF_MESSAGE + "text", f"{_quoted(name)} variant")[name]
+    parsed = F.from_json(OF_MESSAGE + "text", f"{_quoted(name)} variant")[name]
     good = good & (~text.contains(".") | (F.schema_of_variant(parsed) != "DOUBLE"))
     if isinstance(kind, WideInteger):
         negative, value = text.startswith("-"), F.regexp_extract(text, r"^-?0*(\d*)", 1)
@@ -252,9 +302,6 @@ def _wide(node: str, name: str, kind: pa.DataType, declared: str, where: Mapping
             F.lit(str(kind.highest))
         )
         good = good & (F.length(value) <= room) & (F.lpad(value, room, "0") <= limit)
-    what = F.concat(
-        F.lit(f"column `{name}` is {declared}, which cannot hold `"), F.substring(text, 1, 100), F.lit("`")
-    )
     hint = (
         f"Send its digits, as text if there are more than {SPARK_DIGITS}; or correct the type of"
         f" `{name}` in `schema`."
@@ -263,7 +310,17 @@ def _wide(node: str, name: str, kind: pa.DataType, declared: str, where: Mapping
         text, SPELLED, "$1$2$3"
     )  # one string per number, because keys are compared as strings
     plain = F.when(said == MINUS_NOTHING, "0").otherwise(said)
-    return F.when(text.isNull() | good, plain).otherwise(row_error(node, what, hint, **where)).alias(name)
+    fits = checks.require(text.isNull() | good, _cannot_hold(name, declared, text), hint, **place_columns())
+    return checks.guard(plain, fits).alias(name)
+
+
+def _cannot_hold(name: str, declared: str, text: Column) -> Column:
+    """Return the message for a value that the type of its column cannot hold."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return F.concat(
+        F.lit(f"column `{name}` is {declared}, which cannot hold `"), F.substring(text, 1, 100), F.lit("`")
+    )
 
 
 def _read_as(kind: pa.DataType) -> str:
@@ -278,7 +335,12 @@ def _read_as(kind: pa.DataType) -> str:
 
 
 def _value(
-    node: str, name: str, kind: pa.DataType, declared: str, where: Mapping[str, Column], remedy: str
+    checks: RowConditions,
+    name: str,
+    kind: pa.DataType,
+    declared: str,
+    where: Mapping[str, Column],
+    remedy: str,
 ) -> Column:
     """Return one column of the row, checked and in its final type."""
     from pyspark.sql import functions as F  # noqa: N812
@@ -304,13 +366,13 @@ def _value(
         good = final.isNotNull()
     else:
         return raw
-    what = F.concat(
-        F.lit(f"column `{name}` is {declared}, which cannot hold `"),
-        F.substring(raw.cast("string"), 1, 100),
-        F.lit("`"),
+    fits = checks.require(
+        raw.isNull() | good,
+        _cannot_hold(name, declared, raw.cast("string")),
+        f"{remedy}, or the type of `{name}` in `schema`.",
+        **where,
     )
-    refused = row_error(node, what, f"{remedy}, or the type of `{name}` in `schema`.", **where)
-    return F.when(raw.isNull() | good, final).otherwise(refused)
+    return checks.guard(final, fits)
 
 
 def exact_text(name: str) -> Column:
@@ -323,30 +385,8 @@ def exact_text(name: str) -> Column:
 
     there = F.col(_quoted(name))
     suspect = (there.startswith("{") | there.startswith("[") | there.between("-", ":")) & there.contains(".")
-    again = F.from_json(_OF_MESSAGE + "text", f"{_quoted(name)} variant")[name].cast("string")
+    again = F.from_json(OF_MESSAGE + "text", f"{_quoted(name)} variant")[name].cast("string")
     return F.when(suspect, F.coalesce(again, there)).otherwise(there).alias(name)
-
-
-def _operation(node: str, where: Mapping[str, Column], *, own: bool) -> Column:
-    """Return i, u or d, from the payload if `schema` names `_gs_op`, else from the header.
-
-    A missing operation means i.
-    """
-    from pyspark.sql import functions as F  # noqa: N812
-
-    headers = F.col(_OF_MESSAGE + "headers")
-    header = F.element_at(F.filter(headers, lambda h: h["key"] == OP_HEADER), -1)["value"].cast("string")
-    has_header = headers.isNotNull() & F.exists(headers, lambda h: h["key"] == OP_HEADER)
-    said = F.col(OP) if own else F.when(has_header, F.coalesce(header, F.lit("")))
-    known = F.lower(said)
-    what = F.concat(
-        F.lit(f"{'column `' + OP + '`' if own else 'header ' + OP_HEADER} says `"), said, F.lit("`")
-    )
-    found = F.when(said.isNull(), F.lit("i"))
-    for name, operation in OPERATIONS.items():
-        found = found.when(known == name, F.lit(operation))
-    hint = "Known: r, c (insert), u (update), d (delete); without the header a message is an insert."
-    return found.otherwise(row_error(node, what, hint, **where))
 
 
 def _quoted(name: str) -> str:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Mapping
-from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
+from headrace.connectors.dead_letters import good_rows
 from headrace.connectors.filter_marks import mark_filtered_rows
-from headrace.connectors.kafka.arrow_decoder import ArrowMessageDecoder
+from headrace.connectors.kafka.arrow_decoder import MessageBatch
+from headrace.connectors.kafka.avro.messages import AvroMessages
+from headrace.connectors.kafka.avro.reader_schema import avro_columns, parse_file_schema
 from headrace.connectors.kafka.client_config import spark_options
 from headrace.connectors.kafka.config import KafkaSourceConfig
 from headrace.connectors.kafka.driver_reader import DriverReader
-from headrace.connectors.kafka.json_decoder import JsonMessageDecoder
+from headrace.connectors.kafka.json_decoder import payload_schema
+from headrace.connectors.kafka.json_messages import JsonMessages
 from headrace.connectors.spark_plan import refuse_relative_timestamps
 from headrace.pipeline.config.sections import KafkaConnection
 from headrace.pipeline.errors import SchemaError
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _MESSAGES = (
-    "value binary, topic string, partition int, offset bigint, timestamp timestamp, headers"
+    "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, headers"
     " array<struct<key: string, value: binary>>"
 )
 _FETCHING = {
@@ -43,6 +46,54 @@ Starting a task costs more than reading such a range.
 """
 
 
+class MessageFormat(Protocol):
+    """How the messages of one node are encoded."""
+
+    @property
+    def columns(self) -> pa.Schema:
+        """The payload as Arrow, and the metadata columns if requested."""
+        ...
+
+    @property
+    def driver_rows(self) -> int:
+        """The messages that `decode_batch` takes at most."""
+        ...
+
+    def check_order(self) -> None:
+        """Raise TransientError if messages before the current end may not fit the columns."""
+        ...
+
+    def decode(self, messages: DataFrame) -> DataFrame:
+        """Return the rows of messages, lazily."""
+        ...
+
+    def decode_batch(self, spark: SparkSession, batch: MessageBatch, topic: str) -> pa.Table | None:
+        """Return the rows of messages that are in the driver, or None if `decode` must."""
+        ...
+
+    def close(self) -> None:
+        """Close the connections."""
+        ...
+
+
+def message_format(
+    name: str, node: KafkaSourceConfig, connection: KafkaConnection, ordinal: int
+) -> MessageFormat:
+    """Return the format of a node's messages."""
+    if node.format == "avro":
+        return AvroMessages(name, node, connection, ordinal)
+    return JsonMessages(name, node, ordinal)
+
+
+def declared_columns(name: str, node: Any) -> pa.Schema | None:
+    """Return the columns that a node of a file or a phase declares, or None if only the registry has them."""
+    if node.schema_:
+        return payload_schema(name, node.schema_, metadata=node.include_metadata)
+    if node.reader_schema is None:
+        return None
+    return avro_columns(name, node, parse_file_schema(name, node.reader_schema))
+
+
 class MessageReader:
     """Reads messages of one topic as rows. `ordinal` is the number of the source in `_gs_pos`."""
 
@@ -53,38 +104,41 @@ class MessageReader:
         self._node = node
         self._connection = connection
         self._group = group
-        self._ordinal = ordinal
-        self._decoder: tuple[object, JsonMessageDecoder] | None = None
+        self.format = message_format(name, node, connection, ordinal)
+        """How the messages are encoded."""
         self._driver = DriverReader(name, node.topic, connection, group)
         self._failures = 0
         self._skipped = 0
 
     def read(self, spark: SparkSession, ranges: Mapping[str, tuple[int, int]]) -> DataFrame:
         """Return the rows of the offsets [start, end) by partition. No range is empty."""
-        return self._decoder_for(spark).decode(self._messages(spark, ranges))
+        rows = self.read_with_errors(spark, ranges)
+        return good_rows(rows) if self._node.on_error == "dead_letter" else rows
+
+    def read_with_errors(self, spark: SparkSession, ranges: Mapping[str, tuple[int, int]]) -> DataFrame:
+        """Return the rows as `read`. With dead letters, rejected ones are among them; see `dead_letters`."""
+        return self.format.decode(self._messages(spark, ranges))
 
     def close(self) -> None:
         """Close the connections."""
         self._driver.release()
+        self.format.close()
 
-    @cached_property
-    def _arrow(self) -> ArrowMessageDecoder:
-        return ArrowMessageDecoder(self._node.schema_, self._ordinal, metadata=self._node.include_metadata)
-
-    def read_table(self, ranges: Mapping[str, tuple[int, int]]) -> pa.Table | None:
+    def read_table(self, spark: SparkSession, ranges: Mapping[str, tuple[int, int]]) -> pa.Table | None:
         """Return the rows of a small range, read in the driver, or None if Spark must read it.
 
         After a range that the driver could not read, Spark reads the next ones: 1, 3, 7 and up to 63.
         """
         total = sum(end - start for start, end in ranges.values())
-        if not self._arrow.is_supported or not 0 < total <= self._connection.driver_rows:
+        if not 0 < total <= min(self._connection.driver_rows, self.format.driver_rows):
             self._driver.release()
             return None
         if self._skipped < 2**self._failures - 1:
             self._skipped += 1
             return None
         batch = self._driver.read({int(part): span for part, span in ranges.items()})
-        table = self._arrow.decode(batch) if batch is not None else None
+        topic = self._node.topic
+        table = self.format.decode_batch(spark, batch, topic) if batch is not None else None
         self._failures, self._skipped = (min(self._failures + 1, _MOST_FAILURES) if table is None else 0), 0
         if table is None:
             self._driver.release()
@@ -150,15 +204,6 @@ class MessageReader:
             reader = reader.option(key, value)
         found = reader.load()
         return found.coalesce(cores) if total < _SMALL and len(ranges) > cores else found
-
-    def _decoder_for(self, spark: SparkSession) -> JsonMessageDecoder:
-        context = spark.sparkContext
-        if self._decoder is None or self._decoder[0] is not context:
-            found = JsonMessageDecoder(
-                self._name, self._node.schema_, self._ordinal, metadata=self._node.include_metadata
-            )
-            self._decoder = context, found
-        return self._decoder[1]
 
 
 def _first_line(error: Exception) -> str:

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from headrace.connectors.kafka.admin import Topic, TopicCluster
+from headrace.connectors.kafka.avro.reader_schema import resolve_reader
 from headrace.connectors.kafka.config import KafkaSourceConfig
 from headrace.connectors.kafka.gaps import find_filled_gaps
 from headrace.connectors.kafka.growth import TopicGrowth
-from headrace.connectors.kafka.json_decoder import payload_schema
 from headrace.connectors.kafka.peek import MessagePeeker
 from headrace.connectors.kafka.reader import MessageReader
 from headrace.connectors.kafka.sizes import SizeEstimator, fair_shares
@@ -58,14 +58,24 @@ class KafkaStream(UnboundedSource):
         self._checked: Json | None = None
         self._reader = MessageReader(name, node, self._connection, self.group, ordinal)
 
+    @classmethod
+    def resolve(cls, name: str, node: KafkaSourceConfig, settings: Settings) -> KafkaSourceConfig:
+        """Return the node with the reader schema and the primary key that its schema registry has."""
+        return resolve_reader(name, node, settings.kafka_source) if node.format == "avro" else node
+
+    @property
+    def is_resolved(self) -> bool:
+        """See `UnboundedSource.is_resolved`."""
+        return self._node.format == "json" or self._node.reader_schema is not None
+
     @property
     def group(self) -> str:
         """The consumer group that lag tools see."""
         return f"{self._connection.consumer_group_id or 'headrace'}-{self._name}"
 
     def schema(self) -> pa.Schema:
-        """Return the columns of `schema` in the file's order, then the metadata columns if requested."""
-        return payload_schema(self._name, self._node.schema_, metadata=self._node.include_metadata)
+        """Return the columns of `schema` or of the reader schema, then the metadata columns if requested."""
+        return self._reader.format.columns
 
     def initial_offsets(self) -> Json:
         """Return the position of `starting_offsets`.
@@ -225,6 +235,7 @@ class KafkaStream(UnboundedSource):
         taken = fair_shares(backlog, rows)
         if not any(taken.values()):
             return after
+        self._reader.format.check_order()
         offsets = {part: start + taken[part] for part, start in starts.items()}
         if limits.bytes is not None:
             bounded, size = self._sizes.limit(
@@ -242,13 +253,21 @@ class KafkaStream(UnboundedSource):
         ranges = {int(part): (first.get(part, 0), stop) for part, stop in positions.offsets(end).items()}
         return self._sized[1] if self._sized[0] == ranges else self._sizes.total(ranges, most)
 
-    def read_table(self, start: Json, end: Json) -> pa.Table | None:
-        """Return the rows of a small range, read in the driver, or None if Spark must read them."""
-        return self._reader.read_table(self._ranges(start, end))
+    def read_table(self, spark: SparkSession, start: Json, end: Json) -> pa.Table | None:
+        """Return the rows of a small range, read in the driver, or None if `read` must read them."""
+        if self._node.on_error == "dead_letter":
+            return None
+        return self._reader.read_table(spark, self._ranges(start, end))
 
     def read(self, spark: SparkSession, start: Json, end: Json) -> DataFrame:
         """Return the rows in [start, end). Raise the errors of `check_range`."""
         return self.filter_rows(self._reader.read(spark, self._ranges(start, end)))
+
+    def read_with_errors(self, spark: SparkSession, start: Json, end: Json) -> DataFrame | pa.Table:
+        """See `UnboundedSource.read_with_errors`. A small range is read in the driver."""
+        ranges = self._ranges(start, end)
+        table = self._reader.read_table(spark, ranges)
+        return self._reader.read_with_errors(spark, ranges) if table is None else table
 
     def filter_rows(self, rows: DataFrame) -> DataFrame:
         """Return the rows that pass the node's filter, or all of them, marked."""

@@ -13,7 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from headrace.pipeline.errors import SettingsError, TransientError
-from headrace.pipeline.protocol.ledger.store import SCHEMA, SCHEMA_VERSION, Presence, check_version
+from headrace.pipeline.protocol.ledger.store import SCHEMA, SCHEMA_VERSION, Presence, upgrade_statements
 from headrace.pipeline.protocol.ledger.writer import Ledger
 
 if TYPE_CHECKING:
@@ -52,8 +52,10 @@ class PostgresStore:
                 for statement in SCHEMA:
                     tx.run(statement)
                 tx.run("insert into headrace_ledger_version values (:version)", version=SCHEMA_VERSION)
-            else:
-                check_version(found[0], "in Postgres")
+            elif statements := upgrade_statements(found[0], "in Postgres"):
+                for statement in statements:
+                    tx.run(statement)
+                tx.run("update headrace_ledger_version set version = :version", version=SCHEMA_VERSION)
 
     def _connected(self) -> psycopg.Connection:
         import psycopg

@@ -15,6 +15,7 @@ from psycopg.conninfo import make_conninfo
 
 from headrace.connectors.postgres.commit_store import RecordStore
 from headrace.connectors.postgres.session import Address, LoadSession, translate_errors, trusted
+from headrace.pipeline.protocol.partitions import HistoryPartition
 from headrace.pipeline.types.arrow import postgres_type
 
 pc: Any = pyarrow.compute
@@ -99,10 +100,20 @@ class TargetReader:
 
     def read(self, path: Path, most: int) -> pa.Table | None:
         """Return all rows. If they exceed `most` bytes, write them to a parquet file and return None."""
+        return self._read(path, most, readable(self._schema), sql.SQL(""))
+
+    def read_keys(self, path: Path, most: int, partition: HistoryPartition | None) -> pa.Table | None:
+        """Return the keys of the rows in a partition, or of all rows, in the way of `read`."""
+        condition = self._is_within(partition) if partition else sql.SQL("")
+        return self._read(path, most, self._key, condition)
+
+    def _read(
+        self, path: Path, most: int, columns: Sequence[str], condition: sql.Composable
+    ) -> pa.Table | None:
         import pyarrow.parquet as pq
 
         with translate_errors(self._node):
-            reader = self._select(sql.SQL(""))
+            reader = self._select(columns, condition)
             few: list[pa.RecordBatch] = []
             size = 0
             for batch in reader:
@@ -133,18 +144,25 @@ class TargetReader:
             sql.SQL(", ").join(lists), sql.SQL(", ").join(names), sql.SQL(" AND ").join(conditions)
         )
         with translate_errors(self._node):
-            return self._select(joined).read_all()
+            return self._select(readable(self._schema), joined).read_all()
 
     def close(self) -> None:
         """End the transaction and the connection."""
         self._closing.close()
 
-    def _select(self, joined: sql.Composable) -> pa.RecordBatchReader:
+    def _is_within(self, partition: HistoryPartition) -> sql.Composable:
+        (name,) = [name for name in self._schema.names if name.lower() == partition.column.lower()]
+        column = sql.Identifier("t", name)
+        return sql.SQL(" WHERE {0} >= {1} AND {0} < {2}").format(
+            column, sql.Literal(partition.start), sql.Literal(partition.end)
+        )
+
+    def _select(self, names: Sequence[str], joined: sql.Composable) -> pa.RecordBatchReader:
         columns = [
             sql.SQL("t.{0}::{1} AS {0}").format(
                 sql.Identifier(name), trusted(_READ_AS[_kind(self._schema.field(name))])
             )
-            for name in readable(self._schema)
+            for name in names
         ]
         query = sql.SQL("SELECT {} FROM {} AS t{}").format(sql.SQL(", ").join(columns), self._table, joined)
         self._cursor.execute(query.as_string(None))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute
 
-from headrace.connectors.postgres.nested import as_json
+from headrace.connectors.json_text import as_json
 from headrace.connectors.versions import refuse_unversioned
 from headrace.pipeline.errors import DataError, GuaranteeError, SchemaError
 from headrace.pipeline.sql.system_columns import OP, POS

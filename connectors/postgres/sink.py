@@ -13,15 +13,16 @@ from headrace.connectors.postgres.config import PostgresSinkConfig as Node
 from headrace.connectors.sink_base import DirectSink, SinkContext
 from headrace.connectors.source_base import SplitReader
 from headrace.connectors.transactional_sink import CommitKind, SinkCommit, SinkState, TransactionalSink
-from headrace.pipeline.errors import HeadraceError, UserError
+from headrace.pipeline.errors import GuaranteeError, HeadraceError, UserError
 from headrace.pipeline.model.capabilities import SinkCapabilities
 from headrace.pipeline.model.connectors import sink_entries
 from headrace.pipeline.protocol.claims import Claim
 from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Json, WriteCounts
+from headrace.pipeline.protocol.partitions import HistoryPartition
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from headrace.connectors.postgres.content import TargetReader
     from headrace.connectors.postgres.handle import PostgresSinkHandle
@@ -155,6 +156,27 @@ class PostgresSink(TransactionalSink, DirectSink):
         return TargetContent(
             reader.record, spark.read.parquet(str(path)) if table is None else None, columns, table
         )
+
+    def check_readable_keys(self) -> None:
+        """Raise GuaranteeError for a key of a type that is not read back, such as a time of day."""
+        from headrace.connectors.postgres.content import readable
+
+        schema, key = self._context.schema, self._context.extra.get("key", self._node.primary_key)
+        unreadable = [name for name in key if name not in readable(schema)]
+        if unreadable:
+            msg = f"key column `{unreadable[0]}` ({schema.field(unreadable[0]).type}) cannot be read back"
+            raise GuaranteeError(msg, hint="Start over with: headrace reset FILE.", node=self._name)
+
+    def read_keys(self, partition: HistoryPartition | None, folder: Path) -> DataFrame:
+        """Return the keys through the driver if they are small, else through a parquet file."""
+        spark: Any = self._context.spark
+        reader = self._open.read_content(self._context.schema)
+        try:
+            path = folder / f"{self._name}.parquet"
+            table = reader.read_keys(path, DRIVER_BYTES, partition)
+        finally:
+            reader.close()
+        return spark.read.parquet(str(path)) if table is None else spark.createDataFrame(table)
 
     def describe(self) -> Json:
         """Return the type, asset key and table name without opening a connection."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 from psycopg import sql
 
-from headrace.connectors.postgres.nested import check_keys
+from headrace.connectors.json_text import check_keys
 from headrace.connectors.postgres.session import NAME_BYTES, Session, trusted
 from headrace.pipeline.errors import SchemaError, TargetError
 from headrace.pipeline.types.arrow import is_nested, postgres_type

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 import typer
@@ -14,10 +16,13 @@ from headrace.jobs.explain.formats import Format, render
 from headrace.jobs.run.events import CheckResult
 from headrace.pipeline.config.settings import load_settings
 from headrace.pipeline.file.loader import load_pipeline
+from headrace.pipeline.model.error_outputs import error_sinks, rejected_rows
 from headrace.pipeline.protocol.epochs import Json, largest_row_count
 from headrace.pipeline.protocol.ledger.model import EpochRow, PipelineState
 
 _FAILURES_SHOWN = 20
+ErrorSinks = Mapping[str, Mapping[str, str]]
+"""By the hash of a stored pipeline: its sinks that read rejected rows, with their sources."""
 
 
 def status(path: Path | None, *, as_json: bool, epochs: int) -> None:
@@ -30,10 +35,16 @@ def status(path: Path | None, *, as_json: bool, epochs: int) -> None:
             lane.name: list(ledger.epochs(lane.name, lane.lane, first=max(1, lane.committed - epochs + 1)))
             for lane in lanes
         }
+        errors = {
+            digest: error_sinks(
+                {name: sink["from"] for name, sink in ledger.compiled(digest)["sinks"].items()}
+            )
+            for digest in {row.plan.pipeline_hash for rows in last.values() for row in rows}
+        }
     finally:
         ledger.close()
     if as_json:
-        print_json([_pipeline_json(lane, last[lane.name]) for lane in lanes])
+        print_json([_pipeline_json(lane, last[lane.name], errors) for lane in lanes])
         return
     console = stdout_console()
     if not lanes:
@@ -43,10 +54,17 @@ def status(path: Path | None, *, as_json: bool, epochs: int) -> None:
             else "Nothing has been started yet: the ledger is empty."
         )
     for lane in lanes:
-        _show_pipeline(console, lane, last[lane.name])
+        _show_pipeline(console, lane, last[lane.name], errors)
 
 
-def _pipeline_json(lane: PipelineState, epochs: list[EpochRow]) -> Json:
+def _rejected(row: EpochRow, errors: ErrorSinks) -> int | None:
+    """Return the rejected rows of an epoch, or None if no sink takes any."""
+    sinks = errors.get(row.plan.pipeline_hash)
+    rows = {name: count.rows for name, count in row.counts.items()}
+    return sum(rejected_rows(sinks, rows).values()) if sinks else None
+
+
+def _pipeline_json(lane: PipelineState, epochs: list[EpochRow], errors: ErrorSinks) -> Json:
     return {
         "name": lane.name,
         "pipeline": lane.pipeline,
@@ -57,6 +75,7 @@ def _pipeline_json(lane: PipelineState, epochs: list[EpochRow]) -> Json:
         "position": dict(lane.position),
         "holder": lane.holder,
         "progress": lane.progress,
+        "request": asdict(lane.request) if lane.request else None,
         "sinks": {
             name: {"state": sink.state, "since_epoch": sink.epoch} for name, sink in lane.sinks.items()
         },
@@ -68,6 +87,7 @@ def _pipeline_json(lane: PipelineState, epochs: list[EpochRow]) -> Json:
                 "planned_at": row.plan.planned_at,
                 "committed_at": row.committed_at,
                 "rows": {sink: counts.rows for sink, counts in row.counts.items()},
+                "rejected": _rejected(row, errors),
                 "attempts": row.attempts,
                 "error": row.error,
             }
@@ -76,9 +96,13 @@ def _pipeline_json(lane: PipelineState, epochs: list[EpochRow]) -> Json:
     }
 
 
-def _show_pipeline(console: Console, lane: PipelineState, epochs: list[EpochRow]) -> None:
+def _show_pipeline(console: Console, lane: PipelineState, epochs: list[EpochRow], errors: ErrorSinks) -> None:
     owner = f"run by {_format_owner(lane.holder)}" if lane.holder else "not running"
     console.print(f"{lane.name} ({lane.pipeline}): epoch {lane.committed} committed, {owner}")
+    if lane.request and lane.request.is_pause:
+        console.print(f"  paused {lane.request}", markup=False, soft_wrap=True)
+    elif lane.request and lane.request.generation == lane.generation:
+        console.print(f"  stop requested {lane.request}", markup=False, soft_wrap=True)
     if lane.open_plan:
         console.print(f"  epoch {lane.open_plan.number} is open: the next run finishes it as planned")
     progress = ", ".join(
@@ -89,7 +113,7 @@ def _show_pipeline(console: Console, lane: PipelineState, epochs: list[EpochRow]
     for name, sink in lane.sinks.items():
         console.print(f"  sink {name}: {sink.state} since epoch {sink.epoch}")
     if epochs:
-        console.print(_epoch_table(epochs))
+        console.print(_epoch_table(epochs, errors))
     for row in epochs:
         if row.error:
             console.print(f"  epoch {row.plan.number}, attempt {row.attempts}: {row.error}", style="yellow")
@@ -99,9 +123,10 @@ def _format_owner(holder: Json) -> str:
     return f"{holder.get('launched_by', 'a run')} on {holder.get('host', '?')}, pid {holder.get('pid', '?')}"
 
 
-def _epoch_table(epochs: list[EpochRow]) -> Table:
+def _epoch_table(epochs: list[EpochRow], errors: ErrorSinks) -> Table:
     table = Table(box=None, padding=(0, 1), pad_edge=False)
-    for name in ("epoch", "rows"):
+    has_errors = any(errors.values())
+    for name in ("epoch", "rows", *(("rejected",) if has_errors else ())):
         table.add_column(name, justify="right")
     for name in ("phase", "partition", "committed"):
         table.add_column(name)
@@ -111,6 +136,7 @@ def _epoch_table(epochs: list[EpochRow]) -> Table:
         table.add_row(
             str(row.plan.number),
             format_count(rows),
+            *((format_count(_rejected(row, errors) or 0),) if has_errors else ()),
             str(row.plan.phase).replace("_", " "),
             row.plan.window or "",
             at,

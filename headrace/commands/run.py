@@ -1,49 +1,86 @@
-"""`headrace run`: one run in the foreground, with progress. A signal stops it cleanly."""
+"""`headrace run`: one or several pipelines in the foreground, with progress. A signal stops them cleanly."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import typer
 
 from headrace import logging_setup
-from headrace.commands.progress import progress_screen
+from headrace.commands.progress import ProgressScreen, progress_screen
 from headrace.console import (
     format_count,
     format_duration,
     format_rate,
+    show_failure,
     show_warning,
     stderr_console,
     stdout_console,
 )
 from headrace.jobs.run.events import RunResult, Until
-from headrace.pipeline.config.settings import load_settings
+from headrace.pipeline.config.settings import Settings, load_settings
 from headrace.pipeline.errors import UserError
+from headrace.pipeline.file.discovery import find_pipeline_files
 from headrace.pipeline.file.loader import PipelineFile, load_pipeline
-from headrace.pipeline.protocol.partitions import window_keys
+from headrace.pipeline.protocol.partitions import describe_keys, window_keys
 from headrace.shutdown import GracefulShutdown
 
 log = logging.getLogger(__name__)
 
-_STOP_REASONS = {"completed": "", "signal": "stopped by a signal, ", "max_run_time": "max_run_time reached, "}
+_STOP_REASONS = {
+    "completed": "",
+    "signal": "stopped by a signal, ",
+    "max_run_time": "max_run_time reached, ",
+    "stop": "stopped by a request, ",
+    "pause": "paused, ",
+}
 
 
-def run_file(path: Path, until: Until | None, *, job_mode: bool, partitions: Sequence[str]) -> None:
-    """Run a pipeline until `until` is reached or a signal arrives.
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """The options of the command. `until` is None without the option."""
+
+    until: Until | None = None
+    job_mode: bool = False
+    partitions: tuple[str, ...] = ()
+    refresh: bool = False
+
+
+def run(paths: Sequence[Path], options: RunOptions) -> None:
+    """Run pipelines until `until` is reached, a signal arrives, or the ledger has a request to stop.
+
+    Raise HeadraceError from the run of a single pipeline, typer.BadParameter for options that exclude each
+    other, and typer.Exit with code 1 after a group in which a pipeline failed.
+    """
+    if len(paths) == 1 and not paths[0].is_dir():
+        _run_file(paths[0], options)
+        return
+    if options.partitions or options.refresh:
+        option = "--partition" if options.partitions else "--refresh"
+        msg = f"{option} needs one pipeline file"
+        raise typer.BadParameter(msg)
+    files = find_pipeline_files(paths)
+    if not files:
+        msg = f"no pipeline file in {', '.join(map(str, paths))}"
+        raise UserError(msg, hint="Pipeline files end with .yaml or .yml.")
+    _run_group(files, options)
+
+
+def _run_file(path: Path, options: RunOptions) -> None:
+    """Run one pipeline.
 
     A run that fails because it was stopped (its JVM can receive the same signal) has abandoned an epoch. That
-    is safe and not an error. Raise HeadraceError from the run, and typer.BadParameter for options that
-    exclude each other.
+    is safe and not an error.
     """
     file = load_pipeline(path)
-    chosen = _choose_until(file, until, job_mode=job_mode, partitions=partitions)
-    settings = load_settings()
-    for warning in file.warnings:
-        show_warning(warning)
-    logging_setup.set_log_format(settings.log_format)
-    from headrace.jobs.run.runner import run  # imports Spark, which takes a second
+    until = _choose_until(options)
+    if options.partitions:
+        _check_partitions(file, options.partitions)
+    settings = _prepare_console([file])
+    from headrace.jobs.run import runner  # imports Spark, which takes a second
 
     with (
         progress_screen(stderr_console(), file.name) as listener,
@@ -51,11 +88,12 @@ def run_file(path: Path, until: Until | None, *, job_mode: bool, partitions: Seq
     ):
         try:
             result = stopper.run(
-                lambda: run(
+                lambda: runner.run(
                     file,
                     settings,
-                    until=chosen,
-                    partitions=partitions or None,
+                    until=until,
+                    partitions=options.partitions or None,
+                    refresh=options.refresh,
                     listener=listener,
                     stop=stopper.event,
                     launched_by="cli",
@@ -70,18 +108,64 @@ def run_file(path: Path, until: Until | None, *, job_mode: bool, partitions: Seq
     show_result(result)
 
 
-def _choose_until(
-    file: PipelineFile, until: Until | None, *, job_mode: bool, partitions: Sequence[str]
-) -> Until:
-    if job_mode and until not in (None, Until.HISTORY):
+def _run_group(paths: Sequence[Path], options: RunOptions) -> None:
+    """Run several pipelines in this process. Print the result or the error of each when it ends."""
+    files = [load_pipeline(path) for path in paths]
+    until = _choose_until(options)
+    settings = _prepare_console(files)
+    from headrace.jobs.run.group import GroupMember, run_group
+
+    console = stderr_console()
+    screens = {file.name: ProgressScreen(console, file.name, None) for file in files}
+    console.print(f"{len(files)} pipelines: {', '.join(screens)}")
+
+    def on_signal(signal_name: str) -> None:
+        console.print(f"{signal_name}: every pipeline ends after its epoch in flight (25 s at most)")
+
+    def on_end(member: GroupMember, outcome: RunResult | Exception) -> None:
+        if isinstance(outcome, RunResult):
+            show_result(outcome)
+        elif stopper.event.is_set():
+            log.warning("stop=asked epoch=given-up error=%s", type(outcome).__name__)
+            screens[member.file.name].on_epoch_abandoned()
+        else:
+            console.print(f"{member.file.name}: failed; the other pipelines go on", style="yellow")
+            show_failure(outcome)
+
+    with GracefulShutdown(on_signal) as stopper:
+        failed = stopper.run(
+            lambda: run_group(
+                [GroupMember(file, screens[file.name]) for file in files],
+                settings,
+                until=until,
+                stop=stopper.event,
+                on_end=on_end,
+            )
+        )
+    if failed and not stopper.event.is_set():
+        raise typer.Exit(1)
+
+
+def _prepare_console(files: Sequence[PipelineFile]) -> Settings:
+    """Print the warnings of files, and set the log format. Return the settings."""
+    settings = load_settings()
+    for file in files:
+        for warning in file.warnings:
+            show_warning(warning)
+    logging_setup.set_log_format(settings.log_format)
+    return settings
+
+
+def _choose_until(options: RunOptions) -> Until:
+    """Return when a run ends. `job_mode` in a file means HISTORY for that file."""
+    until = options.until
+    if options.job_mode and until not in (None, Until.HISTORY):
         msg = f"--job-mode stops after history; --until {until} does not"
         raise typer.BadParameter(msg)
-    if partitions and until not in (None, Until.HISTORY):
+    if options.partitions and until not in (None, Until.HISTORY):
         msg = f"--partition loads only history; --until {until} does not"
         raise typer.BadParameter(msg)
-    if partitions:
-        _check_partitions(file, partitions)
-    if job_mode or partitions or (until is None and file.model.job_mode):
+    if options.job_mode or options.partitions:
         return Until.HISTORY
     return until or Until.FOREVER
 
@@ -93,7 +177,7 @@ def _check_partitions(file: PipelineFile, partitions: Sequence[str]) -> None:
     known = window_keys(file.model.partitions)
     if unknown := [name for name in partitions if name not in known]:
         msg = f"unknown partition: {', '.join(unknown)}"
-        hint = f"Partitions: {known[0]} to {known[-1]}, one per {file.model.partitions.every}."
+        hint = f"Partitions: {describe_keys(known)}, one per {file.model.partitions.every}."
         raise UserError(msg, hint=hint, place=file.place("partitions"))
 
 
@@ -133,6 +217,8 @@ def show_result(result: RunResult) -> None:
         console.print(
             f"  {sink}: {format_count(counts.rows)} rows written{f' ({changes})' if changes else ''}"
         )
+    for source, rows in result.rejected.items():
+        console.print(f"  {source}: {format_count(rows)} rows rejected")
 
 
 def _describe_state(result: RunResult) -> str:

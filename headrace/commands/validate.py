@@ -17,7 +17,7 @@ from headrace.console import print_json, show_error, show_warning, stderr_consol
 from headrace.pipeline.errors import HeadraceError, InternalError, PipelineFileError, UserError, error_code
 from headrace.pipeline.file.json_schema import file_schema
 from headrace.pipeline.file.loader import PipelineFile, load_pipeline
-from headrace.pipeline.model.graph import key_of
+from headrace.pipeline.model.graph import has_late_key, key_of
 from headrace.pipeline.protocol.epochs import Json
 
 if TYPE_CHECKING:
@@ -187,9 +187,8 @@ def _show_report(report: _FileReport, *, quick: bool) -> None:
     )
     for name, sink in model.sinks.items():
         key = ", ".join(key_of(model, name))
-        console.print(
-            f"  sink {name} ({sink.type}): {f'upsert by {key}' if key else 'append'}", soft_wrap=True
-        )
+        late = "upsert by the key of the schema" if has_late_key(model, name) else "append"
+        console.print(f"  sink {name} ({sink.type}): {f'upsert by {key}' if key else late}", soft_wrap=True)
 
 
 def _problem_json(problem: HeadraceError, severity: str) -> Json:

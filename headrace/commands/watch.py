@@ -95,6 +95,8 @@ class StatusWatcher:
             name=lane.name if lane.lane == "main" else f"{lane.name}/{lane.lane}",
             phase=((str(open_row.plan.phase) if open_row else seen.phase) or "starting").replace("_", " ")
             if running
+            else "paused"
+            if lane.request and lane.request.is_pause
             else "stopped",
             epoch=lane.committed,
             rate=sum(number for _, number in seen.recent) / seconds if running and seconds > 0 else None,
@@ -152,7 +154,7 @@ def build_table(lines: list[PipelineStatusLine], empty_message: str = "") -> Gro
     table.add_column("owner", overflow="ellipsis", no_wrap=True, max_width=17)
     for line in lines:
         rate, backlog = format_short(line.rate), format_short(line.backlog)
-        style = "red" if line.error else "dim" if line.phase == "stopped" else ""
+        style = "red" if line.error else "dim" if line.phase in ("paused", "stopped") else ""
         table.add_row(
             line.name,
             line.phase,

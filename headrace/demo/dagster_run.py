@@ -18,7 +18,7 @@ import dagster as dg
 from headrace.jobs.run.status import history_complete
 from headrace.orchestration.build import build_definitions
 from headrace.orchestration.instance import dagster_home
-from headrace.orchestration.pipelines import read_pipeline
+from headrace.orchestration.pipelines import partition_range_tags, read_pipeline
 from headrace.orchestration.state import read_pipeline_state
 from headrace.pipeline.protocol.epochs import Json
 
@@ -31,7 +31,7 @@ def run_history_and_stream(file: Path, first: str, last: str) -> bool:
     ).get_repository_def()
     with dg.DagsterInstance.from_config(str(dagster_home())) as instance:
         if not history_complete(pipeline.file, read_pipeline_state(pipeline)):
-            tags = {"dagster/asset_partition_range_start": first, "dagster/asset_partition_range_end": last}
+            tags = partition_range_tags(first, last)
             if not _run_job(repository, f"{pipeline.name}_history", instance, tags, {}):
                 return False
         caught_up: Json = {"ops": {f"{pipeline.name}_stream_op": {"config": {"until": "caught-up"}}}}

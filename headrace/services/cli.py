@@ -86,11 +86,10 @@ def environment(services: Services, *, passwords: bool) -> dict[str, str]:
     if services.kafka.entry:
         variables |= {"KAFKA_SOURCE__BROKERS": services.kafka.brokers}
     if services.clickhouse.entry:
-        variables |= {
-            "CLICKHOUSE_SOURCE__URL": services.clickhouse.url,
-            "CLICKHOUSE_SOURCE__USER": services.clickhouse.user,
-        }
-        variables |= {"CLICKHOUSE_SOURCE__PASSWORD": services.clickhouse.password} if passwords else {}
+        for section in ("CLICKHOUSE_SOURCE", "CLICKHOUSE_SINK"):
+            variables |= {f"{section}__URL": services.clickhouse.url}
+            variables |= {f"{section}__USER": services.clickhouse.user}
+            variables |= {f"{section}__PASSWORD": services.clickhouse.password} if passwords else {}
     return {f"HEADRACE__{key}": value for key, value in variables.items()}
 
 

@@ -15,6 +15,7 @@ from headrace.connectors.sink_base import Sink, SinkContext
 from headrace.jobs.checks.ledger_proof import LedgerProof
 from headrace.jobs.checks.ledger_proof import verify_epochs as walk_epochs
 from headrace.jobs.planning.compiled_pipeline import node_types
+from headrace.jobs.planning.resolution import try_resolving
 from headrace.jobs.run.events import CheckResult
 from headrace.jobs.run.status import history_complete
 from headrace.jobs.spark.session import start_session, stop_session
@@ -64,6 +65,7 @@ def audit(
     has verified the ledger's epochs: the next audit reads those after that point. `all_epochs` reads every
     epoch that has a row. Raises PipelineStateError for a pipeline that never ran.
     """
+    file, _ = try_resolving(file, settings)
     ledger = open_ledger(settings)
     state = ledger.state(file.name, LANE)
     if state is None or not state.position:

@@ -16,6 +16,7 @@ from headrace.pipeline.protocol.epochs import Position
 from headrace.pipeline.protocol.ledger import Ledger, PipelineState
 from headrace.pipeline.protocol.ledger.chain import START
 from headrace.pipeline.protocol.ledger.model import AuditProgress, RolledUp, StoredEpoch
+from headrace.pipeline.protocol.partitions import WHOLE
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +92,8 @@ def _walked(
         if point is not None and row.plan["splits"]:
             raise _NeedsAll  # whether an earlier epoch has read them is known from its row only
         _add_row(seen, row, restarts)
+        if refreshed := _refreshed_sources(row):
+            splits = {mark for mark in splits if mark[0] not in refreshed or mark[1] != row.window}
         for piece in row.plan["splits"]:
             mark = (piece["source"], row.window, piece["phase"], positions.fingerprint([piece["split"]]))
             if mark in splits and not restarts:
@@ -102,6 +105,17 @@ def _walked(
     if seen.last < state.committed:
         seen.problems.append(f"the ledger says {state.committed} epochs, and holds {seen.last}")
     return seen
+
+
+def _refreshed_sources(row: StoredEpoch) -> set[str]:
+    """Return the sources whose rows an epoch of a refresh reads again."""
+    key = row.window or WHOLE
+    return {
+        source
+        for source, position in row.plan["start"].items()
+        for start, end in position.get("history", {}).get("refresh", ())
+        if start <= key < end or key == start
+    }
 
 
 def _rebuilt_at(ledger: Ledger, state: PipelineState) -> int:

@@ -19,6 +19,7 @@ from headrace.jobs.dynamic_tables.factory import value_tables
 from headrace.jobs.planning.column_checks import version_problems
 from headrace.jobs.planning.compiled_pipeline import node_types
 from headrace.jobs.planning.planner import FixedSchemaSource, PipelinePlanner
+from headrace.jobs.planning.resolution import try_resolving
 from headrace.jobs.run.file_check import check_file
 from headrace.jobs.sources.pipeline_source import PipelineSource, create_pipeline_sources
 from headrace.jobs.sources.side_outputs import check_side_outputs
@@ -34,6 +35,7 @@ from headrace.pipeline.errors import (
 )
 from headrace.pipeline.file.loader import PipelineFile
 from headrace.pipeline.model import graph
+from headrace.pipeline.model.error_outputs import with_errors
 from headrace.pipeline.model.graph import key_of
 from headrace.pipeline.model.telemetry import event_time_problem
 from headrace.pipeline.protocol.epochs import SinkKey
@@ -93,10 +95,12 @@ def check_pipeline(file: PipelineFile, settings: Settings, session: Session) -> 
     Raises InternalError for a fault of Headrace itself. Errors that the user can fix are in the result.
     """
     findings = PreflightResult(warnings=list(file.warnings))
-    if settings.enforce_primary_keys:
-        keyless = [str(problem) for problem in missing_keys(file.model, file.place)]
-        findings.errors += [warning for warning in findings.warnings if str(warning) in keyless]
-        findings.warnings = [warning for warning in findings.warnings if str(warning) not in keyless]
+    file, unresolved = try_resolving(file, settings)
+    for name, problem in unresolved.items():
+        _collect_error(file, name, _raiser(problem), findings)
+    keyless = {str(problem): problem for problem in missing_keys(file.model, file.place)}
+    findings.warnings = [warning for warning in findings.warnings if str(warning) not in keyless]
+    (findings.errors if settings.enforce_primary_keys else findings.warnings).extend(keyless.values())
     try:
         check_side_outputs(settings)
     except UserError as error:
@@ -110,7 +114,8 @@ def check_pipeline(file: PipelineFile, settings: Settings, session: Session) -> 
         _check_event_times(file, findings)
         _check_tables(file, settings, findings)
         _check_sinks(file, settings, spark, findings)
-        _check_lane(file, settings, findings)
+        if not unresolved:
+            _check_lane(file, settings, findings)
     finally:
         for source in sources.values():
             source.close()
@@ -122,6 +127,9 @@ def _check_sources(
 ) -> None:
     calls: dict[tuple[str, int], Callable[[], Any]] = {}
     for name, source in sources.items():
+        if source.unbounded is not None and not source.unbounded.is_resolved:
+            calls[name, -1] = source.unbounded.check
+            continue
         if source.unbounded is not None:
             found = _collect_error(file, name, partial(_stream_schema, source.unbounded, spark), findings)
             findings.schemas |= {name: found} if found is not None else {}
@@ -191,6 +199,7 @@ def _check_sql(
 ) -> None:
     if spark is None:
         findings.add(file, *shared_problems(file, retractions_of(file.model)))
+        findings.schemas = with_errors(file.model.sources, findings.schemas)
         for name, sink in file.model.sinks.items():
             findings.schemas |= {name: findings.schemas[sink.from_]} if sink.from_ in findings.schemas else {}
             if name in findings.schemas:
@@ -248,9 +257,8 @@ def _check_sinks(
 def _target(
     file: PipelineFile, settings: Settings, name: str, node: Any, schema: pa.Schema, spark: Any
 ) -> Callable[[], None]:
-    context = SinkContext(
-        SinkKey("", file.name, "main", name), node, settings, schema, spark, {"key": key_of(file.model, name)}
-    )
+    extra = {"key": key_of(file.model, name), "streams": graph.streams_of(file.model)}
+    context = SinkContext(SinkKey("", file.name, "main", name), node, settings, schema, spark, extra)
 
     def ask() -> None:
         sink = registry.open_sink(context)

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 from headrace.jobs.explain import descriptions
 from headrace.jobs.explain.model import ExplainedColumn, ExplainedNode, ExplainedTarget, Explanation
 from headrace.jobs.explain.order import order_of
-from headrace.jobs.explain.schemas import DiscoveredSchemas, SchemaDiscovery
+from headrace.jobs.explain.schemas import DiscoveredSchemas, SchemaDiscovery, unreachable_reasons
 from headrace.jobs.planning.load_path import Columns, LoadPath, carried_key, plan_load_path
+from headrace.jobs.planning.resolution import try_resolving
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.file.loader import PipelineFile
 from headrace.pipeline.lineage.columns import lineage
 from headrace.pipeline.model import graph
+from headrace.pipeline.model.error_outputs import errors_outputs
 from headrace.pipeline.protocol import positions
 
 if TYPE_CHECKING:
@@ -46,7 +48,11 @@ def explain(
     Raises:
         UserError: the file's SQL or keys do not fit the sources.
     """
-    with SchemaDiscovery(file, settings, offline=offline, spark=spark) as lookup:
+    unresolved = {}
+    if not offline:
+        file, problems = try_resolving(file, settings)
+        unresolved = unreachable_reasons(problems)
+    with SchemaDiscovery(file, settings, offline=offline, spark=spark, unresolved=unresolved) as lookup:
         found = lookup.columns(spark_plan=spark_plan)
         model = file.model
         return Explanation(
@@ -73,6 +79,7 @@ class _ExplanationBuilder:
         self._settings = settings
         self._lookup = lookup
         self._found = found
+        self._errors = errors_outputs(file.model.sources)
         self._columns = found.columns(lookup.sources)
         self._lineage = lineage(file.model, self._columns)
 
@@ -83,6 +90,8 @@ class _ExplanationBuilder:
                 descriptions.notes_of(self._model, name),
             )
             yield replace(self._node(name, "source"), parts=parts, notes=notes)
+        for name in self._errors:
+            yield self._node(name, "errors")
         for name in graph.in_order(self._model):
             yield replace(
                 self._node(name, "transform"),
@@ -117,7 +126,9 @@ class _ExplanationBuilder:
     def _load_path(self, sink: str) -> LoadPath | None:
         """Return the load path of history to a sink, or None if no history reaches it."""
         sources = self._lookup.sources
-        if not any(sources[name].bounded for name in graph.upstream_sources(self._model, sink)):
+        if graph.reads_errors(self._model, sink) or not any(
+            sources[name].bounded for name in graph.upstream_sources(self._model, sink)
+        ):
             return None
         columns = Columns(
             self._found.payloads,
@@ -140,9 +151,11 @@ class _ExplanationBuilder:
         return ExplainedNode(
             name=name,
             kind=kind,
-            type=self._model.nodes()[name].type,
+            type=self._model.nodes()[name].type if kind != "errors" else "errors",
             inputs=tuple(
-                other for other in self._model.nodes() if other in graph.inputs_of(self._model, name)
+                other
+                for other in (*self._model.nodes(), *self._errors)
+                if other in graph.inputs_of(self._model, name)
             ),
             key=graph.key_of(self._model, name),
             key_from=graph.key_sources(self._model, name),

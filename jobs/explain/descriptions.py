@@ -18,6 +18,7 @@ from headrace.pipeline.model.capabilities import Delivery, SinkCapabilities, Vis
 from headrace.pipeline.model.nodes import PipelineModel
 from headrace.pipeline.model.transforms import DynamicTableConfig
 from headrace.pipeline.protocol import positions
+from headrace.pipeline.protocol.partitions import describe_keys, is_history_open
 from headrace.pipeline.types.durations import spell_duration
 
 _SNAPSHOT = "snapshot: every split reads the same rows at any time"
@@ -85,7 +86,10 @@ def notes_of(model: PipelineModel, name: str) -> tuple[tuple[str, str], ...]:
         found.append(("handoff", handoff(node)))
     if model.partitions and positions.bounded_phases(node):
         keys = positions.windows_of(model)
-        found.append(("partitions", f"{len(keys)} by {model.partitions.column}, {keys[0]} to {keys[-1]}"))
+        later = ", more when they have passed" if is_history_open(model.partitions) else ""
+        found.append(
+            ("partitions", f"{len(keys)} by {model.partitions.column}, {describe_keys(keys)}{later}")
+        )
     if model.job_mode and positions.is_unbounded(node):
         found.append(("job_mode", "the stream is never read"))
     return tuple(found)
@@ -161,11 +165,8 @@ def describe_target(
     key = graph.key_of(file.model, name)
     described = registry.describe(name, node, settings)[0]
     kept = described.get("table_name") or described.get("location")
-    writes = (
-        f"upserts and deletes by {', '.join(key)}{_left_out(file, name)}"
-        if key and able.upsert
-        else "appends"
-    )
+    what = "appends upserts and deletes with the key" if able.appends_changes else "upserts and deletes by"
+    writes = f"{what} {', '.join(key)}{_left_out(file, name)}" if key and able.upsert else "appends"
     return ExplainedTarget(
         name=str(kept or ""),
         created=bool(kept) and able.creates_target,

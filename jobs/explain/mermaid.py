@@ -6,7 +6,13 @@ import re
 
 from headrace.jobs.explain.model import ExplainedNode, Explanation
 
-_SHAPES = {"source": ("([", "])"), "transform": ("[", "]"), "table": ("[[", "]]"), "sink": ("[(", ")]")}
+_SHAPES = {
+    "source": ("([", "])"),
+    "errors": ("([", "])"),
+    "transform": ("[", "]"),
+    "table": ("[[", "]]"),
+    "sink": ("[(", ")]"),
+}
 _PLAIN = re.compile(r"[^\w .,:/+*()=-]")
 """Characters with a meaning in Mermaid, Markdown or HTML in a label, and other non-alphanumeric ones."""
 

@@ -69,10 +69,10 @@ class ExplainedTarget:
 class ExplainedNode:
     """One node of the pipeline.
 
-    `kind` is source, transform, table (dynamic) or sink. `key_from` are the nodes that declare the key.
-    `complete`: `columns` are all columns. `unchecked` are the facts that could not be read, each with its
-    reason. `notes` are (label, sentence) pairs of a source, a transform or a table. `asked_by` are the nodes
-    whose SQL looks up a table.
+    `kind` is source, errors (rejected rows), transform, table (dynamic) or sink. `key_from` are the nodes
+    that declare the key. `complete`: `columns` are all columns. `unchecked` are the facts that could not be
+    read, each with its reason. `notes` are (label, sentence) pairs of a source, a transform or a table.
+    `asked_by` are the nodes whose SQL looks up a table.
     """
 
     name: str

@@ -58,12 +58,16 @@ def _facts(
     model: PipelineModel, sink: str, key: str, spreads: Spreads, carried: Carried
 ) -> Iterator[tuple[str, bool]]:
     """Yield the facts that the order depends on, and whether each is guaranteed."""
+    if graph.reads_errors(model, sink):
+        yield "guaranteed: the key is the place of a message", True
+        return
     sources = graph.upstream_sources(model, sink)
     if len(sources) > 1:
         shown = ", ".join(f"`{name}`" for name in sources)
         yield f"assumed: {shown} have no key ({key}) in common; of one epoch the later source wins", False
     for name in sources:
         node: Any = model.sources[name]
+        yield from _wider_key(name, node.primary_key, carried(name))
         if positions.bounded_phases(node):
             yield from _history(model, name, spreads, carried(name))
         if positions.is_unbounded(node) and not model.job_mode:
@@ -77,17 +81,26 @@ def _facts(
             )
 
 
+def _wider_key(name: str, own: Sequence[str], carried_key: Sequence[str]) -> Iterator[tuple[str, bool]]:
+    """Yield what holds if a sink's key has the key of a source and more of its columns."""
+    known = {column.lower() for column in own}
+    more = [column for column in carried_key if column.lower() not in known]
+    if more and known and len(more) + len(known) == len(carried_key):
+        shown = ", ".join(f"`{column}`" for column in more)
+        yield f"assumed: an update never changes {shown} of a row of `{name}`; else both rows stay", False
+
+
 def _history(
     model: PipelineModel, name: str, spreads: Spreads, carried_key: Sequence[str]
 ) -> Iterator[tuple[str, bool]]:
     if model.partitions and model.partitions.column not in carried_key:
-        yield (
-            (
-                f"assumed: one partition of the history of `{name}` has all rows of a key,"
-                " or partitions run in their order"
-            ),
-            False,
-        )
+        if model.partitions.any_order:
+            yield (
+                f"assumed: one partition of the history of `{name}` has all rows of a key (any_order)",
+                False,
+            )
+        else:
+            yield "guaranteed: a partition of history is refused after a later one", True
     spread = spreads(name, carried_key)
     if spread == "":
         yield (

@@ -17,12 +17,14 @@ from headrace.jobs.explain.model import HistorySplits, SplitSummary
 from headrace.jobs.planning.column_checks import missing_key, version_problems
 from headrace.jobs.planning.compiled_pipeline import node_types
 from headrace.jobs.planning.planner import FixedSchemaSource, PipelinePlanner
-from headrace.jobs.sources.pipeline_source import PipelineSource, create_pipeline_sources, declared_columns
+from headrace.jobs.sources.declared_columns import declared_columns
+from headrace.jobs.sources.pipeline_source import PipelineSource, create_pipeline_sources
 from headrace.jobs.spark.session import start_session, stop_session
 from headrace.pipeline.config.settings import Settings
-from headrace.pipeline.errors import ServiceError, SettingsError, TransientError
+from headrace.pipeline.errors import HeadraceError, ServiceError, SettingsError, TransientError
 from headrace.pipeline.file.loader import PipelineFile
 from headrace.pipeline.model import graph
+from headrace.pipeline.model.error_outputs import with_errors
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.partitions import HistoryPartition
 from headrace.pipeline.types.arrow import spark_type
@@ -34,6 +36,14 @@ OFFLINE = "not asked, --offline"
 """Why an external system was not read."""
 _REACH = (TransientError, SettingsError, ServiceError)
 """Errors that keep an external system from being read although the file may be valid."""
+
+
+def unreachable_reasons(problems: Mapping[str, HeadraceError]) -> dict[str, str]:
+    """Return the reasons of systems that cannot be reached. Raise any other problem."""
+    for problem in problems.values():
+        if not isinstance(problem, _REACH):
+            raise problem
+    return {name: problem.message for name, problem in problems.items()}
 
 
 @dataclass(slots=True)
@@ -66,8 +76,16 @@ class SchemaDiscovery:
     """Discovers the schemas of one file and changes nothing. Closes what it opened."""
 
     def __init__(
-        self, file: PipelineFile, settings: Settings, *, offline: bool, spark: SparkSession | None
+        self,
+        file: PipelineFile,
+        settings: Settings,
+        *,
+        offline: bool,
+        spark: SparkSession | None,
+        unresolved: Mapping[str, str] | None = None,
     ) -> None:
+        """`unresolved`: why the stream of a source is not resolved."""
+        self._unresolved = unresolved or {}
         self.file = file
         self.sources: Mapping[str, PipelineSource] = create_pipeline_sources(file.model.sources, settings)
         self._settings = settings
@@ -124,6 +142,8 @@ class SchemaDiscovery:
                 found.own[source.name, phase] = part.schema(self._session_for(source))
             except _REACH as error:
                 unchecked.append(f"{what}: {error.message}")
+        if source.unbounded is not None and not source.unbounded.is_resolved:
+            unchecked.append(f"columns of the stream: {self._unresolved.get(source.name, OFFLINE)}")
         payload = source.payload(
             [found.own.get((source.name, phase)) for phase in range(len(source.bounded))]
         )
@@ -162,6 +182,7 @@ class SchemaDiscovery:
         found.plan = planner.plan_text() if spark_plan else ""
 
     def _sinks(self, found: DiscoveredSchemas) -> None:
+        found.nodes |= with_errors(self.file.model.sources, found.nodes)
         for name, sink in self.file.model.sinks.items():
             if (schema := found.nodes.get(sink.from_)) is None:
                 found.unchecked[name] = [f"columns and types: those of `{sink.from_}` are not checked"]

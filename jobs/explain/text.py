@@ -11,7 +11,13 @@ from headrace.pipeline.lineage.relations import ColumnLineage
 WIDTH = 80
 _HEAD = 12  # of "  delivery  ", the widest word in front of a sentence
 _TIGHT = "\u00a0"
-_TITLES = {"source": "sources", "transform": "transforms", "table": "dynamic tables", "sink": "sinks"}
+_TITLES = {
+    "source": "sources",
+    "errors": "rejected rows",
+    "transform": "transforms",
+    "table": "dynamic tables",
+    "sink": "sinks",
+}
 _PARTITIONS = 24
 """Partitions of a source whose splits are listed; the JSON has all of them."""
 

@@ -75,8 +75,9 @@ class NullMonitor:
         counts: Mapping[str, WriteCounts],
         steps: Mapping[str, float],
         backlog: int | None,
+        rejected: Mapping[str, int] | None = None,
     ) -> None:
-        """Record that all sinks committed the epoch."""
+        """Record that all sinks committed the epoch. `rejected` are rows by source."""
 
     def record_failure(self, error: BaseException) -> None:
         """Record that an attempt at an epoch, or the whole run, failed."""
@@ -204,6 +205,7 @@ class RunMonitor(NullMonitor):
         counts: Mapping[str, WriteCounts],
         steps: Mapping[str, float],
         backlog: int | None,
+        rejected: Mapping[str, int] | None = None,
     ) -> None:
         """Record the epoch. Rows by node follow in the monitor's thread, because Spark reports them later."""
         add, record, put = self._meters.add, self._meters.record, self._meters.set
@@ -217,6 +219,8 @@ class RunMonitor(NullMonitor):
             add("checkpoint_acks_received_total", 1, labels)
             if (seconds := steps.get(f"write {sink}")) is not None:
                 record("checkpoint_sink_flush_milliseconds", seconds * 1000, labels)
+        for source, rows in (rejected or {}).items():
+            add("rejected_rows_total", rows, self._labels.get(source, {"id": source}))
         add("checkpoint_epochs_succeeded_total", 1)
         add("checkpoint_finalizers_sent_total", 1)
         put("checkpoint_epochs_in_flight", 0)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from headrace.pipeline.model import graph
+from headrace.pipeline.model.error_outputs import errors_outputs
 from headrace.pipeline.model.nodes import PipelineModel
 from headrace.pipeline.model.telemetry import EventTime
 from headrace.pipeline.sql.system_columns import POS
@@ -166,11 +167,13 @@ def _millis(frame: DataFrame, event_time: EventTime) -> Column | None:
 def upstream_nodes(model: PipelineModel, sinks: Collection[str]) -> frozenset[str]:
     """Return the sources and transforms that lead to these sinks, or that fill dynamic tables."""
     found: set[str] = set()
+    outputs = errors_outputs(model.sources)
     left = [model.sinks[name].from_ for name in sinks]
     left += [upstream for table in graph.dynamic_tables(model) for upstream in graph.inputs_of(model, table)]
     while left:
         name = left.pop()
         if name not in found:
             found.add(name)
-            left += graph.inputs_of(model, name)
+            # Sinks that read rejected rows do not read the rows of their source.
+            left += graph.inputs_of(model, name) if name not in outputs else ()
     return frozenset(found)

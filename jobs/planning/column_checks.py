@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from headrace.pipeline.errors import SchemaError
 from headrace.pipeline.model import graph
 from headrace.pipeline.sql.system_columns import OP
 from headrace.pipeline.types.int256 import is_wide
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from headrace.pipeline.file.loader import PipelineFile
 
 ORDERED = "a whole number, a decimal of up to 38 digits, a date or a timestamp"
@@ -55,3 +55,11 @@ def missing_key(file: PipelineFile, name: str, columns: Sequence[str]) -> Iterat
             f" Available columns: [{available}]"
         )
         yield SchemaError(msg, node=name, keys=("primary_key",))
+
+
+def has_types(table: pa.Table, payload: pa.Schema) -> bool:
+    """Return whether the columns have the payload's types, or the strings that its wide numbers are."""
+    return all(
+        table.schema.field(field.name).type == (pa.string() if is_wide(field.type) else field.type)
+        for field in payload
+    )

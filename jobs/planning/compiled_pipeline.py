@@ -25,6 +25,7 @@ from headrace.pipeline.protocol.ledger import Ledger
 from headrace.pipeline.validation.warnings import missing_keys
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import SparkSession
 
 
@@ -47,7 +48,8 @@ def target_text(described: Mapping[str, Any]) -> str:
         if described.get("kind") == "delta"
         else described.get("table_name") or described.get("location")
     )
-    return f"the {described.get('kind', '')} table `{named}`" if named else "the target"
+    what = "topic" if "topic" in described else "table"
+    return f"the {described.get('kind', '')} {what} `{named}`" if named else "the target"
 
 
 class PipelineSink:
@@ -87,6 +89,12 @@ class PipelineSink:
     def prepare(self, generation: int) -> None:
         """See `Sink.prepare`."""
         self.sink.prepare(self._schema, generation)
+
+    def prepare_version(self, schema: pa.Schema, generation: int) -> None:
+        """Prepare the target for rows of another version of the file, if these have other columns."""
+        if schema != self._schema:
+            self._schema = schema
+            self.sink.prepare(schema, generation)
 
     def record(self) -> CommitRecord | None:
         """See `Sink.record`."""
@@ -181,7 +189,11 @@ class CompiledPipeline:
                 self.planner.schemas[name],
                 self.planner.keys[name],
             )
-            extra = {"key": columns, "sinks": tuple(self.file.model.sinks)}
+            extra = {
+                "key": columns,
+                "sinks": tuple(self.file.model.sinks),
+                "streams": graph.streams_of(self.file.model),
+            }
             context = SinkContext(key, node, self.settings, schema, self.planner.spark, extra)
             found[name] = PipelineSink(registry.open_sink(context), context, ledger, self.file.path)
         return found

@@ -125,6 +125,8 @@ class _UnknownError(Exception):
 
 def _obstacle(file: PipelineFile, sources: Mapping[str, PipelineSource], sink: str) -> str:
     """Return why history must go through Spark regardless of SQL and columns, or an empty string."""
+    if graph.reads_errors(file.model, sink):
+        return "history has no rejected rows"
     names = graph.upstream_sources(file.model, sink)
     source = sources[names[0]]
     if not registry.sink_class(file.model.sinks[sink]).capabilities.direct:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import pyarrow as pa
 
 from headrace.connectors.frame import EpochFrame
-from headrace.connectors.local_relation import collect_local_rows, compute_locally
+from headrace.connectors.local_relation import collect_local_rows, compute_by_job, compute_locally
 from headrace.connectors.spark_types import row_schema
 from headrace.jobs.dynamic_tables.base import (
     DynamicTableBackend,
@@ -25,10 +25,10 @@ from headrace.jobs.dynamic_tables.base import (
     distinct_texts,
     register,
 )
-from headrace.jobs.planning.column_checks import missing_key, version_problems
+from headrace.jobs.planning.column_checks import has_types, missing_key, version_problems
 from headrace.jobs.planning.estimates import estimate_bytes, estimate_rows
 from headrace.jobs.planning.sql_nodes import SqlNodePlanner
-from headrace.jobs.sources.pipeline_source import SourceBatch
+from headrace.jobs.sources.source_batch import SourceBatch
 from headrace.jobs.spark.columns import check_staged, payload_of
 from headrace.jobs.spark.errors import as_headrace_error
 from headrace.jobs.staging.determinism import nondeterminism_reason
@@ -43,12 +43,12 @@ from headrace.jobs.transforms.retractions import (
     without_marked,
 )
 from headrace.pipeline.config.settings import Settings
-from headrace.pipeline.errors import PipelineFileError, SchemaError, UserError
+from headrace.pipeline.errors import DataError, PipelineFileError, SchemaError, UserError
 from headrace.pipeline.file.loader import PipelineFile
 from headrace.pipeline.model import graph
+from headrace.pipeline.model.error_outputs import with_errors
 from headrace.pipeline.protocol.epochs import EpochPlan
 from headrace.pipeline.sql.system_columns import HIDDEN
-from headrace.pipeline.types.int256 import is_wide
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -94,9 +94,8 @@ class PipelinePlanner:
         self._settings = settings
         self._transforms: dict[str, RowTransform] = {}
         self.spark = spark.newSession()
-        self.source_schemas: dict[str, pa.Schema] = {
-            name: source.schema(self.spark) for name, source in sources.items()
-        }
+        columns = {name: source.schema(self.spark) for name, source in sources.items()}
+        self.source_schemas = with_errors(file.model.sources, columns)
         self.keys: dict[str, tuple[str, ...]] = {}
         self.schemas: dict[str, pa.Schema] = {}
         self.tables: Mapping[str, DynamicTableBackend] = {}
@@ -304,11 +303,15 @@ class PipelinePlanner:
             sources = graph.upstream_sources(self.file.model, name)
             if name in self._needs_jobs or not all(readings[source].is_local for source in sources):
                 continue
-            if name not in self.retractions.marked and (table := _table_of(name, readings)) is not None:
+            if (
+                name not in self.retractions.marked
+                and name in readings
+                and (table := readings[name].table) is not None
+            ):
                 frames[name], tables[name] = views[name], table
                 continue
             try:
-                frame = compute_locally(views[name])
+                frame = self._compute_node(name, views[name])
                 table = collect_local_rows(frame) if frame is not None else None
             except Exception as error:
                 raise as_headrace_error(error, node=name, texts=self.texts) from error
@@ -316,9 +319,18 @@ class PipelinePlanner:
                 self._needs_jobs.add(name)
                 continue
             frames[name] = frame
-            if table is not None and _has_types(table, self.schemas[name]):
+            if table is not None and has_types(table, self.schemas[name]):
                 tables[name] = table
         return frames, tables
+
+    def _compute_node(self, name: str, view: DataFrame) -> DataFrame | None:
+        """Return the rows of a node in the driver, or None if they need a Spark job."""
+        try:
+            return compute_locally(view)
+        except Exception as error:
+            if not isinstance(as_headrace_error(error, node=name, texts=self.texts), DataError):
+                raise
+            return compute_by_job(view)
 
     def _complete(self, readings: Mapping[str, SourceBatch]) -> dict[str, SourceBatch]:
         return {
@@ -357,9 +369,8 @@ class PipelinePlanner:
         }
         read = {model.sinks[sink].from_ for sink in sinks} - set(counts)
         local, tables = self._compute_locally(views, every, read) if each is None else ({}, {})
-        persisted = {
-            name: views[name].persist() for name in shared if readings and name not in (*counts, *local)
-        }
+        there = {*counts, *local, *(name for name, one in every.items() if one.persisted is not None)}
+        persisted = {name: views[name].persist() for name in shared - there if readings}
         if each is not None:
             for frame in persisted.values():
                 each.share(frame)
@@ -384,16 +395,3 @@ class PipelinePlanner:
         finally:
             for frame in persisted.values():
                 frame.unpersist(blocking=False)
-
-
-def _table_of(name: str, readings: Mapping[str, SourceBatch]) -> pa.Table | None:
-    """Return the rows of a source that are in the driver already."""
-    return readings[name].table if name in readings else None
-
-
-def _has_types(table: pa.Table, payload: pa.Schema) -> bool:
-    """Return whether the columns have the payload's types, or the strings that its wide numbers are."""
-    return all(
-        table.schema.field(field.name).type == (pa.string() if is_wide(field.type) else field.type)
-        for field in payload
-    )

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from headrace.connectors.frame import EpochFrame
@@ -14,16 +17,20 @@ from headrace.connectors.source_base import SplitReader
 from headrace.jobs.monitoring.monitor import NullMonitor
 from headrace.jobs.planning.load_path import LoadPath
 from headrace.jobs.planning.planner import PipelinePlanner
+from headrace.jobs.planning.refresh import RefreshEpoch, is_refresh_epoch
 from headrace.jobs.sources.backfill import splits_by_phase
-from headrace.jobs.sources.pipeline_source import PipelineSource, SourceBatch
+from headrace.jobs.sources.pipeline_source import PipelineSource
 from headrace.jobs.sources.side_outputs import SideOutputs
+from headrace.jobs.sources.source_batch import SourceBatch
 from headrace.jobs.spark.errors import as_headrace_error
+from headrace.jobs.spark.job_tags import inherit_job_tag
 from headrace.jobs.staging.determinism import nondeterministic_nodes
 from headrace.jobs.staging.store import ResultStore
 from headrace.jobs.staging.stored_results import NodeGraph, StoredResults
 from headrace.jobs.transforms.retractions import without_marked
 from headrace.pipeline.errors import HeadraceError
 from headrace.pipeline.model import graph
+from headrace.pipeline.model.error_outputs import errors_name
 from headrace.pipeline.protocol.epochs import EpochPlan, Phase, WriteCounts
 from headrace.pipeline.protocol.log_context import log_context, with_log_context
 
@@ -103,9 +110,10 @@ class EpochWriter:
         show them.
         """
         started = time.monotonic()
+        readings: dict[str, SourceBatch] = {}
         try:
             staging = self.staging(plan, pending, replayed=replayed)
-            readings = self._readings(plan)
+            self._read(plan, readings)
             self.steps["read"] = time.monotonic() - started
             if self._side is not None:
                 marked = self._planner.retractions.marked
@@ -119,21 +127,28 @@ class EpochWriter:
             look = self._monitor.create_observer(
                 self._planner.file.model, [name for name in pending if not self._direct(plan, name)]
             )
-            with self._planner.frames(plan, readings, pending, staging, look) as frames:
+            rejected = {
+                errors_name(name): one.rejected for name, one in readings.items() if one.rejected is not None
+            }
+            with self._planner.frames(plan, readings | rejected, pending, staging, look) as frames:
                 staged = staging.seconds if staging else {}
                 self.steps |= {f"stage {name}": seconds for name, seconds in staged.items()}
                 self.steps["plan"] = time.monotonic() - started - self.steps["read"] - sum(staged.values())
-                return self._write_concurrently(plan, frames)
+                with self._refreshed(plan, frames) as rows:
+                    return self._write_concurrently(plan, rows)
         except HeadraceError:
             raise
         except Exception as error:
             raise as_headrace_error(error, texts=self._planner.texts) from error
         finally:
+            for one in readings.values():
+                if one.persisted is not None:
+                    one.persisted.unpersist(blocking=False)
             self.seconds = time.monotonic() - started
 
-    def _readings(self, plan: EpochPlan) -> dict[str, SourceBatch]:
+    def _read(self, plan: EpochPlan, found: dict[str, SourceBatch]) -> None:
+        """Add what the epoch reads of every source."""
         spark = self._planner.spark
-        found: dict[str, SourceBatch] = {}
         for name, source in self._sources.items():
             if plan.phase is Phase.HISTORY:
                 for phase, splits in splits_by_phase(plan.splits, name).items():
@@ -148,9 +163,28 @@ class EpochWriter:
                 )
                 appends = graph.appending_sinks(self._planner.file.model, name) if start.get("cursor") else ()
                 found[name] = source.read_stream(
-                    spark, start, plan.end[name], appends, self._planner.file.model.epoch.max_bytes
+                    spark,
+                    start,
+                    plan.end[name],
+                    appends,
+                    self._planner.file.model.epoch.max_bytes,
+                    epoch=plan.number,
                 )
-        return found
+
+    @contextmanager
+    def _refreshed(
+        self, plan: EpochPlan, frames: Mapping[str, EpochFrame]
+    ) -> Iterator[Mapping[str, EpochFrame]]:
+        """Yield the frames, with the deletes that replace a partition if the epoch is a refresh."""
+        refresh = RefreshEpoch.of(self._planner.file.model, plan)
+        if refresh is None:
+            yield frames
+            return
+        with TemporaryDirectory(prefix="headrace-") as folder:
+            yield {
+                name: refresh.replace_rows(name, self._sinks[name], frame, Path(folder))
+                for name, frame in frames.items()
+            }
 
     def _write_concurrently(
         self, plan: EpochPlan, frames: Mapping[str, EpochFrame]
@@ -180,6 +214,7 @@ class EpochWriter:
             or route is None
             or not route.is_bulk_copy
             or not isinstance(self._sinks[name], DirectSink)
+            or is_refresh_epoch(self._planner.file.model, plan)
         ):
             return False
         keyed = bool(graph.key_of(self._planner.file.model, name))
@@ -225,6 +260,7 @@ def _in_pool(
 
     def run(*args: object) -> WriteCounts:
         spark.sparkContext.setLocalProperty("spark.scheduler.pool", pool)
+        inherit_job_tag(spark)
         return function(*args)
 
     return run

@@ -29,6 +29,8 @@ class EpochCommitted:
     counts: Mapping[str, WriteCounts]
     steps: Mapping[str, float]
     backlog: int | None = None
+    rejected: Mapping[str, int] = field(default_factory=dict)
+    """Rejected rows by source with dead letters."""
 
     @property
     def largest_rows(self) -> int:
@@ -122,7 +124,7 @@ RunEvent = (
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What a run did. `stop_reason` is completed, signal or max_run_time."""
+    """What a run did. `stop_reason` is completed, signal, max_run_time, or the stop or pause requested."""
 
     name: str
     pipeline: str
@@ -134,6 +136,8 @@ class RunResult:
     phases: Mapping[Phase, PhaseFigures]
     history_complete: bool
     caught_up: bool
+    rejected: Mapping[str, int] = field(default_factory=dict)
+    """Rejected rows by source with dead letters."""
 
 
 @dataclass(frozen=True, slots=True)

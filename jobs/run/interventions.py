@@ -11,6 +11,7 @@ from enum import StrEnum
 from headrace.connectors import registry
 from headrace.connectors.ledger.factory import open_ledger
 from headrace.jobs.planning.compiled_pipeline import PipelineSink
+from headrace.jobs.planning.resolution import resolve_file
 from headrace.jobs.run.pipeline_run import LANE, PipelineRun
 from headrace.jobs.sources.pipeline_source import create_pipeline_sources
 from headrace.jobs.sources.retention import RetentionCheck
@@ -57,6 +58,7 @@ def rewind(file: PipelineFile, settings: Settings, *, to: str, dry_run: bool = F
     PipelineStateError for a position in the history, GuaranteeError for sinks without a key, RetentionError
     where the topic no longer has the rows, TargetError where it was deleted and created again.
     """
+    file = resolve_file(file, settings)
     with _ledger(file, settings) as ledger:
         _state(ledger, file)  # before the lease, which would register a pipeline that never ran
         _check_keyed(file)
@@ -114,6 +116,7 @@ def reset(file: PipelineFile, settings: Settings, *, empty: bool, dry_run: bool 
     Targets are checked first, and refused if rows would be lost or duplicated. Then the ledger records the
     reset. Every later run finishes what is left: it takes the new position, empties targets, registers sinks.
     """
+    file = resolve_file(file, settings)
     sinks = _reset_sinks(file, empty=empty)
     changes = ["The pipeline starts over: a new snapshot of the history, a new handoff."]
     changes += [f"Sink {name}: {_TARGET_TEXTS[what]}." for name, what in sinks.items()]

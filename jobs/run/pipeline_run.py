@@ -9,12 +9,12 @@ from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
-from uuid import uuid4
 
 from headrace.connectors.ledger.factory import open_ledger
 from headrace.jobs.dynamic_tables.factory import EVENT
 from headrace.jobs.monitoring.monitor import open_monitor
 from headrace.jobs.planning.compiled_pipeline import CompiledPipeline, PipelineSink
+from headrace.jobs.planning.resolution import resolve_file
 from headrace.jobs.run.epoch_writer import EpochWriter
 from headrace.jobs.run.events import (
     AttemptFailed,
@@ -29,10 +29,11 @@ from headrace.jobs.run.file_check import check_file
 from headrace.jobs.run.reporter import RunReporter
 from headrace.jobs.run.rollup import RollingUp
 from headrace.jobs.run.session import RunSession
+from headrace.jobs.run.snapshots import drop_unused_snapshots
 from headrace.jobs.run.subscribers import HeartbeatDetails, create_event_stream
 from headrace.jobs.sources.backfill import EpochRange
 from headrace.jobs.sources.retention import RetentionCheck
-from headrace.jobs.sources.snapshots import drop_stale_snapshots, keep_opening, open_sources, snapshot_owner
+from headrace.jobs.sources.snapshots import create_token, keep_opening, open_sources
 from headrace.jobs.spark.session import jvm_process
 from headrace.jobs.staging.pending_calls import waits_folder
 from headrace.jobs.staging.store import ResultStore
@@ -41,7 +42,7 @@ from headrace.pipeline.errors import FencedError, HeadraceError, PipelineStateEr
 from headrace.pipeline.file.loader import PipelineFile, from_compiled, hash_of
 from headrace.pipeline.protocol.coordinator import EpochCoordinator, Pending
 from headrace.pipeline.protocol.epochs import EpochPlan, Json, Phase, Position, WriteCounts
-from headrace.pipeline.protocol.ledger import Ledger, PipelineState, describe_launcher
+from headrace.pipeline.protocol.ledger import Ledger, PipelineState, StopRequest, describe_launcher
 from headrace.pipeline.protocol.log_context import log_context
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ RETRY_FOR = 300.0
 
 
 class PipelineRun:
-    """A run, used as a context manager.
+    """A run, used as a context manager. Creating it resolves the file.
 
     At the end it releases the lease and stops the Spark session that it started.
     """
@@ -71,8 +72,9 @@ class PipelineRun:
         spark: SparkSession | None,
         repair: tuple[str, ...] = (),
         take_over: tuple[str, ...] = (),
+        refuse_if_paused: bool = False,
     ) -> None:
-        self.file = file
+        self.file = file = resolve_file(file, settings)
         self.settings = settings
         self._stop = stop or threading.Event()
         self._deadline = time.monotonic() + max_run_time.total_seconds() if max_run_time else None
@@ -80,9 +82,9 @@ class PipelineRun:
             "run_id": run_id,
             "since": datetime.now(UTC).isoformat(timespec="seconds"),
         }
-        self._repair = repair
+        self._repair, self._take_over, self._refuse_if_paused = repair, take_over, refuse_if_paused
         self._rolling = RollingUp(file.model, settings.ledger.keep_epochs)
-        self._take_over = take_over
+        self._request: StopRequest | None = None
         self._run_id = run_id
         self.monitor = open_monitor(file, settings, run_id)
         self._heartbeat = HeartbeatDetails()
@@ -120,6 +122,8 @@ class PipelineRun:
                 repair=self._repair,
                 check_file=self._check_file,
                 take_over=self._take_over,
+                refuse_if_paused=self._refuse_if_paused,
+                on_request=self._on_request,
             )
             stack.callback(self.coordinator.close)
             lease = self.coordinator.lease
@@ -131,7 +135,8 @@ class PipelineRun:
             ledger.set_holder(
                 self.coordinator.lease, self._holder | {"jvm": jvm_process(self.session.spark)} | seen
             )
-            self._drop_stale_snapshots()
+            if not self.coordinator.committed:  # an earlier start may have created some and not stored them
+                drop_unused_snapshots(self.assembly, self.coordinator, self.reporter)
             stack.callback(self.session.abort_after_stop(self._stop))
             self._stack = stack.pop_all()
 
@@ -191,6 +196,11 @@ class PipelineRun:
     def _note_table(self, table: str, epoch: int) -> None:
         self._ledger.event(self.coordinator.lease, EVENT, {"table": table, "epoch": epoch})
 
+    def _on_request(self, request: StopRequest) -> None:
+        """Stop as after a signal. Called by the heartbeat's thread."""
+        self._request = request
+        self._stop.set()
+
     def _check_file(self, state: PipelineState) -> None:
         for note in check_file(self.file, state, self._ledger).notes:
             if note not in self._published_notes:
@@ -200,26 +210,12 @@ class PipelineRun:
     def _initial(self) -> Position:
         state = self._ledger.state(self.file.name, LANE)
         assert state is not None  # noqa: S101  the lease was taken before
-        token = f"{snapshot_owner(state.pipeline)}_{state.generation}_{uuid4().hex[:6]}"
+        token = create_token(state.pipeline, state.generation)
         opened = open_sources(self.assembly.sources, self.assembly.planner.spark, token, self.file.model)
         return {
             name: keep_opening(self._ledger, self.file.model.sources[name], position)
             for name, position in opened.items()
         }
-
-    def _drop_stale_snapshots(self) -> None:
-        """Drop snapshots that an earlier start created and did not store, before the first epoch.
-
-        If that fails, the next start tries again.
-        """
-        if self.coordinator.committed:
-            return
-        try:
-            drop_stale_snapshots(self.assembly.sources, self.coordinator.lease, self.coordinator.position)
-        except HeadraceError as error:
-            self.reporter.publish(
-                RunMessage(f"snapshots of an earlier start were not dropped: {error}", "warning")
-            )
 
     # --- epochs
 
@@ -259,6 +255,7 @@ class PipelineRun:
 
         def check(pending: Pending) -> None:
             retained.check_epoch(pending.plan)
+            retained.check_snapshots(pending.plan, self.coordinator.position)
             self._writer(pending).staging(pending.plan, pending.sinks, replayed=True)
 
         def write(pending: Pending) -> Mapping[str, WriteCounts]:
@@ -270,6 +267,9 @@ class PipelineRun:
             started = time.monotonic()
             with log_context(epoch=pending.plan.number):
                 writer = self._writer(pending)
+                if isinstance(target := self.coordinator.sinks[sink], PipelineSink):
+                    version = self.assembly_of(self._version(pending.compiled))
+                    target.prepare_version(version.planner.schemas[sink], self.coordinator.generation)
                 counts = writer.write(pending.plan, pending.sinks, replayed=True)
                 # No sweep here: later epochs of the replay still need their stored results.
                 steps = {**writer.steps, "total": time.monotonic() - started}
@@ -379,8 +379,11 @@ class PipelineRun:
 
     def result(self, *, caught_up: bool) -> RunResult:
         """Return the result of this run."""
-        stop_reason = "signal" if self._stop.is_set() else "max_run_time" if self.stopping else "completed"
-        return self.reporter.result(self.coordinator, stop_reason, caught_up=caught_up)
+        reason = "signal" if self._stop.is_set() else "max_run_time" if self.stopping else "completed"
+        if self._request is not None:
+            reason = str(self._request.action)
+            self.reporter.publish(RunMessage(f"{reason} requested {self._request}"))
+        return self.reporter.result(self.coordinator, reason, caught_up=caught_up)
 
     def _close_assemblies(self) -> None:
         for assembly in self._assemblies.values():

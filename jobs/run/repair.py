@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from headrace.connectors.ledger.factory import open_ledger
 from headrace.jobs.planning.compiled_pipeline import CompiledPipeline, node_types
+from headrace.jobs.planning.resolution import resolve_file
 from headrace.jobs.run.events import Listener, RunResult
 from headrace.jobs.run.pipeline_run import LANE, PipelineRun
 from headrace.jobs.spark.session import start_session, stop_session
@@ -79,6 +80,7 @@ def rebuild(file: PipelineFile, settings: Settings, *, spark: SparkSession | Non
 
     Raises SinkStateError if a sink has no commit record, or if the records do not lead to one state.
     """
+    file = resolve_file(file, settings)
     session = spark or start_session(settings, node_types(file))
     ledger = open_ledger(settings)
     try:

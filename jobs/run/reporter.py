@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from headrace.jobs.run.events import (
@@ -15,6 +16,7 @@ from headrace.jobs.run.events import (
     RunResult,
     StreamIdle,
 )
+from headrace.pipeline.model.error_outputs import error_sinks, rejected_rows
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.epochs import EpochPlan, Json, Phase, Position, WriteCounts
 
@@ -37,6 +39,8 @@ class RunReporter:
         self._phase: Phase | None = None
         self._figures: dict[Phase, PhaseFigures] = {}
         self._counts: dict[str, WriteCounts] = {}
+        self._error_sinks = error_sinks({name: node.from_ for name, node in file.model.sinks.items()})
+        self._rejected: dict[str, int] = {}
         self._first: int | None = None
         self._window_rows: dict[str, dict[str, int]] = {}
         self._idle_since: float | None = None
@@ -76,8 +80,10 @@ class RunReporter:
             )
 
     def record_commit(self, event: EpochCommitted) -> None:
-        """Publish an epoch that all sinks committed, and add it to the result."""
+        """Publish an epoch that all sinks committed, with its rejected rows, and add it to the result."""
         plan, counts = event.plan, event.counts
+        rejected = rejected_rows(self._error_sinks, {name: count.rows for name, count in counts.items()})
+        event = replace(event, rejected=rejected)
         self._idle_since = None
         self.epochs += 1
         self._first = self._first or plan.number
@@ -88,6 +94,8 @@ class RunReporter:
         )
         for name, count in counts.items():
             self._counts[name] = self._counts.get(name, WriteCounts()) + count
+        for name, rows in rejected.items():
+            self._rejected[name] = self._rejected.get(name, 0) + rows
         self.publish(event)
         self._window_progress(plan, counts)
 
@@ -119,4 +127,5 @@ class RunReporter:
             phases=self._figures,
             history_complete=positions.history_complete(self._file.model, coordinator.position),
             caught_up=caught_up,
+            rejected=self._rejected,
         )

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from headrace.jobs.planning.compiled_pipeline import node_types
 from headrace.jobs.spark.errors import translate_spark_errors
-from headrace.jobs.spark.session import explain_death, start_session, stop_session
+from headrace.jobs.spark.job_tags import tag_jobs, untag_jobs
+from headrace.jobs.spark.session import explain_death, jvm_alive, start_session, stop_session
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import SparkJvmError
 from headrace.pipeline.file.loader import PipelineFile
@@ -62,17 +63,28 @@ class RunSession:
 
         A cancelled epoch is as safe as a crash.
         """
-        done = threading.Event()
+        done, tag = threading.Event(), tag_jobs(self.spark)
         watch = with_log_context(self._abort_late)
-        threading.Thread(target=watch, args=(stop, done), name="headrace-abort", daemon=True).start()
-        return done.set
+        threading.Thread(target=watch, args=(stop, done, tag), name="headrace-abort", daemon=True).start()
 
-    def _abort_late(self, stop: threading.Event, done: threading.Event) -> None:
+        def end() -> None:
+            done.set()
+            if self._callers is not None and jvm_alive(self._callers):
+                untag_jobs(self.spark, tag)
+
+        return end
+
+    def _abort_late(self, stop: threading.Event, done: threading.Event, tag: str) -> None:
         while not stop.wait(1.0):
             if done.is_set():
                 return
-        if not done.wait(ABORT_AFTER) and self._spark is not None:
-            self._spark.sparkContext.cancelAllJobs()
+        if done.wait(ABORT_AFTER):
+            return
+        context = self.spark.sparkContext
+        if self._callers is None:
+            context.cancelAllJobs()
+        else:
+            context.cancelJobsWithTag(tag)
 
     def stop(self) -> None:
         """Stop the session, unless it is the caller's."""

@@ -79,7 +79,7 @@ def forward_to_monitor(monitor: NullMonitor) -> Subscriber:
             case EpochStarted():
                 monitor.record_plan(event.plan, again=event.again)
             case EpochCommitted():
-                monitor.record_commit(event.plan, event.counts, event.steps, event.backlog)
+                monitor.record_commit(event.plan, event.counts, event.steps, event.backlog, event.rejected)
             case AttemptFailed() | RunFailed():
                 monitor.record_failure(event.error)
             case PhaseChanged():

@@ -11,7 +11,6 @@ from headrace.pipeline.errors import SinkStateError
 from headrace.pipeline.model.nodes import PipelineModel
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.epochs import Json, Phase, Position
-from headrace.pipeline.protocol.partitions import HistoryPartition
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -87,7 +86,7 @@ class BackfillPlanner:
         source, position_of_source = self._sources[name], position[name]
         source.check_retention(position_of_source)
         phase, done, known = positions.window_progress(position_of_source, window)
-        bounds = self._window(window)
+        bounds = positions.history_partition(self._model, window)
         of = positions.fingerprint(
             [
                 positions.pins_ref(position_of_source),
@@ -109,19 +108,16 @@ class BackfillPlanner:
                 hint="Start this window again: headrace replay FILE --from the epoch that began it.",
                 node=name,
             )
-        taken = _take(splits[done:], self._rows, self._size)
+        if positions.is_refresh(self._model, position_of_source, window):
+            taken = splits[done:]  # one epoch, because a reader must not see a partition half replaced
+        else:
+            taken = _take(splits[done:], self._rows, self._size)
         at = (phase + 1, 0, "") if done + len(taken) == len(splits) else (phase, done + len(taken), mark)
         position_of_source = positions.advance_partition(
             self._model, source.node, position_of_source, window, at
         )
         pieces = tuple({"source": name, "phase": phase, "split": split} for split in taken)
         return EpochRange(Phase.HISTORY, {**position, name: position_of_source}, window or None, pieces)
-
-    def _window(self, key: str) -> HistoryPartition | None:
-        bounds = positions.window_bounds(self._model, key)
-        if bounds is None or self._model.partitions is None:
-            return None
-        return HistoryPartition(key, self._model.partitions.column, *bounds)
 
 
 def _take(splits: Sequence[Json], rows: int, size: int) -> list[Json]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from headrace.connectors import registry
@@ -16,15 +16,16 @@ from headrace.connectors.spark_types import arrow_schema, row_schema
 from headrace.jobs.sources.casts import cast_column
 from headrace.jobs.sources.handoff import Handoff
 from headrace.jobs.sources.history_columns import check_history_columns
+from headrace.jobs.sources.source_batch import SourceBatch, separate_rows
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import HeadraceError, RetentionError, SinkStateError
+from headrace.pipeline.model.error_outputs import errors_output
 from headrace.pipeline.model.hybrid import HybridSourceConfig
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.epochs import Json
 from headrace.pipeline.protocol.partitions import HistoryPartition
 from headrace.pipeline.protocol.table_offsets import HandoffFilter
 from headrace.pipeline.sql.system_columns import OP, ORDINALS_PER_NODE, POS
-from headrace.pipeline.types.arrow import spark_type
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,19 +33,11 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-@dataclass(frozen=True, slots=True)
-class SourceBatch:
-    """What one epoch reads of one source.
-
-    `rows` is an upper bound if known, `size` about its bytes. `table` has the rows of `frame` if they are in
-    the driver already. `is_local` means that Spark computes `frame` from such rows.
-    """
-
-    frame: DataFrame
-    rows: int | None
-    size: int | None = None
-    table: pa.Table | None = None
-    is_local: bool = False
+def stream_node(node: Any) -> Any:
+    """Return the unbounded part of a source as a node with the source's key; None if there is none."""
+    if node.type != "hybrid":
+        return node if positions.is_unbounded(node) else None
+    return node.unbounded_source.node().model_copy(update={"primary_key": node.primary_key})
 
 
 class PipelineSource:
@@ -55,6 +48,7 @@ class PipelineSource:
         self.node = node
         self.contents: Callable[[str], Any] = lambda _: None
         """Returns what the ledger stores under a reference, or None."""
+        self._errors = errors_output(name, node)
         self._pins: dict[str, list[Json]] = {}
         endless = positions.is_unbounded(node)
         phases = (
@@ -68,7 +62,7 @@ class PipelineSource:
             registry.bounded_source(name, part, settings, index * ORDINALS_PER_NODE + rank)
             for rank, part in enumerate(phases)
         ]
-        stream = node.unbounded_source.node() if node.type == "hybrid" else node if endless else None
+        stream = stream_node(node)
         self.unbounded: UnboundedSource | None = (
             registry.unbounded_source(name, stream, settings, (index + 1) * ORDINALS_PER_NODE - 1)
             if stream is not None
@@ -84,17 +78,19 @@ class PipelineSource:
         A hybrid source has its stream's columns and types; history is cast to them.
         """
         found = self.payload([part.schema(spark) for part in self.bounded])
-        assert found is not None  # noqa: S101  all of its phases are known
+        assert found is not None  # noqa: S101  all of its phases are known, and a run resolves its stream
         return found
 
     def payload(self, phases: Sequence[pa.Schema | None]) -> pa.Schema | None:
         """Return the payload schema for the given schemas of the bounded phases.
 
         None is the schema of a phase that is unknown. The result is None if the payload depends on such a
-        phase.
+        phase, or on a stream that is not resolved.
         """
         if self.unbounded is None:
             return phases[0]
+        if not self.unbounded.is_resolved:
+            return None
         found = self.unbounded.schema()
         for part, have in zip(self.bounded, phases, strict=True):
             if have is not None:
@@ -254,27 +250,46 @@ class PipelineSource:
         )
 
     def read_stream(
-        self, spark: SparkSession, start: Json, end: Json, appends: Sequence[str] = (), most: int = 256 << 20
+        self,
+        spark: SparkSession,
+        start: Json,
+        end: Json,
+        appends: Sequence[str] = (),
+        most: int = 256 << 20,
+        epoch: int | None = None,
     ) -> SourceBatch:
         """Return the stream's rows between two positions, without those that history has already.
 
-        `most` limits the size estimate; see `UnboundedSource.estimate_bytes`.
+        `most` limits the size estimate; see `UnboundedSource.estimate_bytes`. Rejected rows are returned for
+        the epoch with the number `epoch`. Raise DataError if they are too many.
         """
         assert self.unbounded is not None  # noqa: S101
-        table = self.unbounded.read_table(start["stream"], end["stream"])
-        if table is None:
-            frame = whole = self.unbounded.read(spark, start["stream"], end["stream"])
-        else:
-            whole = spark.createDataFrame(table, row_schema(self.unbounded.schema()))
-            frame = self.unbounded.filter_rows(whole)
-        is_local = table is not None
+        found = self._read_stream(spark, start["stream"], end["stream"], epoch)
+        frame, is_local = found.frame, found.is_local
         overlap = start.get("overlap") or {"end": end.get("catch_up"), "nulls": True}
         if (cursor := start.get("cursor")) and positions.is_before(start["stream"], overlap["end"]):
             frame, is_local = self._after_cursor(frame, cursor, overlap, exact=bool(appends)), False
         size = self.unbounded.estimate_bytes(start["stream"], end["stream"], most)
         rows = positions.offset_lag(start["stream"], end["stream"])
-        # A filter or a cursor leaves rows out of the frame that the table still has.
-        return SourceBatch(frame, rows, size, table if frame is whole else None, is_local)
+        # A cursor leaves rows out of the frame that the table still has.
+        table = found.table if frame is found.frame else None
+        return replace(found, frame=frame, rows=rows, size=size, table=table, is_local=is_local)
+
+    def _read_stream(self, spark: SparkSession, start: Json, end: Json, epoch: int | None) -> SourceBatch:
+        """Return the rows that pass the node's filter, and the rejected ones if there is an epoch."""
+        assert self.unbounded is not None  # noqa: S101
+        if self._errors is not None and epoch is not None:
+            read = self.unbounded.read_with_errors(spark, start, end)
+            found = separate_rows(read, self.unbounded.schema(), self._errors, epoch, spark)
+        else:
+            table = self.unbounded.read_table(spark, start, end)
+            if table is None:
+                return SourceBatch(self.unbounded.read(spark, start, end), None)
+            whole = spark.createDataFrame(table, row_schema(self.unbounded.schema()))
+            found = SourceBatch(whole, None, None, table, is_local=True)
+        frame = self.unbounded.filter_rows(found.frame)
+        # A filter leaves rows out of the frame that the table still has.
+        return found if frame is found.frame else replace(found, frame=frame, table=None)
 
     def _after_cursor(self, frame: DataFrame, cursor: str, overlap: Json, *, exact: bool) -> DataFrame:
         """Drop rows of the overlap that history has.
@@ -372,21 +387,6 @@ def history_by_cursor(column: str, cursor: str) -> str:
     """Return SQL for the rows that history keeps under a cursor. Rows without a time belong to history."""
     name = quote_identifier(column)
     return f"{name} IS NULL OR {name} <= timestamp'{cursor}'"
-
-
-def declared_columns(sources: Mapping[str, PipelineSource]) -> dict[str, dict[str, str]]:
-    """Return the sources' columns and Spark SQL types as far as the file declares them.
-
-    Types are empty if the file lists only names. A source without either has no columns here.
-    """
-    found: dict[str, dict[str, str]] = {}
-    for name, source in sources.items():
-        payload = source.payload([None] * len(source.bounded))
-        listed: dict[str, str] = dict.fromkeys(getattr(source.node, "columns", ()), "")
-        found[name] = (
-            listed if payload is None else {column.name: spark_type(column.type) for column in payload}
-        )
-    return {name: columns for name, columns in found.items() if columns}
 
 
 def create_pipeline_sources(sources: Mapping[str, Any], settings: Settings) -> dict[str, PipelineSource]:

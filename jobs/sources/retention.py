@@ -1,4 +1,4 @@
-"""Checks that a topic still has the rows that a rewind or a replay reads again, before anything changes."""
+"""Checks that sources still have the rows that a rewind or a replay reads again, before anything changes."""
 
 from __future__ import annotations
 
@@ -32,6 +32,19 @@ class RetentionCheck:
             stream = start.get("stream") or start.get("fence")
             if "stream" in end and stream != end["stream"]:
                 self.check({name: {"stream": stream}})
+
+    def check_snapshots(self, plan: EpochPlan, position: Position) -> None:
+        """Raise RetentionError for an epoch of history from a snapshot that `position` no longer has.
+
+        New snapshots replace the former ones, which are dropped then.
+        """
+        for name in {piece["source"] for piece in plan.splits}:
+            if positions.pins_ref(plan.start[name]) != positions.pins_ref(position[name]):
+                msg = (
+                    f"epoch {plan.number} has rows of an earlier snapshot of history, which was dropped, and"
+                    f" {self._back} needs it"
+                )
+                raise RetentionError(msg, hint=self._hint, node=name)
 
     def check(self, position: Position) -> None:
         """Raise RetentionError for rows that the topic no longer has, TargetError if it is another topic."""

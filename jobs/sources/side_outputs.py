@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel
 
 from headrace.connectors.plugins.contract_checks import create_checked
-from headrace.jobs.sources.pipeline_source import SourceBatch
+from headrace.jobs.sources.source_batch import SourceBatch
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.plugins.api import Plugin, PluginType
 from headrace.pipeline.plugins.discovery import InstalledPlugin, load_plugin_of_type

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from headrace.jobs.sources.pipeline_source import PipelineSource
 from headrace.jobs.sources.uncovered_rows import check_windows
@@ -26,6 +27,11 @@ def snapshot_owner(pipeline: str) -> str:
     return pipeline.replace("-", "")[:12]
 
 
+def create_token(pipeline: str, generation: int) -> str:
+    """Return a new name for snapshots. It has their owner and generation, by which they are swept."""
+    return f"{snapshot_owner(pipeline)}_{generation}_{uuid4().hex[:6]}"
+
+
 def open_sources(
     sources: Mapping[str, PipelineSource], spark: SparkSession, token: str, model: PipelineModel
 ) -> Position:
@@ -35,6 +41,7 @@ def open_sources(
     position.
     """
     opened: dict[str, Json] = {}
+    noted = positions.snapshot_end(model.partitions)
     try:
         for index, (name, source) in enumerate(sources.items()):
             opened[name] = source.create_initial_position(
@@ -42,11 +49,50 @@ def open_sources(
             )
             if model.partitions is not None:
                 check_windows(source, spark, opened[name], model.partitions)
+            if "history" in opened[name]:
+                opened[name]["history"] |= noted
     except HeadraceError:
         with contextlib.suppress(HeadraceError):  # the next start sweeps what stays
             release_snapshots(sources, opened)
         raise
     return opened
+
+
+def renew_sources(
+    sources: Mapping[str, PipelineSource],
+    spark: SparkSession,
+    token: str,
+    model: PipelineModel,
+    position: Position,
+    ledger: Ledger,
+    refresh: Sequence[str] = (),
+) -> Position:
+    """Return the position with new snapshots of all histories. If one cannot be created, none stays.
+
+    The partitions of `refresh` are read again from them.
+    """
+    renewed = dict(position)
+    noted = positions.snapshot_end(model.partitions)
+    created: dict[str, Json] = {}
+    try:
+        for index, (name, source) in enumerate(sources.items()):
+            if not source.bounded:
+                continue
+            handles = [
+                part.create_snapshot(spark, f"{token}_{index}_{rank}").handle
+                for rank, part in enumerate(source.bounded)
+            ]
+            ledger.store_content(handles)
+            renewed[name] = created[name] = positions.renew_snapshots(position[name], handles, noted)
+            if refresh:
+                renewed[name] = positions.start_refresh(model, renewed[name], refresh)
+            if model.partitions is not None:
+                check_windows(source, spark, renewed[name], model.partitions)
+    except HeadraceError:
+        with contextlib.suppress(HeadraceError):  # the next renewal sweeps what stays
+            release_snapshots(sources, created)
+        raise
+    return renewed
 
 
 def keep_opening(ledger: Ledger, node: Any, opened: Json) -> Json:

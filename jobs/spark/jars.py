@@ -11,7 +11,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -99,24 +99,12 @@ def _load(folder: Path) -> JarSet | None:
 
 
 def _resolve(target: Path, progress: Progress | None, java: str | None) -> None:
-    ivy_cache = user_cache() / "ivy"
     settings = os.environ.get("HEADRACE_IVY_SETTINGS") or str(_HERE / "ivysettings.xml")
     fresh = Path(tempfile.mkdtemp(prefix="resolving-", dir=target.parent))
-    pattern = f"{fresh}/[conf]/[organisation]_[artifact]-[revision].[ext]"
-    command = [
-        str(find_java(java).path),
-        "-cp",
-        str(_ivy_jar()),
-        "org.apache.ivy.Main",
-        "-settings",
-        settings,
-        "-ivy",
-        str(_HERE / "ivy.xml"),
-    ]
-    command += ["-cache", str(ivy_cache), "-confs", *_GROUPS, "-types", "jar", "bundle", "-retrieve", pattern]
     log.info("jars=resolving target=%s", target)
     try:
-        _run(command, fresh / "ivy.log", ivy_cache, progress)
+        pattern = f"{fresh}/[conf]/[organisation]_[artifact]-[revision].[ext]"
+        retrieve(_HERE / "ivy.xml", settings, _GROUPS, pattern, fresh / "ivy.log", progress, java)
         sizes = {
             group: {path.name: path.stat().st_size for path in (fresh / group).iterdir()} for group in _GROUPS
         }
@@ -125,6 +113,28 @@ def _resolve(target: Path, progress: Progress | None, java: str | None) -> None:
         fresh.rename(target)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
+
+
+def retrieve(
+    ivy: Path,
+    settings: str,
+    groups: Sequence[str],
+    pattern: str,
+    transcript: Path,
+    progress: Progress | None = None,
+    java: str | None = None,
+    types: Sequence[str] = ("jar", "bundle"),
+) -> None:
+    """Download the artifacts that an Ivy file names, to the places that `pattern` gives.
+
+    `settings` is the path of Ivy's settings; `transcript` gets its output. Raise ServiceError if an artifact
+    cannot be downloaded.
+    """
+    ivy_cache = user_cache() / "ivy"
+    command = [str(find_java(java).path), "-cp", str(_ivy_jar()), "org.apache.ivy.Main"]
+    command += ["-settings", settings, "-ivy", str(ivy), "-cache", str(ivy_cache)]
+    command += ["-confs", *groups, "-types", *types, "-retrieve", pattern]
+    _run(command, transcript, ivy_cache, progress)
 
 
 def _run(command: list[str], transcript: Path, ivy_cache: Path, progress: Progress | None) -> None:

@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.jobs.sources.pipeline_source import SourceBatch
+from headrace.jobs.sources.source_batch import SourceBatch
 from headrace.jobs.spark.errors import as_headrace_error
 from headrace.jobs.staging.paths import safe_filename, staging_root
 from headrace.jobs.staging.task import TASK_RESULT, StoreResultsTask, storage_error, sync_to_disk

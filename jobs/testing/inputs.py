@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pyarrow as pa
 
 from headrace.connectors.kafka.json_decoder import payload_schema
+from headrace.connectors.kafka.reader import declared_columns
 from headrace.connectors.spark_types import POS_ARROW, arrow_schema, spark_schema
 from headrace.jobs.dynamic_tables.base import DynamicTableBackend, ValueLookup, texts
 from headrace.jobs.dynamic_tables.broadcast import BroadcastLookup, ValueSegment
@@ -74,9 +75,7 @@ def stream_of(source: Any) -> Any:
 def file_schema(name: str, source: Any) -> pa.Schema | None:
     """Return the columns of a source that the pipeline file declares, or None."""
     stream = stream_of(source)
-    return (
-        payload_schema(name, stream.schema_, metadata=stream.include_metadata) if stream is not None else None
-    )
+    return declared_columns(name, stream) if stream is not None else None
 
 
 def declared_schema(case: Case, name: str, rows: Rows) -> pa.Schema:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from headrace.connectors.filter_marks import mark_filtered_rows
 from headrace.jobs.planning.planner import PipelinePlanner
-from headrace.jobs.sources.pipeline_source import SourceBatch
+from headrace.jobs.sources.source_batch import SourceBatch
 from headrace.jobs.spark.errors import as_headrace_error
 from headrace.jobs.spark.session import start_session, stop_session
 from headrace.jobs.testing.diff import NodeDifference, compare

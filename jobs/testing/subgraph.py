@@ -14,6 +14,7 @@ from headrace.jobs.testing.inputs import InputSource, declared_schema, file_sche
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.file.loader import PipelineFile
 from headrace.pipeline.model import graph, nodes
+from headrace.pipeline.model.error_outputs import errors_outputs
 from headrace.pipeline.sql.dynamic_tables import VALUE
 from headrace.pipeline.testcases.loader import Case
 from headrace.pipeline.testcases.rows import Rows
@@ -92,7 +93,8 @@ def computable(model: nodes.PipelineModel, roots: Mapping[str, Any]) -> set[str]
         for name, node in graph.dynamic_tables(model).items()
         if all(upstream in found for upstream in node.inputs(name))
     }
-    return found | filled | {name for name, sink in model.sinks.items() if sink.from_ in found}
+    errors = {name for name, output in errors_outputs(model.sources).items() if output.source in found}
+    return found | filled | {name for name, sink in model.sinks.items() if sink.from_ in found | errors}
 
 
 def select_subgraph(model: nodes.PipelineModel, roots: Mapping[str, Any]) -> nodes.PipelineModel:

@@ -11,9 +11,6 @@ TYPES: Mapping[str, Mapping[str, str]] = {
     "sources": {},
     "transforms": {},
     "sinks": {
-        "kafka": "Write to a `postgres` or a `delta` sink and publish from there.",
-        "clickhouse": "Write to a `postgres` or a `delta` sink; ClickHouse reads both by its own table"
-        " functions.",
         "postgres_aggregate": "Write the rows to a `postgres` sink and aggregate in a view over its table.",
         "webhook": "Write to a `postgres` sink and send from there.",
         "memory": "Use a `print` sink to look at rows, or a `blackhole` sink to throw them away.",
@@ -25,7 +22,6 @@ PLUGINS = frozenset({"s3_sink", "mysql_sink", "sqs", "s2_sink", "s2_source", "po
 """Plugins that are known by name. A type with a dot in it is also a plugin."""
 
 _FLUSH = "Remove it; `epoch:` at the top level says how large epochs are and how often they come."
-_REGISTRY = "Remove it; messages are JSON, their columns are in `schema`, and no registry is used."
 _SPARK = "Remove it; Spark divides the work by its own settings (`spark.master`)."
 
 KEYS: Mapping[str, str] = {
@@ -35,15 +31,11 @@ KEYS: Mapping[str, str] = {
     "start_at": "Remove it; the stream of a hybrid source starts after the rows of its history: see"
     " `offset_table` and `handoff_lag`.",
     "num_records_before_stop": "Remove it; `headrace run FILE --until caught-up` ends by itself.",
-    "validate_writer_schema_ordering": _REGISTRY,
-    "schema_id_overrides": _REGISTRY,
-    "skip_schema_resolution": _REGISTRY,
-    "skip_schema_resolution_for_reader_schema_ids": _REGISTRY,
 }
 """Keys that are not available yet, with the alternative."""
 
 VALUES: Mapping[tuple[str, str], str] = {
-    ("data_format", "avro"): "Write JSON to the topic, with `data_format: json` and a `schema`.",
+    ("data_format", "avro"): "Use JSON: `data_format: json`.",
     ("format", "avro"): "Write the files as parquet or as JSON lines.",
     (
         "mode",

@@ -11,13 +11,14 @@ RENAMED: Mapping[str, str] = {"pass": "password"}
 """Streamling's keys of a Postgres connection, with their names here."""
 
 MOVED: Mapping[str, tuple[str, str]] = {
-    f"kafka_source.{name}": ("options", name.replace("_", "."))
+    f"{section}.{name}": ("options", name.replace("_", "."))
+    for section in ("kafka_source", "kafka_sink")
     for name in ("sasl_mechanism", "sasl_username", "sasl_password", "client_id")
 }
 """Streamling's keys that are in a mapping of the section here, by their dotted names."""
 
 _EPOCH = "`epoch:` in the pipeline file says how large epochs are and how often they come."
-_JSON = "Messages are read as JSON with the `schema` of the pipeline file; no registry is used."
+_JSON = "A `kafka` sink writes JSON and uses no registry."
 _SPARK = "Spark divides the work; see the settings under `spark`."
 _POOL = "A run holds few connections and keeps them as long as it needs them."
 _PLUGIN = (
@@ -26,7 +27,6 @@ _PLUGIN = (
 _LEDGER = "The tables of the ledger are in the schema `headrace`."
 _METRICS = "Headrace logs the lag with every epoch; see docs/guides/monitor.md."
 _HTTP = "A handler says `batch_size`, `concurrency` and `timeout` in the pipeline file (1000, 4, 30 s)."
-_SINK = "There is no such sink yet."
 
 _POSTGRES: Mapping[str, str] = {
     "batch_flush_interval": _EPOCH,
@@ -59,12 +59,13 @@ IGNORED: Mapping[str, str] = {
     "plugin.channel_capacity": _PLUGIN,
     "plugin_drain_budget_secs": _PLUGIN,
     "print_sink": "A `print` sink prints what its node in the pipeline file says.",
-    "kafka_sink": _SINK,
-    "clickhouse_sink": _SINK,
-    "kafka_source.schema_registry_url": _JSON,
-    "kafka_source.schema_registry_username": _JSON,
-    "kafka_source.schema_registry_password": _JSON,
-    "kafka_source.lag_report_interval_ms": _METRICS,
+    "clickhouse_sink.batch_size": _EPOCH,
+    "clickhouse_sink.batch_flush_interval": _EPOCH,
+    **{
+        f"kafka_sink.{key}": _JSON
+        for key in ("schema_registry_url", "schema_registry_username", "schema_registry_password")
+    },
+    **{f"{section}.lag_report_interval_ms": _METRICS for section in ("kafka_source", "kafka_sink")},
     "kafka_source.consumer_fetch_timeout_sec": "A read without a response is retried, and then reported as"
     " an error.",
     "kafka_source.stall_watchdog_timeout_sec": "A read without a response is retried, and then reported as"

@@ -24,13 +24,15 @@ class Section(BaseModel):
 class PostgresConnection(Section):
     """One Postgres server."""
 
-    host: str = "127.0.0.1"
-    port: int = 5432
-    user: str = "postgres"
-    password: Secret = SecretStr("")
-    db: str = "postgres"
-    sslmode: str = "prefer"
-    statement_timeout_secs: int = Field(default=600, description="0: none.")
+    host: str = Field(default="127.0.0.1", description="Name or address of the server.")
+    port: int = Field(default=5432, description="Port of the server.")
+    user: str = Field(default="postgres", description="The role that connects.")
+    password: Secret = Field(default=SecretStr(""), description="Its password.")
+    db: str = Field(default="postgres", description="The database.")
+    sslmode: str = Field(default="prefer", description="libpq's mode of TLS, such as `verify-full`.")
+    statement_timeout_secs: int = Field(
+        default=600, description="Time limit of a statement in seconds. 0: none."
+    )
 
     def conninfo(self) -> dict[str, str]:
         """Return keyword arguments for libpq. They contain the password: never log them."""
@@ -48,71 +50,123 @@ class TableConnection(PostgresConnection):
     """The Postgres server of dynamic tables, and how they are read there."""
 
     cache_enabled: bool = Field(
-        default=False, description="Whether tables with a `time_column` are kept by the pipeline."
+        default=False, description="Whether the pipeline caches tables with a `time_column`."
     )
     cache_refresh_debounce_ms: int = Field(
-        default=1000, ge=0, description="How often at most a cache reads what is new."
+        default=1000, ge=0, description="The shortest time in milliseconds between two reads of a cache."
     )
     dt_schema_name: str | None = Field(
-        default=None, description="Schema of tables that name none. Defaults to `public`."
+        default=None, description="Schema of tables without one. Defaults to `public`."
     )
 
 
 class TableBackend(Section):
-    """Where dynamic tables lie."""
+    """The storage of dynamic tables."""
 
     path: Path | None = Field(
         default=None,
         description="Folder of in-memory tables on this host. Defaults to `tables` below `home`.",
     )
-    max_batch_size: int = Field(default=1000, gt=0, description="Values per question to Postgres.")
+    max_batch_size: int = Field(default=1000, gt=0, description="Values per query to Postgres.")
     postgres: Annotated[dict[str, Any], PartOf(TableConnection)] = Field(
         default_factory=dict,
         repr=False,
-        description="Overrides of postgres_sink for dynamic tables, and how they are read.",
+        description="Differences for dynamic tables: the keys of `postgres_sink`, and `cache_enabled`,"
+        " `cache_refresh_debounce_ms` and `dt_schema_name`.",
     )
 
 
 class ClickHouseConnection(Section):
     """One ClickHouse server, by its HTTP interface."""
 
-    url: str = "http://localhost:8123"
-    user: str = "default"
-    password: Secret = SecretStr("")
+    url: str = Field(default="http://localhost:8123", description="Address of the HTTP interface.")
+    user: str = Field(default="default", description="The user that connects.")
+    password: Secret = Field(default=SecretStr(""), description="The user's password.")
     database: str = Field(
         default="",
-        description="Database of tables that name none. Defaults to the database of the server's user.",
+        description="Database of tables without one. Defaults to the database of the server's user.",
     )
 
 
-class KafkaConnection(Section):
+class ClickHouseTarget(ClickHouseConnection):
+    """The ClickHouse server that sinks write to."""
+
+    compression: Literal["none", "lz4", "zstd", "gzip"] | None = Field(
+        default=None,
+        description="Compression of rows on their way. Defaults to `none` on this host and to `zstd`"
+        " elsewhere.",
+    )
+    compression_level: int | None = Field(
+        default=None, ge=1, le=9, description="For `zstd` and `gzip`. Defaults to that of the codec."
+    )
+
+
+class KafkaCluster(Section):
     """One Kafka cluster."""
 
-    brokers: str = "localhost:9092"
+    brokers: str = Field(
+        default="localhost:9092", description="Addresses with commas: `kafka1:9092,kafka2:9092`."
+    )
     security_protocol: Annotated[
         Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"], BeforeValidator(to_upper)
-    ] = "PLAINTEXT"
-    consumer_group_id: str | None = None
+    ] = Field(default="PLAINTEXT", description="Encryption and authentication.")
+    options: dict[str, Secret] = Field(
+        default_factory=dict,
+        description="Other client options by librdkafka's names, such as `sasl.mechanism`. They are secrets.",
+    )
+
+
+class KafkaConnection(KafkaCluster):
+    """The Kafka cluster that sources read."""
+
+    consumer_group_id: str | None = Field(
+        default=None, description="The group whose offsets show the progress. Headrace does not read them."
+    )
     driver_rows: int = Field(
         default=100_000,
         ge=0,
         description="The driver reads epochs of at most this many messages without a Spark job. 0: none.",
     )
-    options: dict[str, Secret] = Field(
-        default_factory=dict, description="Further client options by librdkafka's names (sasl.mechanism, …)."
+    schema_registry_url: str = Field(
+        default="http://localhost:18081",
+        description="Address of the registry of Avro schemas: Confluent's interface.",
     )
+    schema_registry_username: str = Field(
+        default="", description="User of the registry. Empty: no authentication."
+    )
+    schema_registry_password: Secret = Field(default=SecretStr(""), description="Password of the user.")
+    schema_registry_ca: Path | None = Field(
+        default=None,
+        description="PEM file with the certificates that sign the registry's. Defaults to the system's.",
+    )
+
+    @field_validator("schema_registry_url")
+    @classmethod
+    def _registry_address(cls, value: str) -> str:
+        if not is_url(value):
+            msg = "must begin with http:// or https://"
+            raise ValueError(msg)
+        if "@" in urlsplit(value).netloc:
+            msg = "must not hold credentials, which would end up in logs; set schema_registry_username and"
+            msg += " schema_registry_password"
+            raise ValueError(msg)
+        return value
 
 
 class SqliteBackend(Section):
     """A ledger in a file: one host only."""
 
-    path: Path = Path(".headrace/ledger.db")
+    path: Path = Field(
+        default=Path(".headrace/ledger.db"), description="The file. Defaults to `ledger.db` below `home`."
+    )
 
 
 class StateBackend(Section):
-    """Where the ledger lies."""
+    """The storage of the ledger."""
 
-    backend_type: Annotated[Literal["sqlite", "postgres"], BeforeValidator(to_backend_name)] = "sqlite"
+    backend_type: Annotated[Literal["sqlite", "postgres"], BeforeValidator(to_backend_name)] = Field(
+        default="sqlite", description="`sqlite` serves one host."
+    )
     sqlite: SqliteBackend = SqliteBackend()
     postgres: PostgresConnection = PostgresConnection()
 
@@ -120,7 +174,7 @@ class StateBackend(Section):
 class IcebergSettings(Section):
     """The hadoop catalog for Iceberg tables."""
 
-    warehouse: str | None = None
+    warehouse: str | None = Field(default=None, description="Folder or address of the warehouse.")
 
 
 class LedgerSettings(Section):
@@ -129,11 +183,9 @@ class LedgerSettings(Section):
     keep_epochs: int | None = Field(
         default=20_000,
         ge=1,
-        description="How many committed epochs keep rows of their own, which `replay` needs: by default"
-        " those of about 28 hours at one epoch"
-        " in 5 seconds, so that a sink can be restored from last night's backup. Older ones are rolled up"
-        " into summaries, history once it"
-        " is complete. `null`: all.",
+        description="Committed epochs that stay in the ledger one by one, which `replay` needs. Older ones"
+        " are rolled up, history once it is complete. The default is about 28 hours at 5 seconds per epoch."
+        " `null`: all.",
     )
 
 
@@ -143,8 +195,8 @@ class AuditSettings(Section):
     sample_rows: int = Field(
         default=10_000,
         ge=1,
-        description="How many rows `content_matches` reads of the sources for one sink, after each run in"
-        " Dagster and in `audit --content`.",
+        description="Rows of the sources that `content_matches` reads per sink, after each run in Dagster and"
+        " in `audit --content`.",
     )
 
 
@@ -153,18 +205,17 @@ class StagingSettings(Section):
 
     path: Path | None = Field(
         default=None,
-        description="Folder for staged rows. Defaults to `staging` below `home`. Runs on several hosts need"
+        description="Folder of stored results. Defaults to `staging` below `home`. Runs on several hosts need"
         " a folder that all Spark workers share.",
     )
     keep_epochs: int = Field(
         default=20,
         ge=0,
-        description="For how many committed epochs staged rows are kept, so that a replay writes the same"
-        " ones.",
+        description="Committed epochs whose stored results are kept for a replay.",
     )
     recompute: bool = Field(
         default=False,
-        description="Recompute staged rows that are missing, even if a sink already has the original rows.",
+        description="Whether missing results are computed again, even if a sink has the original rows.",
     )
 
 
@@ -174,14 +225,14 @@ class SparkSettings(Section):
     `conf` overrides everything that Headrace sets, save what its guarantees rest on.
     """
 
-    master: str = "local[*]"
-    driver_memory: str = "2g"
+    master: str = Field(default="local[*]", description="Spark's master.")
+    driver_memory: str = Field(default="2g", description="Heap of the driver.")
     jvm_options: str = Field(
         default="",
-        description="Added to the driver JVM's options; -XX:TieredStopAtLevel=1 starts faster and runs"
+        description="Further options of the driver's JVM. `-XX:TieredStopAtLevel=1` starts faster and runs"
         " slower.",
     )
-    conf: dict[str, str] = Field(default_factory=dict)
+    conf: dict[str, str] = Field(default_factory=dict, description="Further settings of Spark, by name.")
 
 
 class MetricsSettings(Section):
@@ -191,19 +242,25 @@ class MetricsSettings(Section):
     """
 
     ingestion_endpoint: str = Field(
-        default="none", description="Where to send OTLP over HTTP; `none`: nowhere."
+        default="none",
+        description="Address for metrics. `/v1/metrics` is added to an address without a path.",
     )
-    endpoint_protocol: Annotated[Literal["", "http", "http/protobuf"], BeforeValidator(to_lower)] = ""
-    batch_interval_secs: float = Field(default=15.0, gt=0)
+    endpoint_protocol: Annotated[Literal["", "http", "http/protobuf"], BeforeValidator(to_lower)] = Field(
+        default="", description="`http/protobuf` is the only one."
+    )
+    batch_interval_secs: float = Field(default=15.0, gt=0, description="The push interval in seconds.")
     global_tags: str = Field(default="", description="Labels of every metric: `team:shop,stage:live`.")
     metric_deny_list: str = Field(
-        default="", description="Regular expressions with commas between them: metrics that are left out."
+        default="",
+        description="Regular expressions with commas: metrics to omit, by name with or without prefix.",
     )
     headers: dict[str, Secret] = Field(
         default_factory=dict, description="HTTP headers for the collector, such as Authorization."
     )
     prefix: str = Field(
-        default="headrace", pattern=r"^[a-zA-Z][a-zA-Z0-9_]*$", description="What names begin with."
+        default="headrace",
+        pattern=r"^[a-zA-Z][a-zA-Z0-9_]*$",
+        description="Prefix of names. `streamling` fits its dashboards.",
     )
 
     @field_validator("ingestion_endpoint")
@@ -262,19 +319,19 @@ class MetricsSettings(Section):
 
 
 class InspectSettings(Section):
-    """How much of the rows on their way can be looked at."""
+    """The rows that `headrace tail` shows."""
 
     records_per_topology_node: int = Field(
-        default=15, gt=0, description="Rows kept per node, and shown of it in `refresh_in_secs`."
+        default=15, gt=0, description="Rows that are kept per node and interval."
     )
-    refresh_in_secs: float = Field(default=30.0, gt=0)
+    refresh_in_secs: float = Field(default=30.0, gt=0, description="The interval in seconds.")
 
 
 class PythonTransforms(Section):
-    """Which Python a pipeline file may name."""
+    """The Python that a pipeline file may name."""
 
     allow: Annotated[list[str], BeforeValidator(split_list)] = Field(
         default_factory=list,
-        description="Modules, with all below them, whose functions `python` transforms may call: a list, or"
-        " a text with commas. Empty: none.",
+        description="Modules, with their submodules, whose functions `python` transforms may call: a list, or"
+        " a string with commas. Empty: none.",
     )

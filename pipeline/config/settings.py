@@ -21,8 +21,10 @@ from headrace.pipeline.config.secrets import Secret
 from headrace.pipeline.config.sections import (
     AuditSettings,
     ClickHouseConnection,
+    ClickHouseTarget,
     IcebergSettings,
     InspectSettings,
+    KafkaCluster,
     KafkaConnection,
     LedgerSettings,
     MetricsSettings,
@@ -53,32 +55,42 @@ class Settings(BaseSettings):
         extra="forbid", nested_model_default_partial_update=True, hide_input_in_errors=True
     )
 
-    home: Path = Path(".headrace")
-    java_home: Path | None = None
-    log_format: Literal["text", "json"] = "text"
-    lease_seconds: float = Field(default=15.0, gt=0)
+    home: Path = Field(
+        default=Path(".headrace"),
+        description="Folder of the ledger, logs and local servers. Also `HEADRACE_HOME`.",
+    )
+    java_home: Path | None = Field(
+        default=None, description="A Java 17 or 21. `headrace doctor` prints the default."
+    )
+    log_format: Literal["text", "json"] = Field(default="text", description="Format of the log.")
+    lease_seconds: float = Field(default=15.0, gt=0, description="Time that a silent run keeps its lease.")
     commit_timeout_seconds: float = Field(
         default=5.0,
         ge=0,
-        description="How long a dead run's commit may still land at sinks that cannot fence.",
+        description="Time in which a commit of a dead run can still arrive at sinks that cannot fence.",
     )
     enforce_primary_keys: bool = Field(
         default=False,
-        description="Whether a source without a key before a sink that could use one is a mistake.",
+        description="Whether a source without a key, before a sink that could use one, is an error.",
     )
     state_backend: StateBackend = StateBackend()
     kafka_source: KafkaConnection = KafkaConnection()
+    kafka_sink: KafkaCluster = KafkaCluster()
     clickhouse_source: ClickHouseConnection = ClickHouseConnection()
+    clickhouse_sink: ClickHouseTarget = ClickHouseTarget()
     postgres_sink: PostgresConnection = PostgresConnection()
     postgres_sink_connections: dict[str, Annotated[dict[str, Any], PartOf(PostgresConnection)]] = Field(
-        default_factory=dict, repr=False, description="Overrides of postgres_sink by sink name."
+        default_factory=dict,
+        repr=False,
+        description="The keys of `postgres_sink` for one sink, by its name in lower case, with `_` for other"
+        " characters than letters and digits.",
     )
     http_secret_header: dict[str, str] = Field(
         default_factory=dict,
-        description="Headers that nodes name by `secret_name`: the header's name, by the secret's.",
+        description="Name of the header that a `handler` calls `secret_name`, by that name.",
     )
     http_secret_value: dict[str, Secret] = Field(
-        default_factory=dict, repr=False, description="The values of these headers."
+        default_factory=dict, repr=False, description="The values of these headers. All are secrets."
     )
     dynamic_table_backend: TableBackend = TableBackend()
     iceberg: IcebergSettings = IcebergSettings()
@@ -91,12 +103,12 @@ class Settings(BaseSettings):
         default=None,
         ge=0,
         le=65535,
-        description="Port on which a run serves /metrics and /health over HTTP. 0 is any free port. By"
-        " default a run serves neither.",
+        description="Port of the HTTP endpoint with `/metrics` and `/health`. 0: any free port. By default"
+        " there is none, unless `live_data_inspect_enabled`.",
     )
-    admin_api_host: str = Field(default="127.0.0.1", description="The address it listens on.")
+    admin_api_host: str = Field(default="127.0.0.1", description="Its address. Every client sees rows.")
     live_data_inspect_enabled: bool = Field(
-        default=False, description="Whether rows can be looked at while they pass: `headrace tail`."
+        default=False, description="Whether `headrace tail` can show rows."
     )
     live_data_inspect: InspectSettings = InspectSettings()
     python_transforms: PythonTransforms = PythonTransforms()

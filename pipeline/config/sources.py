@@ -251,13 +251,15 @@ def _services_file(home: Path) -> Layer:
             } | {"db": postgres["dbname"]}
         if clickhouse := services.get("clickhouse"):
             url = f"http://{clickhouse['host']}:{clickhouse['port']}"
-            layer.values["clickhouse_source"] = {
-                "url": url,
-                "user": clickhouse["user"],
-                "password": clickhouse["password"],
-            }
+            for section in ("clickhouse_source", "clickhouse_sink"):
+                layer.values[section] = {
+                    "url": url,
+                    "user": clickhouse["user"],
+                    "password": clickhouse["password"],
+                }
         if kafka := services.get("kafka"):
-            layer.values["kafka_source"] = {"brokers": f"{kafka['host']}:{kafka['port']}"}
+            for section in ("kafka_source", "kafka_sink"):
+                layer.values[section] = {"brokers": f"{kafka['host']}:{kafka['port']}"}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         msg = f"{path} is not what `headrace services up` wrote"
         raise SettingsError(msg, hint="Remove the file and run `headrace services up` again.") from None

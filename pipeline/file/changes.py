@@ -16,7 +16,7 @@ from headrace.pipeline.errors import PipelineStateError
 from headrace.pipeline.file.loader import PipelineFile, hash_of
 from headrace.pipeline.model.graph import key_of
 from headrace.pipeline.model.nodes import PipelineModel
-from headrace.pipeline.model.run_options import PartitionsConfig
+from headrace.pipeline.model.run_options import OPEN, PartitionsConfig
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.epochs import Json, Position, content_ref
 from headrace.pipeline.protocol.source_identity import identity_changes, source_identity
@@ -288,7 +288,12 @@ def _end_changed(
     former, now = here["history"]["by"], positions.partitions_json(file.model.partitions)
     assert now is not None  # noqa: S101  the caller compared it
     place = file.place("partitions", "history_end" if "history_end" in now else "end")
-    if _last(now) > _last(former):
+    if _last(now) == OPEN:
+        yield (
+            f"history has no end any more: a later partition of source `{name}` is read when it has passed,"
+            " from a new snapshot"
+        )
+    elif _last(former) != OPEN and _last(now) > _last(former):
         if positions.stream_begun(position):
             msg = (
                 f"history cannot be extended from {_last(former)} to {_last(now)}: the stream has begun,"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -113,6 +114,8 @@ ARROW = "hr_fn_"
 _MODULES = ("clocks", "strings", "patterns", "json", "json_construct", "arrays", "bytes", "int256")
 _found: dict[str, Function] = {}
 _loaded: list[str] = []
+_loading = threading.RLock()
+"""Held while the built-in functions are registered. Their modules may look up functions meanwhile."""
 
 
 def register(function: Function) -> None:
@@ -128,14 +131,15 @@ def register(function: Function) -> None:
 
 def _load() -> None:
     """Register the built-in functions once. Functions that plugins registered before keep their names."""
-    if _loaded:
-        return
-    _loaded.append("")
-    earlier = dict(_found)
-    for module in _MODULES:
-        for function in import_module(f"headrace.pipeline.functions.{module}").FUNCTIONS:
-            register(function)
-    _found.update(earlier)
+    with _loading:
+        if _loaded:
+            return
+        _loaded.append("")
+        earlier = dict(_found)
+        for module in _MODULES:
+            for function in import_module(f"headrace.pipeline.functions.{module}").FUNCTIONS:
+                register(function)
+        _found.update(earlier)
 
 
 def functions() -> Mapping[str, Function]:

@@ -25,10 +25,12 @@ from headrace.pipeline.lineage.relations import (
     Relation,
 )
 from headrace.pipeline.model import graph
+from headrace.pipeline.model.error_outputs import errors_outputs
 from headrace.pipeline.model.nodes import PipelineModel
 from headrace.pipeline.model.transforms import DynamicTableConfig
 from headrace.pipeline.sql import statements
 from headrace.pipeline.sql.dynamic_tables import VALUE
+from headrace.pipeline.types.arrow import spark_type
 
 Schemas = Mapping[str, Mapping[str, str]]
 """The Spark SQL type of every column in order, by node. Empty if only the name is known."""
@@ -63,6 +65,10 @@ def lineage(model: PipelineModel, schemas: Schemas) -> dict[str, NodeLineage]:
             open_source="" if known else name,
         )
         types[name] = known or {}
+    outputs = errors_outputs(model.sources)
+    for name, output in outputs.items():
+        types[name] = {field.name: spark_type(field.type) for field in output.schema}
+        relations[name] = Relation([(column, ColumnLineage(())) for column in types[name]])
     for name in graph.in_order(model):
         if poor := next((upstream for upstream in graph.inputs_of(model, name) if upstream in reasons), None):
             reasons[name] = reasons[poor]
@@ -88,6 +94,7 @@ def lineage(model: PipelineModel, schemas: Schemas) -> dict[str, NodeLineage]:
         for name in model.nodes()
         if name not in graph.dynamic_tables(model)
     }
+    rows |= dict(zip(outputs, outputs, strict=True))
     by_node = {name: _node_lineage(node, relations, reasons, types) for name, node in rows.items()}
     return by_node | {
         name: _filled(node, name, relations, reasons) for name, node in graph.dynamic_tables(model).items()

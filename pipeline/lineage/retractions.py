@@ -21,7 +21,10 @@ from sqlglot import exp
 from headrace.pipeline.model import graph
 from headrace.pipeline.model.nodes import PipelineModel
 from headrace.pipeline.sql.filter_marking import Marking, leaves_for_good
-from headrace.pipeline.sql.traces import plain_inputs, trace
+from headrace.pipeline.sql.traces import plain_inputs, trace, trace_distinct
+
+Trace = Callable[[exp.Query, Collection[str]], dict[str, set[str]]]
+"""Returns the input columns of columns of a statement, by node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +81,13 @@ def retractions(model: PipelineModel, upserts: Callable[[str], bool]) -> Retract
     sinks: dict[str, frozenset[str]] = {}
     for name, sink in model.sinks.items():
         key = graph.key_of(model, name)
-        if not key or graph.lacks_commit_record(sink) or not upserts(name):
+        if not key or graph.lacks_commit_record(sink) or not upserts(name) or graph.reads_errors(model, name):
             continue
-        sources = _upstream(model, sink.from_, key)
+        sources, distinct = (_upstream(model, sink.from_, key, by) for by in (trace, trace_distinct))
         other = frozenset(
-            source for source in graph.upstream_sources(model, name) if not _is_within(model, source, sources)
+            source
+            for source in graph.upstream_sources(model, name)
+            if not _is_within(model, source, distinct)
         )
         if other.issuperset(graph.upstream_sources(model, name)):
             continue
@@ -116,15 +121,18 @@ def kept_columns(sink: Any) -> tuple[str, ...]:
 def _is_within(model: PipelineModel, source: str, columns: Mapping[str, Collection[str]]) -> bool:
     """Return whether a sink's key contains the source's key.
 
-    Only then is a row that fails a filter the one that the sink would delete.
+    `columns` are those that the sink's key keeps apart. Only if the source's key is among them is a row that
+    fails a filter the one that the sink would delete.
     """
     return {name.lower() for name in model.sources[source].primary_key} <= set(columns.get(source, ()))
 
 
-def _upstream(model: PipelineModel, start: str, columns: Sequence[str]) -> dict[str, set[str]]:
+def _upstream(
+    model: PipelineModel, start: str, columns: Sequence[str], by: Trace = trace
+) -> dict[str, set[str]]:
     """Return, by node upstream of `start`, the columns from which these columns are computed.
 
-    A program passes its columns on by name.
+    `by` traces the columns of one statement. A program passes its columns on by name.
     """
     found: dict[str, set[str]] = {start: {name.lower() for name in columns}}
     for name in reversed(graph.in_order(model)):
@@ -132,7 +140,7 @@ def _upstream(model: PipelineModel, start: str, columns: Sequence[str]) -> dict[
             continue
         node: Any = model.transforms[name]
         made = (
-            trace(node.query(name), found[name])
+            by(node.query(name), found[name])
             if node.type == "sql"
             else dict.fromkeys(node.inputs(name), found[name])
         )

@@ -31,6 +31,8 @@ class SinkCapabilities:
     delete: bool = False
     visibility: Visibility = Visibility.ROW
     creates_target: bool = False
+    appends_changes: bool = False
+    """Appends an upsert or a delete as a change with its key. Readers of the target apply the changes."""
     fences: bool = False
     """Compares generations in its atomic act.
 
@@ -40,6 +42,8 @@ class SinkCapabilities:
     """Knows how many rows were inserted, updated and deleted."""
     can_truncate: bool = False
     """Can remove all rows of its target (`Sink.truncate`)."""
+    reads_keys: bool = False
+    """Can return the keys of the rows in a partition (`Sink.read_keys`), which a refresh replaces."""
     direct: bool = False
     """Takes Arrow from a task without Spark's rows in between (`DirectSink`)."""
     without_spark: bool = False

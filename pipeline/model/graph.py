@@ -7,14 +7,21 @@ from typing import Any
 from headrace.pipeline.errors import UserError
 from headrace.pipeline.model import nodes
 from headrace.pipeline.model.capabilities import Delivery
+from headrace.pipeline.model.error_outputs import errors_outputs
+from headrace.pipeline.model.hybrid import HybridSourceConfig
 from headrace.pipeline.model.transforms import DynamicTableConfig
 from headrace.pipeline.sql import dynamic_tables as dynamic
 
 
 def inputs_of(model: nodes.PipelineModel, name: str) -> tuple[str, ...]:
-    """Return the nodes that a transform or sink reads. A source has none. Raise UserError for invalid SQL."""
+    """Return the nodes that a transform or sink reads. A source has none. Raise UserError for invalid SQL.
+
+    An errors output reads its source.
+    """
     if name in model.transforms:
         return model.transforms[name].inputs(name)
+    if output := errors_outputs(model.sources).get(name):
+        return (output.source,)
     return (model.sinks[name].from_,) if name in model.sinks else ()
 
 
@@ -66,6 +73,11 @@ def steps(model: nodes.PipelineModel) -> list[str]:
     return done
 
 
+def reads_errors(model: nodes.PipelineModel, sink: str) -> bool:
+    """Return whether a sink reads the rejected rows of a source. History has none."""
+    return model.sinks[sink].from_ in errors_outputs(model.sources)
+
+
 def is_shared(sink: Any) -> bool:
     """Return whether a sink sets `share`: other pipelines also write its target. Plugins lack the option."""
     return bool(getattr(sink, "share", False))
@@ -73,17 +85,27 @@ def is_shared(sink: Any) -> bool:
 
 def key_of(model: nodes.PipelineModel, name: str) -> tuple[str, ...]:
     """Return the node's primary key, or the one that its inputs agree on, or (). Dynamic tables have none."""
-    if isinstance(model.nodes()[name], DynamicTableConfig):
+    known = {**model.nodes(), **errors_outputs(model.sources)}
+    if isinstance(known[name], DynamicTableConfig):
         return ()
-    if own := model.nodes()[name].primary_key:
+    if own := known[name].primary_key:
         return own
-    found = {key_of(model, upstream) for upstream in inputs_of(model, name) if upstream in model.nodes()}
+    found = {key_of(model, upstream) for upstream in inputs_of(model, name) if upstream in known}
     return found.pop() if len(found) == 1 else ()
+
+
+def has_late_key(model: nodes.PipelineModel, name: str) -> bool:
+    """Return whether the node has no key yet, and may get one from a source at the start of a run."""
+    if key_of(model, name):
+        return False
+    return any(
+        getattr(model.sources[source], "has_late_key", False) for source in upstream_sources(model, name)
+    )
 
 
 def key_sources(model: nodes.PipelineModel, name: str) -> tuple[str, ...]:
     """Return the nodes that set this node's key: itself, or those it inherits from. Empty without a key."""
-    if model.nodes()[name].primary_key:
+    if name not in model.nodes() or model.nodes()[name].primary_key:
         return (name,)
     if not key_of(model, name):
         return ()
@@ -98,6 +120,15 @@ def upstream_sources(model: nodes.PipelineModel, name: str) -> tuple[str, ...]:
         return (name,)
     found = {source for upstream in inputs_of(model, name) for source in upstream_sources(model, upstream)}
     return tuple(source for source in model.sources if source in found)
+
+
+def streams_of(model: nodes.PipelineModel) -> tuple[Any, ...]:
+    """Return the unbounded sources of a file, those of hybrid sources included, as nodes."""
+    found = [
+        source.unbounded_source.node() if isinstance(source, HybridSourceConfig) else source
+        for source in model.sources.values()
+    ]
+    return tuple(source for source in found if source.is_unbounded)
 
 
 def appending_sinks(model: nodes.PipelineModel, source: str) -> tuple[str, ...]:
@@ -121,3 +152,22 @@ def upstream_looked_up_tables(model: nodes.PipelineModel, name: str) -> tuple[st
 def lacks_commit_record(sink: Any) -> bool:
     """Return whether a sink stores no commit record, so that rows can be duplicated there."""
     return sink.capabilities.delivery != Delivery.EXACTLY_ONCE
+
+
+def partition_ordered_sinks(model: nodes.PipelineModel) -> list[str]:
+    """Return the sinks whose rows depend on the order in which partitions of history are loaded.
+
+    These are sinks with a key where the last row stays, unless a key has all its rows in one partition.
+    """
+    partitions = model.partitions
+    if partitions is None or partitions.any_order:
+        return []
+    return [
+        name
+        for name, sink in model.sinks.items()
+        if (key := key_of(model, name))
+        and not reads_errors(model, name)
+        and not lacks_commit_record(sink)
+        and getattr(sink, "version_column", None) is None
+        and partitions.column.lower() not in {column.lower() for column in key}
+    ]

@@ -128,3 +128,8 @@ class HybridSourceConfig(NodeConfig):
         description="With `handoff_lag`, for sinks without a key: tells history from stream inside the"
         " overlap.",
     )
+
+    @property
+    def has_late_key(self) -> bool:
+        """Whether the key of the stream may come from another system, at the start of a run."""
+        return not self.primary_key and bool(self.unbounded_source.node().has_late_key)

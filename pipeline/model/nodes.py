@@ -28,7 +28,10 @@ _WITH_EFFECT = {"handler": frozenset({"parallelism"})}
 
 def without_effect(part: str, kind: str = "") -> frozenset[str]:
     """Keys without effect at a part of the file, or at nodes of one type that lack what the key needs."""
-    return WITHOUT_EFFECT.get(part, frozenset()) - _WITH_EFFECT.get(kind, frozenset())
+    used = _WITH_EFFECT.get(kind, frozenset())
+    if part == "sinks" and (entry := sink_entries().get(kind)) is not None:
+        used |= entry.config_class().keys_with_effect
+    return WITHOUT_EFFECT.get(part, frozenset()) - used
 
 
 if TYPE_CHECKING:

@@ -6,7 +6,15 @@ import re
 from datetime import date, datetime, timedelta
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, PlainSerializer, PositiveInt, WithJsonSchema, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    PositiveInt,
+    WithJsonSchema,
+    model_validator,
+)
 
 from headrace.pipeline.errors import UserError
 from headrace.pipeline.model.strict import Strict
@@ -82,35 +90,75 @@ def _day(value: object) -> object:
 
 Day = Annotated[date, BeforeValidator(_day)]
 
+OPEN = "open"
+"""The `end` of partitions that never end."""
+
+
+def _day_or_open(value: object) -> date | str:
+    if value == OPEN:
+        return OPEN
+    day = _day(value)
+    if isinstance(day, date):
+        return day
+    msg = f"`{value}` is no day and no month; write one such as 2013-01-31 or 2013-01, or open"
+    raise ValueError(msg)
+
+
+PartitionsEnd = Annotated[
+    date | Literal["open"],
+    PlainValidator(_day_or_open),
+    PlainSerializer(str, when_used="json"),
+    WithJsonSchema(
+        {"type": "string", "pattern": r"^(open|\d{4}-\d{2}(-\d{2})?)$|\$\{", "examples": ["open", "2013-01"]}
+    ),
+]
+
 
 class PartitionsConfig(Strict):
     """History in windows of time, each a partition in Dagster."""
 
     column: str = Field(description="A date or timestamp column of the history; days are in UTC.")
-    every: Literal["day", "month"] = Field(default="month", description="How long a partition is.")
+    every: Literal["day", "week", "month", "year"] = Field(
+        default="month",
+        description="How long a partition is. A week begins on the weekday of `start`.",
+    )
     start: Day = Field(description="First day of the first partition.")
-    end: Day = Field(description="Day after the last partition that Dagster shows.")
+    end: PartitionsEnd = Field(
+        description="Day after the last partition that Dagster shows. `open`: a partition is added when its"
+        " last day has passed."
+    )
     history_end: Day | None = Field(
         default=None,
         description="Day after the last partition that history fills. The stream fills later ones. Defaults"
         " to `end`.",
     )
+    any_order: bool = Field(
+        default=False,
+        description="Declares that all history rows of a key are in one partition. Otherwise a partition is"
+        " refused after a later one, at sinks where the last row of a key stays.",
+    )
 
     @model_validator(mode="after")
     def _in_order(self) -> PartitionsConfig:
-        if self.start >= self.end:
+        end = date.max if isinstance(self.end, str) else self.end
+        if self.start >= end:
             msg = f"`start` {self.start} must be before `end` {self.end}"
             raise ValueError(msg)
-        if self.history_end and not self.start < self.history_end <= self.end:
+        if self.history_end and not self.start < self.history_end <= end:
             msg = (
                 f"`history_end` {self.history_end} must be after `start` {self.start} and not after `end`"
                 f" {self.end}"
             )
             raise ValueError(msg)
-        if self.every == "month" and any(
-            day.day != 1 for day in (self.start, self.end, self.history_end or self.end)
-        ):
-            msg = "monthly partitions start and end on the first day of a month"
+        fixed = [day for day in (self.start, self.end, self.history_end) if isinstance(day, date)]
+        if self.every in ("month", "year") and any(day.day != 1 for day in fixed):
+            msg = f"{self.every}ly partitions start and end on the first day of a {self.every}"
+            raise ValueError(msg)
+        if self.every == "year" and any(day.month != 1 for day in fixed):
+            msg = "yearly partitions start and end on the first day of a year"
+            raise ValueError(msg)
+        if self.every == "week" and any((day - self.start).days % 7 for day in fixed):
+            msg = f"weekly partitions end a whole number of weeks after `start` {self.start}"
             raise ValueError(msg)
         return self
 

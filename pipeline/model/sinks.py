@@ -21,6 +21,8 @@ class SinkConfig(NodeConfig):
     """Whether the sink upserts and deletes with a primary key, and can only append without one."""
     metric_labels: ClassVar[tuple[str, ...]] = ()
     """Labels that the metrics of a node carry by themselves."""
+    keys_with_effect: ClassVar[frozenset[str]] = frozenset()
+    """Keys for Streamling's files that other types ignore and this one does not."""
 
     from_: str = Field(alias="from", description="The node whose rows are written.")
     delivery: Literal["exactly_once", "at_least_once"] | None = Field(

@@ -31,10 +31,20 @@ class SourceConfig(NodeConfig):
     filter_dialect: ClassVar[Literal["clickhouse", "spark"]] = "spark"
     """Whose SQL the key `filter` is."""
 
+    error_columns: ClassVar[Mapping[str, str]] = {}
+    """The columns of a rejected row, with their types: where it came from, and the original."""
+    error_key: ClassVar[tuple[str, ...]] = ()
+    """Those of the columns that identify a row."""
+
     @property
     def capabilities(self) -> SourceCapabilities:
         """What the connector's source can do."""
         return source_entries()[str(getattr(self, "type", ""))].capabilities
+
+    @property
+    def has_late_key(self) -> bool:
+        """Whether the key may come from another system, at the start of a run."""
+        return False
 
     @property
     def is_unbounded(self) -> bool:

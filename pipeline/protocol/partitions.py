@@ -1,9 +1,10 @@
-"""The partitions of a history: [start, end) in days or months."""
+"""The partitions of a history: [start, end) in days, weeks, months or years."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import date, timedelta
+from datetime import UTC, date, datetime, timedelta
 
 from headrace.pipeline.model.run_options import PartitionsConfig
 
@@ -20,20 +21,58 @@ class TimePartition:
     end: date
 
 
+def today() -> date:
+    """Return the current day in UTC."""
+    return datetime.now(UTC).date()
+
+
 def _next(day: date, every: str) -> date:
-    if every == "day":
-        return day + timedelta(days=1)
-    return date(day.year + day.month // 12, day.month % 12 + 1, 1)
+    match every:
+        case "day" | "week":
+            return day + timedelta(days=7 if every == "week" else 1)
+        case "month":
+            return date(day.year + day.month // 12, day.month % 12 + 1, 1)
+        case _:
+            return date(day.year + 1, 1, 1)
 
 
-def history_end(partitions: PartitionsConfig) -> date:
-    """Return the day after the last partition that history fills."""
-    return partitions.history_end or partitions.end
+def history_end(partitions: PartitionsConfig, now: date | None = None) -> date:
+    """Return the day after the last partition that history fills.
+
+    With an open end, this is the first day of the partition of `now`, by default today.
+    """
+    if partitions.history_end is not None:
+        return partitions.history_end
+    return _current_start(partitions, now) if isinstance(partitions.end, str) else partitions.end
 
 
-def list_partitions(partitions: PartitionsConfig, *, history_only: bool = True) -> list[TimePartition]:
-    """Return all partitions in order, or only those that history fills if `history_only` is set."""
-    last = history_end(partitions) if history_only else partitions.end
+def is_history_open(partitions: PartitionsConfig | None) -> bool:
+    """Return whether history gets a new partition whenever one has passed."""
+    return partitions is not None and partitions.history_end is None and isinstance(partitions.end, str)
+
+
+def _current_start(partitions: PartitionsConfig, now: date | None) -> date:
+    """Return the first day of the partition that `now` is in, or `start` if that is later."""
+    day, now = partitions.start, now or today()
+    while (after := _next(day, partitions.every)) <= now:
+        day = after
+    return day
+
+
+def list_partitions(
+    partitions: PartitionsConfig, *, history_only: bool = True, now: date | None = None
+) -> list[TimePartition]:
+    """Return all partitions in order, or only those that history fills if `history_only` is set.
+
+    With an open end, the partition of `now` (by default today) is the last one, and history does not fill it.
+    """
+    if history_only:
+        last = history_end(partitions, now)
+    elif isinstance(partitions.end, str):
+        current = _next(_current_start(partitions, now), partitions.every)
+        last = max(current, partitions.history_end or date.min)
+    else:
+        last = partitions.end
     found: list[TimePartition] = []
     day = partitions.start
     while day < last:
@@ -46,7 +85,15 @@ def list_partitions(partitions: PartitionsConfig, *, history_only: bool = True) 
 def window_at(partitions: PartitionsConfig, key: str) -> TimePartition:
     """Return the partition of history whose first day is `key`."""
     start = date.fromisoformat(key)
-    return TimePartition(key, start, min(_next(start, partitions.every), history_end(partitions)))
+    after = _next(start, partitions.every)
+    return TimePartition(
+        key, start, after if is_history_open(partitions) else min(after, history_end(partitions))
+    )
+
+
+def describe_keys(keys: Sequence[str]) -> str:
+    """Return the first and the last of the partitions' keys, for messages."""
+    return f"{keys[0]} to {keys[-1]}" if keys else "none has passed yet"
 
 
 def window_keys(partitions: PartitionsConfig | None) -> list[str]:

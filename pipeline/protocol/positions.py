@@ -14,6 +14,12 @@ without partitions. `open` are partitions that are partly read, by their first d
 of the phase's splits. Once all partitions of the file are complete, `"complete": true` replaces `open`, and
 `pins` moves into `history` as a reference.
 
+With an open end of `partitions`, `history` also has `"as_of"`, the end of history when the snapshots were
+created: later partitions need new ones. `"renewed": true` means that new snapshots replaced the first ones,
+and `since` are the days of partitions that were read from the present ones. `"refresh"` are the days of
+partitions that are read again from the present snapshots and replace their rows in the sinks; they are not
+`done`.
+
 A reference is the hash under which the ledger stores a value. If the handles are large, `pins` is
 `{"ref": reference}` from the start.
 
@@ -37,7 +43,15 @@ from typing import Any
 from headrace.pipeline.model.nodes import PipelineModel
 from headrace.pipeline.model.run_options import PartitionsConfig
 from headrace.pipeline.protocol.epochs import Json, Position, content_ref
-from headrace.pipeline.protocol.partitions import WHOLE, list_partitions, window_at, window_keys
+from headrace.pipeline.protocol.partitions import (
+    WHOLE,
+    HistoryPartition,
+    history_end,
+    is_history_open,
+    list_partitions,
+    window_at,
+    window_keys,
+)
 
 FIXED = ("column", "every", "start")
 """Keys of `partitions` that decide the rows of a partition."""
@@ -73,9 +87,19 @@ def window_bounds(model: PipelineModel, key: str) -> tuple[str, str] | None:
     return window.start.isoformat(), window.end.isoformat()
 
 
+def history_partition(model: PipelineModel, key: str) -> HistoryPartition | None:
+    """Return the range of a partition by its column. None if history is unpartitioned."""
+    bounds = window_bounds(model, key)
+    if bounds is None or model.partitions is None:
+        return None
+    return HistoryPartition(key, model.partitions.column, *bounds)
+
+
 def partitions_json(partitions: PartitionsConfig | None) -> Json | None:
     """Return the partitions of a file in the form that a position stores."""
-    return None if partitions is None else partitions.model_dump(mode="json", exclude_none=True)
+    if partitions is None:
+        return None
+    return partitions.model_dump(mode="json", exclude_none=True, exclude={"any_order"})
 
 
 def is_cut_alike(former: Json | None, now: Json | None) -> bool:
@@ -88,6 +112,81 @@ def is_cut_alike(former: Json | None, now: Json | None) -> bool:
 def no_history() -> Json:
     """Return the `history` of a position whose history has not begun."""
     return {"by": None, "done": [], "open": {}}
+
+
+def snapshot_end(partitions: PartitionsConfig | None) -> Json:
+    """Return what `history` notes about snapshots that are created after this call: nothing, or `as_of`."""
+    if partitions is None or not is_history_open(partitions):
+        return {}
+    return {"as_of": history_end(partitions).isoformat()}
+
+
+def partly_read(position: Position) -> list[str]:
+    """Return the keys of the partitions that some source has read in part."""
+    return sorted({key for here in position.values() for key in here.get("history", {}).get("open", {})})
+
+
+def needs_snapshot(model: PipelineModel, position: Json, keys: Iterable[str]) -> bool:
+    """Return whether some of these partitions had not passed when the snapshots were created."""
+    if not is_history_open(model.partitions):
+        return False
+    as_of = position["history"].get("as_of", "")
+    return any(_span(model, key)[1] > as_of for key in keys if not is_partition_done(model, position, key))
+
+
+def renew_snapshots(position: Json, handles: list[Json], noted: Json) -> Json:
+    """Return the position with new snapshots of its history. No partition may be partly read.
+
+    `noted` is the value of `snapshot_end` from before they were created.
+    """
+    history = position["history"]
+    rest = {name: value for name, value in position.items() if name not in ("pins", "history")}
+    renewed = {"by": history["by"], "done": history["done"], "open": {}, "renewed": True, "since": []}
+    renewed |= {"refresh": history["refresh"]} if "refresh" in history else {}
+    return {"pins": placed_pins(handles)} | rest | {"history": renewed | noted}
+
+
+def start_refresh(model: PipelineModel, position: Json, keys: Iterable[str]) -> Json:
+    """Return the position in which these partitions are read again, from the snapshots that it has.
+
+    The rows that the sinks have of them are replaced.
+    """
+    history, done = position["history"], _done_spans(model, position)
+    marked = history.get("refresh", [])
+    for first, last in (_span(model, key) for key in keys):
+        done = _without(done, first, last)
+        marked = _joined([*marked, [first, last]])
+    return position | {"history": history | {"done": done, "refresh": marked}}
+
+
+def refreshable(model: PipelineModel, position: Position, keys: Iterable[str]) -> list[str]:
+    """Return the partitions that every sink has, or whose refresh has not ended."""
+    done = completed_partitions(model, position)
+    return [
+        key
+        for key in keys
+        if key in done or any(is_refresh(model, position.get(name, {}), key) for name in model.sources)
+    ]
+
+
+def is_refresh(model: PipelineModel, position: Json, key: str) -> bool:
+    """Return whether the rows of a partition replace those that the sinks have of it."""
+    first, last = _span(model, key)
+    marked = position.get("history", {}).get("refresh", ())
+    return any((first < end and start < last) or (start, end) == (first, last) for start, end in marked)
+
+
+def is_refreshed(model: PipelineModel, start: Json, end: Json, key: str) -> bool:
+    """Return whether an epoch from `start` to `end` of a source replaces the rows of a partition."""
+    return is_refresh(model, start, key) and is_partition_done(model, end, key)
+
+
+def is_from_snapshot(model: PipelineModel, position: Json, key: str) -> bool:
+    """Return whether every sink has a partition as the present snapshots have it."""
+    history = position.get("history", {})
+    first, last = _span(model, key)
+    spans = history.get("since", []) if history.get("renewed") else _done_spans(model, position)
+    return any(start <= first and last <= end for start, end in spans)
 
 
 PINS_INLINE = 300
@@ -167,12 +266,21 @@ def advance_partition(
     """Return the position after an epoch moved a partition to `at`: phase, splits done, fingerprint."""
     history = position["history"]
     spans = _done_spans(model, position)
+    noted = {name: history[name] for name in ("as_of", "renewed", "since", "refresh") if name in history}
     still_open = {name: value for name, value in history.get("open", {}).items() if name != key}
     if at[0] >= bounded_phases(node):
         spans = _joined([*spans, list(_span(model, key))])
+        if "since" in noted:
+            noted["since"] = _joined([*noted["since"], list(_span(model, key))])
+        if "refresh" in noted:
+            noted["refresh"] = _without(noted["refresh"], *_span(model, key))
     else:
         still_open[key] = list(at)
-    after: Json = {"by": partitions_json(model.partitions), "done": spans}
+    if noted.get("since") == spans:  # nothing is left of former snapshots
+        noted = {name: value for name, value in noted.items() if name not in ("renewed", "since")}
+    if not noted.get("refresh"):
+        noted.pop("refresh", None)
+    after: Json = {"by": partitions_json(model.partitions), "done": spans} | noted
     if all(is_partition_done(model, {"history": after}, name) for name in windows_of(model)):
         rest = {name: value for name, value in position.items() if name != "pins"}
         return rest | {"history": after | {"complete": True, "pins": pins_ref(position)}}
@@ -187,6 +295,17 @@ def _joined(spans: Iterable[list[str]]) -> list[list[str]]:
             found[-1][1] = max(found[-1][1], end)
         else:
             found.append([start, end])
+    return found
+
+
+def _without(spans: Iterable[list[str]], first: str, last: str) -> list[list[str]]:
+    """Return the spans without the days from `first` to `last`."""
+    found: list[list[str]] = []
+    for start, end in spans:
+        if (first, last) == (start, end):
+            continue
+        parts = [[start, min(end, first)], [max(start, last), end]]
+        found += [part for part in parts if part[0] < part[1]]
     return found
 
 

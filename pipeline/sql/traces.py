@@ -32,6 +32,17 @@ def trace(query: exp.Query, columns: Collection[str]) -> dict[str, set[str]]:
     return work.inputs
 
 
+def trace_distinct(query: exp.Query, columns: Collection[str]) -> dict[str, set[str]]:
+    """Return the input columns whose values differ only if `columns` of the result differ, by node.
+
+    The result has such a column unchanged, cast, or in an expression that keeps values apart, for example
+    `concat('a-', id)` or `md5(id)`. `lower(id)` gives one result for two values.
+    """
+    work = _Trace(distinct=True)
+    work.query(query, _Wanted({name.lower() for name in columns}), {})
+    return work.inputs
+
+
 def trace_plain(query: exp.Query, columns: Collection[str]) -> None:
     """Find the columns of each SELECT that only pass on these result columns.
 
@@ -66,12 +77,7 @@ def plain_inputs(query: exp.Query, columns: Collection[str]) -> frozenset[str]:
             and not isinstance(value.this, exp.Star)
         ):
             found.add(value.name.lower())
-    made = {
-        name.name.lower()
-        for part in query.args.get("laterals") or []
-        for name in part.find_all(exp.Identifier)
-    }
-    return frozenset(found - made)
+    return frozenset(found - set(_made_columns(query)))
 
 
 @dataclass(slots=True)
@@ -85,6 +91,8 @@ class _Wanted:
 @dataclass(slots=True)
 class _Trace:
     inputs: dict[str, set[str]] = field(default_factory=dict)
+    distinct: bool = False
+    """Only follow expressions that keep different values apart."""
 
     def query(self, query: exp.Expr, wanted: _Wanted, around: dict[str, set[str]]) -> None:
         ctes = {**around, **{cte.alias.lower(): set[str]() for cte in getattr(query, "ctes", ())}}
@@ -113,7 +121,13 @@ class _Trace:
         }
         while more := _to_the_left(items, chosen):
             chosen |= more
-        refs = {name for at in chosen for name in _columns(items[at])} | (wanted.names if starred else set())
+        refs = {name for at in chosen for name in self._read(items[at])}
+        if self.distinct:
+            listed = {item.alias_or_name.lower() for item in items if not item.is_star}
+            passed = refs | (wanted.names - listed if starred else set())
+            self._from(select, passed - set(_made_columns(select)), ctes)
+            return
+        refs |= wanted.names if starred else set()
         for at in chosen:
             items[at].meta[WANTED] = True
         bare = {
@@ -131,6 +145,11 @@ class _Trace:
         select.meta[BY_ITEM] = bool(select.meta.get(BY_ITEM)) or by_item
         self._from(select, refs, ctes)
 
+    def _read(self, item: exp.Expr) -> Iterator[str]:
+        """Yield the columns that an item of a SELECT list reads, or with `distinct` keeps apart."""
+        if not self.distinct or all(_keeps_apart(part) for part in item.unalias().walk()):
+            yield from _columns(item)
+
     def _from(self, select: exp.Select, refs: set[str], ctes: dict[str, set[str]]) -> None:
         clause = select.args.get("from_")
         read = clause.this if clause is not None else None
@@ -141,6 +160,46 @@ class _Trace:
             ctes.get(
                 name.lower(), self.inputs.setdefault(name, set()) if name.lower() not in ctes else set()
             ).update(refs)
+
+
+_INJECTIVE = (
+    exp.Column,
+    exp.Identifier,
+    exp.Literal,
+    exp.Paren,
+    exp.Concat,
+    exp.ConcatWs,
+    exp.DPipe,
+    exp.MD5,
+    exp.SHA,
+    exp.SHA2,
+    exp.Hex,
+    exp.Unhex,
+    exp.ToBase64,
+    exp.DataType,
+    exp.DataTypeParam,
+)
+"""Expressions that give different results for different values of a column, or nearly so, as hashes."""
+_INJECTIVE_FUNCTIONS = ("xxhash64", "base64", "struct", "to_json")
+_COARSE_TYPES = (exp.DataType.Type.DATE, exp.DataType.Type.BOOLEAN)
+"""Types into which many values are cast as one."""
+
+
+def _keeps_apart(part: exp.Expr) -> bool:
+    """Return whether an expression gives different results for different values of its columns."""
+    if isinstance(part, exp.Cast | exp.TryCast):
+        return part.to.this not in _COARSE_TYPES
+    if isinstance(part, exp.Anonymous):
+        return part.name.lower() in _INJECTIVE_FUNCTIONS
+    if isinstance(part, exp.Add | exp.Sub | exp.Coalesce):
+        return len(list(part.find_all(exp.Column))) == 1
+    return isinstance(part, _INJECTIVE)
+
+
+def _made_columns(select: exp.Select) -> Iterator[str]:
+    """Yield the names of columns that LATERAL VIEW makes."""
+    for part in select.args.get("laterals") or []:
+        yield from (name.name.lower() for name in part.find_all(exp.Identifier))
 
 
 def _by_alias(columns: Sequence[str], wanted: _Wanted) -> _Wanted:

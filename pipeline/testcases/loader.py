@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from headrace.pipeline.errors import FileLocation, PipelineFileError, UserError
+from headrace.pipeline.file.discovery import is_test_file
 from headrace.pipeline.file.loader import PipelineFile, in_order, load_pipeline, read_text
 from headrace.pipeline.model.strict import Strict
 from headrace.pipeline.model.testcases import CaseConfig
@@ -22,8 +23,6 @@ from headrace.pipeline.validation.testcases import check_cases
 from headrace.pipeline.yaml.reader import nearest_location, read_tree
 
 SUFFIXES = (".yaml", ".yml")
-TEST_SUFFIXES = (".test.yaml", ".test.yml")
-"""The suffix of files that contain only tests."""
 
 _SECTION = re.compile(r"^ {0,4}tests\s*:", re.MULTILINE)
 _SINKS = re.compile(r"^ {0,4}sinks\s*:", re.MULTILINE)
@@ -88,11 +87,6 @@ class Case:
             (at,): self.places[(*path, at)] for at in range(len(said)) if (*path, at) in self.places
         }
         return Rows(values, self.place(part, node), places)
-
-
-def is_test_file(path: Path) -> bool:
-    """Return whether a file contains only tests, by its name."""
-    return path.name.endswith(TEST_SUFFIXES)
 
 
 def has_tests(path: Path) -> bool:

@@ -16,6 +16,7 @@ from headrace.pipeline.model.telemetry import event_time_problem, label_problems
 from headrace.pipeline.sql import statements
 from headrace.pipeline.suggestions import suggest_closest
 from headrace.pipeline.types.arrow import parse_type
+from headrace.pipeline.validation.encoding import check_encoding
 
 PlaceOf = Callable[..., FileLocation]
 
@@ -34,14 +35,8 @@ def check_values(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserErr
     for name, source in model.sources.items():
         stream = _stream_of(source)
         path = ("sources", name, "unbounded_source") if source.type == "hybrid" else ("sources", name)
-        if stream and not stream.schema_:
-            msg = "`schema` is required when data_format is json"
-            hint = (
-                "Add `schema:` with the columns and their types, such as `id: int64`. Avro, which"
-                " Streamling means here, is not available yet."
-            )
-            yield UserError(msg, hint=hint, node=name, place=place(*path))
-        elif stream:
+        if stream:
+            yield from check_encoding(name, stream, source.primary_key, path, place)
             wrong = list(_schema(name, stream.schema_, (*path, "schema"), place))
             yield from wrong or _event_time(name, source, stream, place)
         if source.type == "kafka":
@@ -217,7 +212,7 @@ def _labels(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserError]:
 
 def _event_time(name: str, source: Any, stream: Any, place: PlaceOf) -> Iterator[UserError]:
     """Check event times if the file declares the columns. Otherwise `headrace validate` reads the source."""
-    if source.telemetry is None or source.telemetry.event_time is None:
+    if source.telemetry is None or source.telemetry.event_time is None or not stream.schema_:
         return
     columns = {column: parse_type(kind) for column, kind in stream.schema_.items()}
     if problem := event_time_problem(source.telemetry.event_time, columns):

@@ -7,12 +7,15 @@ from typing import Any
 
 from headrace.pipeline.errors import GuaranteeError, UserError
 from headrace.pipeline.model import graph, nodes
+from headrace.pipeline.protocol.partitions import is_history_open
+from headrace.pipeline.validation.dead_letters import check_dead_letters
 from headrace.pipeline.validation.fields import PlaceOf, check_values
 
 
 def check_model(model: nodes.PipelineModel, place: PlaceOf) -> list[UserError]:
     """Check keys, values, guarantees and connectedness of valid nodes. Opens no connection."""
     problems = [*check_values(model, place), *_keys(model, place), *_job_mode(model, place)]
+    problems += check_dead_letters(model, place)
     return [*problems, *_guarantees(model, place), *_one_lane(model, place)]
 
 
@@ -20,7 +23,8 @@ def _keys(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserError]:
     """Refuse inputs with different keys. The result would be appended without a key, against the file."""
     for name in model.transforms:
         keys = {upstream: graph.key_of(model, upstream) for upstream in graph.inputs_of(model, name)}
-        if len(set(keys.values())) > 1 and not model.transforms[name].primary_key:
+        late = any(graph.has_late_key(model, upstream) for upstream in keys)
+        if len(set(keys.values())) > 1 and not late and not model.transforms[name].primary_key:
             said = ", ".join(f"{upstream} ({', '.join(key) or 'none'})" for upstream, key in keys.items())
             msg = f"no primary key can be inherited, since its inputs have different ones: {said}"
             hint = "Give this transform a primary_key, or all of its inputs the same one."
@@ -43,14 +47,16 @@ def _endless(source: Any) -> bool:
 def _guarantees(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserError]:
     for name, sink in model.sinks.items():
         sources = [model.sources[source] for source in graph.upstream_sources(model, name)]
-        yield from _overlap(name, sink, sources, bool(graph.key_of(model, name)), place)
+        late = graph.has_late_key(model, name)
+        yield from _overlap(name, sink, sources, bool(graph.key_of(model, name)) or late, place)
         if graph.lacks_commit_record(sink) and sink.delivery == "exactly_once":
             msg, hint = (
                 f"a {sink.type} sink is at-least-once",
                 "Remove `delivery`, or say delivery: at_least_once.",
             )
             yield GuaranteeError(msg, hint=hint, node=name, place=place("sinks", name, "delivery"))
-        yield from _version(name, sink, graph.key_of(model, name), place)
+        if not late:
+            yield from _version(name, sink, graph.key_of(model, name), place)
         unknown = (
             set(getattr(sink, "update_where", {})) and getattr(sink, "on_conflict", "update") == "nothing"
         )
@@ -125,6 +131,27 @@ def _one_lane(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserError]
             "Remove `partitions`, or read history from a clickhouse, an iceberg, a file or a hybrid source."
         )
         yield UserError("`partitions` need a source with history", hint=hint, place=place("partitions"))
+    endless = [name for name, source in model.sources.items() if source.is_unbounded]
+    if endless and is_history_open(model.partitions):
+        msg = (
+            f"`end: open` needs `history_end` here: source `{endless[0]}` has a stream, which fills later"
+            " partitions"
+        )
+        hint = "Set `history_end` to the day after the last partition that history fills."
+        yield UserError(msg, hint=hint, place=place("partitions", "end"))
+    several = [
+        name for name, source in model.sources.items() if len(getattr(source, "bounded_sources", ())) > 1
+    ]
+    if several and (ordered := graph.partition_ordered_sinks(model)):
+        msg = (
+            f"source `{several[0]}` has several bounded sources, and `partitions` reads them partition by"
+            f" partition: a key in two partitions may keep the row of the earlier source at sink {ordered[0]}"
+        )
+        hint = (
+            "If all history rows of a key are in one partition, set `any_order: true` in `partitions`. Or set"
+            " `version_column` at the sink, or remove `partitions`."
+        )
+        yield GuaranteeError(msg, hint=hint, place=place("partitions"))
     targets: dict[tuple[str, ...], str] = {}
     for name, sink in model.sinks.items():
         target = _target(sink)

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace.pipeline.errors import UserError
+from headrace.pipeline.errors import FileLocation, UserError
+from headrace.pipeline.model.error_outputs import errors_name
 from headrace.pipeline.sql import dynamic_tables as dynamic
 from headrace.pipeline.sql import statements
 from headrace.pipeline.sql.dialects.translation import DIALECTS
@@ -28,6 +29,8 @@ class _FileStructure:
     whole: bool = True
     tables: frozenset[str] = frozenset()
     """Dynamic tables. No node reads their rows, and they are no orphans."""
+    errors: dict[str, str] = field(default_factory=dict)
+    """The sources with `on_error: dead_letter`, by the name of their errors output."""
 
 
 def check_shape(tree: YamlDocument) -> list[UserError]:
@@ -49,11 +52,19 @@ def check_shape(tree: YamlDocument) -> list[UserError]:
     shape = _FileStructure(
         {part: list(nodes) for part, nodes in parts.items()}, whole=bool(parts["sinks"]), tables=tables
     )
+    shape.errors = {
+        errors_name(name): name for name, node in parts["sources"].items() if _has_dead_letters(node)
+    }
     problems = [*_twice(shape, tree), *_reads(shape, parts, tree)]
     problems += _unknown(shape, tree)
     if not problems:
         problems += _circles(shape, tree)
     return problems or _orphans(shape, tree)
+
+
+def _has_dead_letters(source: Any) -> bool:
+    found = source.get("unbounded_source", source) if isinstance(source, dict) else None
+    return isinstance(found, dict) and found.get("on_error") == "dead_letter"
 
 
 def _twice(shape: _FileStructure, tree: YamlDocument) -> Iterator[UserError]:
@@ -115,7 +126,7 @@ def _unknown(shape: _FileStructure, tree: YamlDocument) -> Iterator[UserError]:
     for name, upstreams in shape.reads.items():
         part = "transforms" if name in shape.names["transforms"] else "sinks"
         for upstream in upstreams:
-            if upstream in known:
+            if upstream in known or (upstream in shape.errors and part == "sinks"):
                 continue
             there = f"no source or transform{suggest_closest(upstream, known)}"
             what = "a sink, and nothing can be read from it" if upstream in shape.names["sinks"] else there
@@ -125,12 +136,29 @@ def _unknown(shape: _FileStructure, tree: YamlDocument) -> Iterator[UserError]:
                 hint = f"Ask it in a sql transform: WHERE dynamic_table_check('{upstream}', column)."
                 yield UserError(msg, hint=hint, node=name, place=place)
                 continue
+            if (of := upstream.removesuffix(errors_name(""))) != upstream and of in every:
+                yield _wrong_errors(of, name, place, shape)
+                continue
             yield UserError(
                 f"reads `{upstream}`, which is {what}",
                 node=name,
                 place=place,
                 hint=f"There are: {', '.join(known)}.",
             )
+
+
+def _wrong_errors(of: str, name: str, place: FileLocation, shape: _FileStructure) -> UserError:
+    """Return the mistake of a node that reads rejected rows which it cannot get."""
+    upstream = errors_name(of)
+    if upstream in shape.errors:
+        msg, hint = f"reads `{upstream}`, and only sinks can", f"Give `from: {upstream}` to a sink."
+    elif of in shape.names["sources"]:
+        msg = f"reads `{upstream}`, and source `{of}` rejects no rows: it has no `on_error: dead_letter`"
+        hint = f"Set `on_error: dead_letter` at the kafka source `{of}`, or remove this sink."
+    else:
+        msg = f"reads `{upstream}`, and only sources reject rows"
+        hint = "Read the errors of a source with `on_error: dead_letter`."
+    return UserError(msg, hint=hint, node=name, place=place)
 
 
 def _circles(shape: _FileStructure, tree: YamlDocument) -> Iterator[UserError]:

@@ -70,7 +70,7 @@ def missing_keys(model: nodes.PipelineModel, place: Callable[..., FileLocation])
             for sink, node in model.sinks.items()
             if node.upserts_by_key and not key_of(model, sink) and name in upstream_sources(model, sink)
         ]
-        if not source.primary_key and appending:
+        if not source.primary_key and not getattr(source, "has_late_key", False) and appending:
             msg = f"Can't determine primary key for source '{name}'!"
             hint = (
                 f"Without `primary_key`, {_quoted(appending)} can only append: an update arrives as a"

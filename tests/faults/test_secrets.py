@@ -82,7 +82,9 @@ class Scene:
 def scene(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     folder, outside = tmp_path_factory.mktemp("scene"), tmp_path_factory.mktemp("outside")
     (folder / "tmp").mkdir()
-    words = {name: word() for name in ("postgres", "of one sink", "kafka", "key", "wrong", "http")}
+    words = {
+        name: word() for name in ("postgres", "of one sink", "kafka", "key", "wrong", "http", "registry")
+    }
     words |= {"clickhouse": world.services.clickhouse.password, "variable": word(odd=False)}
     for name in ("postgres", "kafka"):
         (outside / name).write_text(words[name] + "\n")
@@ -106,6 +108,8 @@ def scene(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sc
         },
         "kafka_source": {
             "brokers": world.services.kafka.brokers,
+            "schema_registry_username": "me",
+            "schema_registry_password": words["registry"],
             "options": {
                 "sasl.mechanism": "PLAIN",
                 "sasl.username": "me",

@@ -4,7 +4,7 @@
 
 POINT is a key of POINTS, or `none`. ACTION: `driver` kills this process, `group` its whole process group,
 `jvm` Spark's JVM, `stop` stops this process until somebody continues it. Everything is a real signal; nothing
-below this file is a fake.
+below this file is a fake. HEADRACE_TEST_TODAY is the day that the run takes for today.
 """
 
 from __future__ import annotations
@@ -16,9 +16,15 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from datetime import date
 from typing import Any
 
+from headrace.connectors.clickhouse.commit_table import CommitTable
+from headrace.connectors.clickhouse.sink import ClickHouseSink
+from headrace.connectors.clickhouse.source import ClickHouseTable
+from headrace.connectors.clickhouse.stage import GenerationStage
 from headrace.connectors.delta.sink import DeltaTableSink
+from headrace.connectors.kafka.producer import TransactionalProducer
 from headrace.connectors.postgres.sink import PostgresSink
 from headrace.jobs.dynamic_tables.memory import MemoryTable
 from headrace.jobs.dynamic_tables.postgres import PostgresTableBackend
@@ -31,10 +37,12 @@ from headrace.jobs.staging.store import EpochResultStore
 from headrace.pipeline.config.settings import load_settings
 from headrace.pipeline.errors import HeadraceError
 from headrace.pipeline.file.loader import load_pipeline
+from headrace.pipeline.protocol import partitions
 from headrace.pipeline.protocol.ledger import Ledger
 
 POINTS: dict[str, tuple[type, str, str]] = {
     "pinned": (PipelineSource, "create_initial_position", "after"),
+    "snapshot": (ClickHouseTable, "create_snapshot", "after"),
     "planned": (Ledger, "plan", "after"),
     "reading": (EpochWriter, "write", "before"),
     "sinks-written": (Ledger, "commit", "before"),
@@ -44,9 +52,24 @@ POINTS: dict[str, tuple[type, str, str]] = {
     "staged": (EpochResultStore, "make", "after"),
     "memory-filling": (MemoryTable, "fill", "before"),
     "memory-filled": (MemoryTable, "fill", "after"),
+    "topic-sending": (TransactionalProducer, "send", "after"),
+    "topic-sent": (TransactionalProducer, "_commit", "before"),
+    "topic-committed": (TransactionalProducer, "_commit", "after"),
+    "stage-opened": (GenerationStage, "open", "after"),
+    "stage-filled": (ClickHouseSink, "_stage_rows", "after"),
+    "stage-announced": (GenerationStage, "attach", "before"),
+    "stage-attached": (GenerationStage, "attach", "after"),
+    "stage-recorded": (GenerationStage, "clear", "before"),
+    "stage-cleared": (GenerationStage, "clear", "after"),
+    "state-written": (CommitTable, "write_state", "after"),
     "outside-filled": (PostgresTableBackend, "fill", "after"),
 }
 """Class, method, and whether it happens before or after the method."""
+DURING: dict[str, tuple[type, str]] = {
+    "topic-committing": (TransactionalProducer, "_commit"),
+    "stage-attaching": (GenerationStage, "attach"),
+}
+"""Class and method: it happens while the method runs."""
 
 
 def act(action: str) -> None:
@@ -98,6 +121,15 @@ def install(point: str, nth: int, action: str) -> None:
             return found
 
         setattr(owner, name, wrapped)
+    elif point in DURING:
+        owner, name = DURING[point]
+        method = getattr(owner, name)
+
+        def running(*args: Any) -> Any:
+            threading.Timer(0.002, hit).start()
+            return method(*args)
+
+        setattr(owner, name, running)
     elif point in ("postgres-only", "delta-only"):
         first, second = (
             (PostgresSink, DeltaTableSink) if point == "postgres-only" else (DeltaTableSink, PostgresSink)
@@ -136,8 +168,18 @@ def main() -> int:
     path, point, nth, action = sys.argv[1:5]
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
     install(point, int(nth), action)
+    if day := os.environ.get("HEADRACE_TEST_TODAY"):
+        partitions.today = lambda: date.fromisoformat(day)
     try:
-        result = run(load_pipeline(path), load_settings(), until=Until.CAUGHT_UP, launched_by="fault test")
+        again = os.environ.get("HEADRACE_TEST_REFRESH")
+        result = run(
+            load_pipeline(path),
+            load_settings(),
+            until=Until.CAUGHT_UP,
+            partitions=again.split(",") if again else None,
+            refresh=bool(again),
+            launched_by="fault test",
+        )
     except HeadraceError as error:
         print(json.dumps({"error": type(error).__name__, "said": str(error)}), flush=True)
         return 1

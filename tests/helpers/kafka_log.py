@@ -35,7 +35,7 @@ def await_marker(brokers: str, topic: str, partition: int = 0) -> Iterator[None]
 
 def read_rows(source: Any, spark: SparkSession, start: Any, end: Any) -> DataFrame:
     """Return the rows of a range as a run reads them: from the driver if it reads them, else from Spark."""
-    table = source.read_table(start, end)
+    table = source.read_table(spark, start, end)
     if table is None:
         return source.read(spark, start, end)
     return source.filter_rows(spark.createDataFrame(table, row_schema(source.schema())))

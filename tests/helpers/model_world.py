@@ -145,6 +145,8 @@ class World:
             process.lane = self._opened(process.probe, file, repair | returning)
             self._bring_back(process.lane, returning - repair)
             assert not (held and strict), "two live processes hold the lane"
+            if self.state().generation != process.lane.generation:
+                return  # it was overtaken while it was paused, and every write of it is refused
             for name in (
                 self.broken & process.lane.sinks.keys() & self._members() - self.tampered.keys() - repair
             ):

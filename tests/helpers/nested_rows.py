@@ -130,22 +130,26 @@ def same_as(value: Any, kind: Any) -> Any:
     return value
 
 
-def from_json(value: Any, kind: Any) -> Any:
+def from_json(value: Any, kind: Any, *, hexadecimal: bool = False) -> Any:
     """A value of a type, as the documented rules turn it into JSON.
 
-    Decimals and floats were parsed as Decimal.
+    Decimals and floats were parsed as Decimal. Bytes are base64, or `hexadecimal`.
     """
     if value is None:
         return None
+
+    def inner(found: Any, its: Any) -> Any:
+        return from_json(found, its, hexadecimal=hexadecimal)
+
     if kinds.is_map(kind):
-        return [
-            (from_json(key, kind.key_type), from_json(item, kind.item_type)) for key, item in value.items()
-        ]
+        return [(inner(key, kind.key_type), inner(item, kind.item_type)) for key, item in value.items()]
     if kinds.is_struct(kind):
         assert set(value) == {member.name for member in kind}
-        return {member.name: from_json(value[member.name], member.type) for member in kind}
+        return {member.name: inner(value[member.name], member.type) for member in kind}
     if kinds.is_list(kind):
-        return [from_json(item, kind.value_type) for item in value]
+        return [inner(item, kind.value_type) for item in value]
+    if hexadecimal and kinds.is_binary(kind):
+        return bytes.fromhex(value)
     return next(read for fits, read in _READ if fits(kind))(value)
 
 

@@ -33,6 +33,7 @@ from pyspark.sql import SparkSession
 
 from headrace.pipeline.config.settings import Settings
 from headrace.services import Services
+from headrace.services.clickhouse import ClickHouse
 
 HISTORY = 3_000
 FROM_TOPIC = 100
@@ -77,6 +78,13 @@ class World:
     change: str = "upper"
     expected: dict[int, Row] = field(default_factory=dict)
     processes: list[subprocess.Popen[str]] = field(default_factory=list)
+    other_clickhouse: ClickHouse | None = None
+    """The ClickHouse server of sinks, if it is not that of the history."""
+
+    @property
+    def sink_clickhouse(self) -> ClickHouse:
+        """The ClickHouse server of sinks."""
+        return self.other_clickhouse or self.services.clickhouse
 
     @property
     def file(self) -> Path:
@@ -108,6 +116,7 @@ class World:
         """The settings of a run in this process."""
         found = conninfo_to_dict(self.conninfo)
         clickhouse = self.services.clickhouse
+        target = self.sink_clickhouse
         home = self.folder / "home"
         return Settings.model_validate(
             {
@@ -118,7 +127,13 @@ class World:
                     "user": clickhouse.username,
                     "password": clickhouse.password,
                 },
+                "clickhouse_sink": {
+                    "url": target.url,
+                    "user": target.username,
+                    "password": target.password,
+                },
                 "kafka_source": {"brokers": self.services.kafka.brokers},
+                "kafka_sink": {"brokers": self.services.kafka.brokers},
                 "postgres_sink": {name: found[name] for name in ("host", "port", "user", "password")}
                 | {"db": found["dbname"]},
                 "lease_seconds": 4,
@@ -134,7 +149,11 @@ class World:
             "HEADRACE__CLICKHOUSE_SOURCE__URL": self.services.clickhouse.url,
             "HEADRACE__CLICKHOUSE_SOURCE__USER": self.services.clickhouse.username,
             "HEADRACE__CLICKHOUSE_SOURCE__PASSWORD": self.services.clickhouse.password,
+            "HEADRACE__CLICKHOUSE_SINK__URL": self.sink_clickhouse.url,
+            "HEADRACE__CLICKHOUSE_SINK__USER": self.sink_clickhouse.username,
+            "HEADRACE__CLICKHOUSE_SINK__PASSWORD": self.sink_clickhouse.password,
             "HEADRACE__KAFKA_SOURCE__BROKERS": self.services.kafka.brokers,
+            "HEADRACE__KAFKA_SINK__BROKERS": self.services.kafka.brokers,
             "HEADRACE__POSTGRES_SINK__HOST": str(found["host"]),
             "HEADRACE__POSTGRES_SINK__PORT": str(found["port"]),
             "HEADRACE__POSTGRES_SINK__USER": str(found["user"]),

@@ -28,6 +28,7 @@ from headrace.jobs.run.file_check import check_file
 from headrace.jobs.sources.handoff import Handoff
 from headrace.jobs.sources.pipeline_source import PipelineSource
 from headrace.jobs.sources.snapshots import drop_stale_snapshots, keep_opening, open_sources, snapshot_owner
+from headrace.jobs.sources.source_batch import SourceBatch
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import FencedError, HeadraceError, SinkStateError, UserError
 from headrace.pipeline.file.loader import PipelineFile, from_compiled, hash_of, parse_pipeline
@@ -104,7 +105,7 @@ epoch: {{stream_rows: {self.epoch_rows}, history_rows: 4, interval: 0s}}
 """
         if self.partitions:
             text += (
-                f"partitions: {{column: day, every: {self.partitions}, start: {self.first_day}, end:"
+                f"partitions: {{column: day, any_order: true, every: {self.partitions}, start: {self.first_day}, end:"
                 f" 2024-04-01}}\n"
             )
         return text
@@ -212,6 +213,9 @@ class ModelStream(KafkaStream):
             ]
             found |= {part: filled[0]} if filled else {}
         return found
+
+    def read_table(self, spark: Any, start: Json, end: Json) -> None:
+        """Leave every range to `read`: the driver would ask a broker at the default address."""
 
     def read(self, spark: Any, start: Json, end: Json) -> Any:
         del spark
@@ -586,7 +590,7 @@ class ModelRun:
         self._open()
         if self.coordinator.has_open_epoch:
             self._finish_epoch()
-        run_module._history(self, positions.windows_of(self.file.model))  # pyright: ignore[reportArgumentType]
+        run_module._history(self, positions.windows_of(self.file.model), refresh=False)  # pyright: ignore[reportArgumentType]
         caught_up = False
         if not self.stopping and positions.history_complete(self.file.model, self.coordinator.position):
             caught_up = run_module._stream(self, Until.CAUGHT_UP)  # pyright: ignore[reportArgumentType]
@@ -727,7 +731,8 @@ class ModelRun:
         planner: Any = SimpleNamespace(
             spark=None, source_schemas=dict.fromkeys(sources, SimpleNamespace(names=list(COLUMNS))), file=file
         )
-        readings = EpochWriter(planner, sources, {})._readings(pending.plan)
+        readings: dict[str, SourceBatch] = {}
+        EpochWriter(planner, sources, {})._read(pending.plan, readings)
         rows = self._compile(file, {name: reading.frame for name, reading in readings.items()}, pending)
         found: dict[str, WriteCounts] = {}
         for name in pending.sinks:

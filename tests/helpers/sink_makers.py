@@ -188,6 +188,7 @@ def sqlite_connector(folder: Path) -> Iterator[str]:
         visibility=Visibility.EPOCH,
         creates_target=True,
         fences=True,
+        counts_changes=True,
     )
     entry = Connector(
         "sqlite",

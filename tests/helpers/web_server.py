@@ -92,7 +92,7 @@ def served(answer: Callable[[Asked], Any] = echo, **more: Any) -> Iterator[Servi
             super().setup()
 
         def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             asked = Asked(self.path, {name.lower(): value for name, value in self.headers.items()}, body)
             with service.busy(asked) as fault:
                 if service.slow:
@@ -121,6 +121,9 @@ def served(answer: Callable[[Asked], Any] = echo, **more: Any) -> Iterator[Servi
                 self.send_header(name, value)
             self.end_headers()
             self.wfile.write(content)
+
+        def do_GET(self) -> None:
+            self.do_POST()
 
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  the base class calls it so
             del format, args

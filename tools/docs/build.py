@@ -8,6 +8,7 @@
 | `docs/reference/metrics.md` | the catalog of metrics |
 | `docs/reference/errors.md` | the classes of errors |
 | `docs/reference/cli.md` | the command line |
+| `docs/reference/all-settings.md` | the models of the settings |
 
 A test compares the committed pages with the output of this script.
 """
@@ -21,6 +22,7 @@ import error_pages
 import function_pages
 import metric_pages
 import node_pages
+import setting_pages
 import type_pages
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -37,6 +39,7 @@ def pages() -> dict[Path, str]:
         REFERENCE / "metrics.md": metric_pages.page(PARTS),
         REFERENCE / "errors.md": error_pages.page(PARTS),
         REFERENCE / "cli.md": cli_pages.page(),
+        REFERENCE / "all-settings.md": setting_pages.page(),
         REFERENCE / "functions.md": function_pages.page(PARTS),
     }
 

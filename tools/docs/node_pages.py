@@ -97,6 +97,8 @@ def _sink_rows(capabilities: SinkCapabilities) -> Iterator[tuple[str, str]]:
     yield (
         "A row arrives",
         "exactly once: rows and commit record are one atomic act"
+        if exact and capabilities.visibility is Visibility.EPOCH
+        else "exactly once: an interrupted epoch is completed or removed first"
         if exact
         else "at least once: the sink has no commit record",
     )

@@ -60,7 +60,7 @@ def _sort_fields(model: type[BaseModel]) -> list[tuple[str, FieldInfo]]:
 
 def _table(fields: Mapping[str, FieldInfo]) -> str:
     rows = (
-        f"| `{key}` | {_type(key, field)} | {_default(field)} | {_cell(field.description or '')} |\n"
+        f"| `{key}` | {_type(key, field)} | {default_text(field)} | {_cell(field.description or '')} |\n"
         for key, field in fields.items()
     )
     return HEAD + "".join(rows)
@@ -147,11 +147,12 @@ def _is_required(field: FieldInfo) -> bool:
     return needed and not any(word in (field.description or "") for word in ("Defaults to", "By default"))
 
 
-def _default(field: FieldInfo) -> str:
+def default_text(field: FieldInfo) -> str:
+    """Return the default of an option as a table shows it."""
     if _is_required(field):
         return "**required**"
     value = None if field.is_required() else field.get_default(call_default_factory=True)
-    if value is None or value in ((), {}, "") or isinstance(value, BaseModel):
+    if value is None or str(value) in ("()", "{}", "[]", "") or isinstance(value, BaseModel):
         return "\u2013"
     if isinstance(value, timedelta):
         return f"`{spell_duration(value)}`"

@@ -5,6 +5,7 @@ A line `<!-- table: NAME -->` is replaced by the table.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,8 @@ import pyarrow as pa
 
 from headrace.connectors.clickhouse.types import SCALARS, convert, parse
 from headrace.connectors.iceberg.table import iceberg_type
+from headrace.connectors.kafka.avro.columns import record_columns
+from headrace.connectors.kafka.avro.schema import parse_record
 from headrace.connectors.kafka.json_decoder import arrives_as
 from headrace.connectors.postgres.target import PARSES_TEXT, TAKES
 from headrace.pipeline.types.arrow import (
@@ -48,6 +51,37 @@ _JSON: Mapping[str, str] = {
 }
 """Allowed values in a message, by the beginning of the type's name."""
 _SAME: Mapping[str, str] = {"utf8": "string", "i256": "int256", "u256": "int256"}
+
+
+def _logical(kind: str, name: str, **more: int) -> str:
+    return json.dumps({"type": kind, "logicalType": name, **more})
+
+
+_AVRO: Mapping[str, str] = {
+    "boolean": '"boolean"',
+    "int": '"int"',
+    "long": '"long"',
+    "timestamp-nanos, local-timestamp-nanos (their number)": _logical("long", "timestamp-nanos"),
+    "float": '"float"',
+    "double": '"double"',
+    "string": '"string"',
+    "enum": '{"type": "enum", "name": "e", "symbols": ["A"]}',
+    "uuid of a string or of 16 bytes": _logical("string", "uuid"),
+    "time-millis, time-micros": _logical("int", "time-millis"),
+    "bytes": '"bytes"',
+    "fixed": '{"type": "fixed", "name": "f", "size": 2}',
+    "duration": '{"type": "fixed", "name": "f", "size": 12, "logicalType": "duration"}',
+    "date": _logical("int", "date"),
+    "timestamp-millis, timestamp-micros": _logical("long", "timestamp-micros"),
+    "local-timestamp-millis, local-timestamp-micros": _logical("long", "local-timestamp-micros"),
+    "decimal(20, 4)": _logical("bytes", "decimal", precision=20, scale=4),
+    "decimal(60, 4)": _logical("bytes", "decimal", precision=60, scale=4),
+    "decimal(78, 0)": _logical("bytes", "decimal", precision=78, scale=0),
+    "array of int": '{"type": "array", "items": "int"}',
+    "map of long": '{"type": "map", "values": "long"}',
+    "record": '{"type": "record", "name": "r", "fields": [{"name": "a", "type": "int"}]}',
+}
+"""Types with a column of their own, as JSON. A union with null has the same column."""
 
 ICEBERG: Mapping[str, str] = {
     "boolean": "BOOLEAN",
@@ -117,6 +151,20 @@ def _json_form(name: str) -> str:
     return _JSON[begin]
 
 
+def _avro() -> str:
+    rows: dict[tuple[str, str], list[str]] = {}
+    for name, text in _AVRO.items():
+        kind = json.loads(text)
+        record = {"type": "record", "name": "r", "fields": [{"name": "c", "type": kind}]}
+        column = record_columns(parse_record(json.dumps(record))).field(0).type
+        forms = (f"`{spark_type(column).replace('`', '')}`", f"`{postgres_type(column)}`")
+        rows.setdefault(forms, []).append(name)
+    return _table(
+        ["Avro", "in Spark and Delta", "in Postgres"],
+        [[", ".join(names), *row] for row, names in rows.items()],
+    )
+
+
 def _clickhouse() -> str:
     rows: dict[str, list[str]] = {}
     for name, (_, arrow) in SCALARS.items():
@@ -167,6 +215,7 @@ def _accepted_types() -> str:
 TABLES: Mapping[str, Callable[[], str]] = {
     "file_types": _file_types,
     "kafka": _kafka,
+    "avro": _avro,
     "clickhouse": _clickhouse,
     "iceberg": _iceberg,
     "iceberg_made": _iceberg_made,

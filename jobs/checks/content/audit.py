@@ -317,7 +317,8 @@ def _result(
     limits = [*scope.limits, *(limit for one in inputs for limit in one.limits)]
     if expected.unclear:
         limits.append(
-            f"{expected.unclear:,} keys lie in several partitions of the topic, which have no order"
+            f"{expected.unclear:,} keys have no order: their rows lie in several partitions of the topic, or"
+            " follow a delete with a higher version"
         )
     if not content.is_whole:
         limits.append(

@@ -11,9 +11,19 @@ from datetime import timedelta
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
-from headrace.jobs.checks.content.inputs import STREAM, TIER, WINDOW, SourceRows, stream_filter
+from sqlglot import exp
+
+from headrace.jobs.checks.content.inputs import (
+    HISTORY,
+    RENEWED,
+    STREAM,
+    TIER,
+    WINDOW,
+    SourceRows,
+    stream_filter,
+)
 from headrace.jobs.planning.planner import PipelinePlanner
-from headrace.jobs.sources.pipeline_source import SourceBatch
+from headrace.jobs.sources.source_batch import SourceBatch
 from headrace.jobs.transforms.retractions import SinkBoundary, without_marked
 from headrace.pipeline.lineage.columns import lineage
 from headrace.pipeline.model import graph
@@ -62,7 +72,7 @@ def passes_key(planner: PipelinePlanner, sink: str) -> str | None:
     while name not in model.sources:
         node: Any = model.transforms[name]
         inputs = graph.inputs_of(model, name)
-        if node.type != "sql" or len(inputs) != 1 or _fans_out(node, name):
+        if node.type != "sql" or len(inputs) != 1 or _fans_out(node, name) or _reads_operation(node, name):
             return None
         name = inputs[0]
     schemas = {
@@ -89,13 +99,13 @@ def expected_by_key(
     from pyspark.sql import functions as F  # noqa: N812
 
     key = graph.key_of(planner.file.model, sink)
-    last, unclear = _last(
-        union_of(found), key, getattr(planner.file.model.sinks[sink], "version_column", None)
-    )
+    node = planner.file.model.sinks[sink]
+    filtered = node.from_ in planner.retractions.marked
+    last, unclear = _last(union_of(found), key, getattr(node, "version_column", None), filtered=filtered)
     last = last.persist()
     keys = last.select(*[f"`{name}`" for name in key])
     decided = (
-        None if found.complete else last.where(F.col(TIER) == STREAM).select(*[f"`{name}`" for name in key])
+        None if found.complete else last.where(F.col(TIER) >= STREAM).select(*[f"`{name}`" for name in key])
     )
     return ExpectedRows(rows_by_sql(planner, sink, source, last, plan), decided, keys, last, unclear)
 
@@ -115,7 +125,7 @@ def expected_at_sink(
     )
     last = last.persist()
     complete = all(one.complete for one in inputs)
-    decided = None if complete else last.where(F.col(TIER) == STREAM).select(*[f"`{name}`" for name in key])
+    decided = None if complete else last.where(F.col(TIER) >= STREAM).select(*[f"`{name}`" for name in key])
     keys = last.select(*[f"`{name}`" for name in key])
     return ExpectedRows(
         last.where(F.col(OP) != "d").drop(*HIDDEN, TIER, WINDOW), decided, keys, last, unclear
@@ -143,7 +153,10 @@ def rows_after_sql(
     """Return all rows that come to a sink with a key, with what orders them."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    tier = F.when(F.col(f"{POS}.source") % ORDINALS_PER_NODE == ORDINALS_PER_NODE - 1, STREAM).otherwise(1)
+    history = RENEWED if any(one.renewed for one in inputs) else HISTORY
+    tier = F.when(F.col(f"{POS}.source") % ORDINALS_PER_NODE == ORDINALS_PER_NODE - 1, STREAM).otherwise(
+        history
+    )
     return _at_boundary(planner, sink, inputs, plan).withColumn(TIER, tier).withColumn(WINDOW, F.lit(0))
 
 
@@ -186,10 +199,14 @@ def union_of(found: SourceRows) -> DataFrame:
     return reduce(lambda one, other: one.unionByName(other), found.frames)
 
 
-def _last(rows: DataFrame, key: tuple[str, ...], version: str | None) -> tuple[DataFrame, int]:
+def _last(
+    rows: DataFrame, key: tuple[str, ...], version: str | None, *, filtered: bool = False
+) -> tuple[DataFrame, int]:
     """One row for each key: of the highest version where there is one, of the latest place otherwise.
 
-    Keys without an order are left out.
+    Keys without an order are left out. A sink does not keep the version of a delete: a later row with a lower
+    version is written, unless both are in one epoch. So a key whose winner is a delete has no order if such a
+    row follows. `filtered` means that any winner can be a delete by a filter.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as F  # noqa: N812
@@ -219,9 +236,18 @@ def _last(rows: DataFrame, key: tuple[str, ...], version: str | None) -> tuple[D
     ranked = rows.withColumn(
         _LAST, F.row_number().over(by_key.orderBy(*versions, *(one.desc() for one in place)))
     )
-    ranked = ranked.withColumn("_hr_parts", F.lit(1) if version else parts).where(F.col(_LAST) == 1)
-    unclear = ranked.where(F.col("_hr_parts") > 1).count() if not version else 0
-    return ranked.where(F.col("_hr_parts") <= 1).drop(_LAST, "_hr_parts"), unclear
+    newest = F.max(F.when(F.col(OP) != "d", F.struct(*place))).over(by_key)
+    follows = F.coalesce(newest > F.struct(*place), F.lit(False)) | (parts > 1)
+    deletes = F.lit(True) if filtered else F.col(OP) == "d"
+    unordered = deletes & follows if version else parts > 1
+    ranked = ranked.withColumn("_hr_unordered", unordered).where(F.col(_LAST) == 1)
+    unclear = ranked.where(F.col("_hr_unordered")).count()
+    return ranked.where(~F.col("_hr_unordered")).drop(_LAST, "_hr_unordered"), unclear
+
+
+def _reads_operation(node: Any, name: str) -> bool:
+    """Return whether a statement decides by the operation, so that the last row of a key may not count."""
+    return any(column.name.lower() == OP for column in node.query(name).find_all(exp.Column))
 
 
 def _fans_out(node: Any, name: str) -> bool:

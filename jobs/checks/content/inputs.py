@@ -21,7 +21,7 @@ from headrace.pipeline.errors import HeadraceError
 from headrace.pipeline.model.nodes import PipelineModel
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.epochs import Json
-from headrace.pipeline.protocol.partitions import HistoryPartition
+from headrace.pipeline.protocol.partitions import HistoryPartition, is_history_open
 from headrace.pipeline.sql.system_columns import OP, POS
 
 if TYPE_CHECKING:
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 TIER, WINDOW = "_hr_tier", "_hr_window"
-BEFORE, HISTORY, STREAM = 0, 1, 2
+BEFORE, HISTORY, STREAM, RENEWED = 0, 1, 2, 3
+"""`RENEWED` is history of the present snapshot, after partitions that were loaded from an earlier one."""
 _SIZED = 256 << 20
 """The size of a range of messages matters up to so many bytes."""
 
@@ -38,7 +39,8 @@ _SIZED = 256 << 20
 class SourceRows:
     """Rows of one source.
 
-    `complete`: every row that can decide a key is among them; else only keys with a stream row are decided.
+    `complete`: every row that can decide a key is among them. Else only keys with a row of the stream, or of
+    renewed history, are decided.
     """
 
     name: str
@@ -47,6 +49,8 @@ class SourceRows:
     size: int = 0
     """Bytes of the rows, about, as far as the source knows."""
     complete: bool = True
+    renewed: bool = False
+    """Whether earlier partitions were loaded from former snapshots of this history."""
     limits: list[str] = field(default_factory=list)
 
     def miss(self, why: str) -> None:
@@ -175,8 +179,11 @@ class SourceRowsReader:
     # --- history
 
     def _history(self, found: SourceRows, source: PipelineSource, end: Json, schema: pa.Schema) -> None:
+        found.renewed = "renewed" in end["history"]
+        if found.renewed:
+            found.miss("partitions that were loaded from an earlier snapshot of history are not compared")
         if self._is_too_much(
-            found, [splits for _, _, splits in self._splits_of_epochs(source)]
+            found, [splits for _, _, splits in self._splits_of_epochs(source, end)]
         ):  # without asking a large source for its splits
             return
         pieces = self._pieces(source, end)
@@ -188,7 +195,7 @@ class SourceRowsReader:
         for window, phase, splits in pieces:
             if splits:
                 frame = self._read(source, end, phase, splits, schema)
-                found.frames.append(_ordered(frame, schema, HISTORY, window))
+                found.frames.append(_ordered(frame, schema, RENEWED if found.renewed else HISTORY, window))
 
     def _is_too_much(self, found: SourceRows, splits: Sequence[Sequence[Json]]) -> bool:
         """Whether splits have more rows than the sample may read, which is noted."""
@@ -201,7 +208,7 @@ class SourceRowsReader:
     def _read(
         self, source: PipelineSource, end: Json, phase: int, splits: Sequence[Json], schema: pa.Schema
     ) -> DataFrame:
-        if not self._keyed:
+        if not self._keyed or _has_other_topics(source):
             return source.read_history(self._spark, end, phase, splits, schema).frame
         handle = source.snapshot_handles(end)[phase]
         return source.bounded[phase].read(
@@ -209,23 +216,31 @@ class SourceRowsReader:
         )
 
     def _pieces(self, source: PipelineSource, end: Json) -> list[tuple[int, int, list[Json]]]:
-        """Yield (window, phase, splits): whole windows if all are complete, else the parts of epochs."""
+        """Yield (window, phase, splits): whole windows if none is partly read, else the parts of epochs."""
         keys = positions.windows_of(self._model)
-        done = [positions.is_partition_done(self._model, end, key) for key in keys]
-        if self._scope.first.number > 1 or not all(done):
-            return self._splits_of_epochs(source)
+        if self._scope.first.number > 1 or not self._is_whole(end, keys):
+            return self._splits_of_epochs(source, end)
         return [
-            (place, phase, self._splits(source, end, phase, self._window(key)))
+            (place, phase, self._splits(source, end, phase, positions.history_partition(self._model, key)))
             for phase in range(len(source.bounded))
             for place, key in enumerate(keys)
+            if positions.is_from_snapshot(self._model, end, key)
         ]
 
-    def _splits_of_epochs(self, source: PipelineSource) -> list[tuple[int, int, list[Json]]]:
-        """Yield (window, phase, splits) as the epochs had them."""
+    def _is_whole(self, end: Json, keys: Sequence[str]) -> bool:
+        """Return whether each partition is complete, or with an open end, not begun."""
+        if is_history_open(self._model.partitions):
+            return not positions.partly_read({"": end})
+        return all(positions.is_partition_done(self._model, end, key) for key in keys)
+
+    def _splits_of_epochs(self, source: PipelineSource, end: Json) -> list[tuple[int, int, list[Json]]]:
+        """Yield (window, phase, splits) as the epochs had them, without those of earlier snapshots."""
         keys = positions.windows_of(self._model)
+        snapshots = positions.pins_ref(end)
         return [
             (keys.index(plan.window or "") if (plan.window or "") in keys else 0, phase, list(splits))
             for plan in self._scope.plans
+            if positions.pins_ref(plan.start[source.name]) == snapshots
             for phase, splits in splits_by_phase(plan.splits, source.name).items()
         ]
 
@@ -234,9 +249,10 @@ class SourceRowsReader:
     ) -> list[Json]:
         """Return the splits of a phase, for a keyed sink without the handoff filter.
 
-        Rows of the stream are later rows of the same keys.
+        Rows of the stream are later rows of the same keys. Rows of other topics are not in the stream, and
+        only the filter knows that they come first.
         """
-        if not self._keyed:
+        if not self._keyed or _has_other_topics(source):
             return source.splits(self._spark, end, phase, window)
         handle = source.snapshot_handles(end)[phase]
         return list(
@@ -245,18 +261,16 @@ class SourceRowsReader:
             )
         )
 
-    def _window(self, key: str) -> HistoryPartition | None:
-        bounds = positions.window_bounds(self._model, key)
-        return (
-            HistoryPartition(key, self._model.partitions.column, *bounds)
-            if bounds and self._model.partitions
-            else None
-        )
-
     def _take(self, found: SourceRows, rows: int) -> None:
         found.rows += rows
         if self._left is not None:
             self._left = max(0, self._left - rows)
+
+
+def _has_other_topics(source: PipelineSource) -> bool:
+    """Return whether the history table may have rows of other topics than the stream's."""
+    table = getattr(source.node, "offset_table", None)
+    return table is not None and table.topic_column is not None
 
 
 def _covers_topic(source: PipelineSource, model: PipelineModel) -> bool:

@@ -58,7 +58,8 @@ def sample_by_key(
     """See `expected_by_key`."""
     node, key = planner.file.model.sinks[sink], graph.key_of(planner.file.model, sink)
     read = union_of(found)
-    last, unclear = last_rows(read.toArrow(), key, getattr(node, "version_column", None))
+    filtered = node.from_ in planner.retractions.marked
+    last, unclear = last_rows(read.toArrow(), key, getattr(node, "version_column", None), filtered=filtered)
     rows = rows_by_sql(planner, sink, source, planner.spark.createDataFrame(last, read.schema), plan)
     made, types = _collected(rows)
     keys, streamed = (keys_of(last, key, streamed=streamed) for streamed in (False, True))

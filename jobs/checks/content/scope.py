@@ -33,10 +33,8 @@ def refusal(model: PipelineModel, sink: str) -> str:
     node: Any = model.sinks[sink]
     if node.delivery == "at_least_once":
         return "the sink is at-least-once by its file"
-    if graph.dynamic_tables(model):
-        return (
-            f"the values of the dynamic table `{next(iter(graph.dynamic_tables(model)))}` depend on the epoch"
-        )
+    if why := _epoch_values(model, sink):
+        return why
     if impure := nondeterministic_upstream(model, sink):
         return f"the rows of `{impure[0]}` cannot be computed again"
     if getattr(node, "on_conflict", "update") == "nothing" or getattr(node, "update_where", None):
@@ -50,6 +48,14 @@ def refusal(model: PipelineModel, sink: str) -> str:
         if getattr(part, "snapshot", "clone") == "none"
     ]
     return f"the history of `{unpinned[0]}` is not pinned (`snapshot: none`)" if unpinned else ""
+
+
+def _epoch_values(model: PipelineModel, sink: str) -> str:
+    """Return which values of a sink depend on the epoch that wrote them, or an empty string."""
+    if graph.reads_errors(model, sink):
+        return "rejected rows have the number of the epoch that read them"
+    tables = graph.dynamic_tables(model)
+    return f"the values of the dynamic table `{next(iter(tables))}` depend on the epoch" if tables else ""
 
 
 def find_scope(

@@ -24,10 +24,13 @@ pc: Any = pyarrow.compute
 _EXPECTED, _FOUND = "_hr_expected", "_hr_found"
 
 
-def last_rows(rows: pa.Table, key: Sequence[str], version: str | None) -> tuple[pa.Table, int]:
+def last_rows(
+    rows: pa.Table, key: Sequence[str], version: str | None, *, filtered: bool = False
+) -> tuple[pa.Table, int]:
     """Return the last row of each key, and the number of keys left out because their rows have no order.
 
-    The order is that of tier, source, window, partition and offset, or that of the highest version.
+    The order is that of tier, source, window, partition and offset, or that of the highest version. With a
+    version, a key has no order if its winner is a delete and another row follows; see `expected`.
     """
     rows = canonical(rows, key)
     place = _places(rows)
@@ -39,13 +42,20 @@ def last_rows(rows: pa.Table, key: Sequence[str], version: str | None) -> tuple[
     at = np.flatnonzero(alive)
     ordered = at[np.lexsort((place[at], rank[at], group[at]))]
     last = ordered[np.append(np.diff(group[ordered]) != 0, True)] if len(ordered) else ordered
-    unclear = np.zeros(count, dtype=bool) if version is not None else _unclear(rows, group, count)
+    unclear = _unclear(rows, group, count)
+    if version is not None:
+        winner = np.full(count, -1)
+        winner[group[last]] = last
+        deletes = pc.equal(rows[OP], "d").to_numpy(zero_copy_only=False)
+        newest = np.full(count, -1, dtype=np.int64)
+        np.maximum.at(newest, group[~deletes], place[~deletes])
+        unclear = (deletes[winner] | filtered) & ((newest > place[winner]) | unclear)
     return rows.take(pa.array(last[~unclear[group[last]]])), int(unclear.sum())
 
 
 def keys_of(rows: pa.Table, key: Sequence[str], *, streamed: bool) -> pa.Table:
-    """Return the keys of some last rows; with `streamed` of those that came by the stream."""
-    return (rows.filter(pc.equal(rows[TIER], STREAM)) if streamed else rows).select(list(key))
+    """Return the keys of some last rows; with `streamed` only those from the stream or renewed history."""
+    return (rows.filter(pc.greater_equal(rows[TIER], STREAM)) if streamed else rows).select(list(key))
 
 
 def rows_of_keys(rows: pa.Table, key: Sequence[str], keys: pa.Table | None) -> pa.Table:

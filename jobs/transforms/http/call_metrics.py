@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from pyspark.accumulators import AccumulatorParam
 
+from headrace.pipeline.protocol.log_context import current_log_context
+
 if TYPE_CHECKING:
     from pyspark import Accumulator
     from pyspark.sql import SparkSession
@@ -62,8 +64,8 @@ class _Sum(AccumulatorParam[CallMetrics]):
         return CallMetrics(both, value1.retries + value2.retries)
 
 
-_counted: dict[str, tuple[object, Accumulator[CallMetrics]]] = {}
-"""The Spark context and the accumulator by node."""
+_counted: dict[tuple[str, str], tuple[object, Accumulator[CallMetrics]]] = {}
+"""The Spark context and the accumulator by pipeline and node. A process can run several pipelines."""
 
 
 def call_accumulator(spark: SparkSession, node: str) -> Accumulator[CallMetrics]:
@@ -71,23 +73,28 @@ def call_accumulator(spark: SparkSession, node: str) -> Accumulator[CallMetrics]
 
     It is reset when it grows too large, because without a monitor nothing drains it.
     """
-    context = spark.sparkContext
-    if node not in _counted or _counted[node][0] is not context:
-        _counted[node] = context, context.accumulator(CallMetrics({}, 0), _Sum())
-    found = _counted[node][1]
+    context, key = spark.sparkContext, (_current_pipeline(), node)
+    if key not in _counted or _counted[key][0] is not context:
+        _counted[key] = context, context.accumulator(CallMetrics({}, 0), _Sum())
+    found = _counted[key][1]
     if sum(map(len, found.value.latencies.values())) > _UNASKED:
         found.value = CallMetrics({}, 0)
     return found
 
 
 def drain_call_metrics() -> dict[str, CallMetrics]:
-    """Return the calls by node since the last call of this function.
+    """Return the calls by node of this thread's pipeline since the last call of this function.
 
     Runs on the driver, between two epochs.
     """
     found: dict[str, CallMetrics] = {}
-    for node, (_, accumulator) in _counted.items():
-        if accumulator.value.latencies:
+    own = _current_pipeline()
+    for (pipeline, node), (_, accumulator) in list(_counted.items()):
+        if pipeline == own and accumulator.value.latencies:
             found[node] = accumulator.value
             accumulator.value = CallMetrics({}, 0)
     return found
+
+
+def _current_pipeline() -> str:
+    return current_log_context().get("pipeline", "")

@@ -4,24 +4,35 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 
 from headrace.pipeline.errors import FencedError, HeadraceError
 from headrace.pipeline.protocol.epochs import Json
-from headrace.pipeline.protocol.ledger import Lease, Ledger
+from headrace.pipeline.protocol.ledger import Lease, Ledger, StopRequest
 from headrace.pipeline.protocol.log_context import with_log_context
 
 log = logging.getLogger(__name__)
 
+_REQUEST_SECONDS = 1.0
+"""Seconds between two reads of the request to stop: one query by primary key."""
+
 
 class Heartbeat:
-    """A daemon thread that renews a lease three times per `ttl` seconds.
+    """A daemon thread that renews a lease three times per `ttl` seconds, and reads requests to stop.
 
     With `threaded=False` only `check` renews the lease, for tests that control the clock.
     """
 
     def __init__(
-        self, ledger: Ledger, lease: Lease, ttl: float, clock: Callable[[], float], *, threaded: bool = True
+        self,
+        ledger: Ledger,
+        lease: Lease,
+        ttl: float,
+        clock: Callable[[], float],
+        *,
+        threaded: bool = True,
+        on_request: Callable[[StopRequest], None] = lambda _: None,
     ) -> None:
         self._ledger = ledger
         self._lease = lease
@@ -29,6 +40,8 @@ class Heartbeat:
         self._clock = clock
         self._last = clock()
         self._lost: FencedError | None = None
+        self._on_request = on_request
+        self._request: StopRequest | None = None
         self._stop = threading.Event()
         self._thread = (
             threading.Thread(
@@ -77,11 +90,33 @@ class Heartbeat:
         else:
             self._last = began
 
+    def read_request(self) -> None:
+        """Call `on_request` once if a request to stop is for this lease.
+
+        Raise TransientError when the ledger cannot be reached.
+        """
+        if self._request is not None:
+            return
+        request = self._ledger.stop_request(self._lease.name, self._lease.lane)
+        if request is not None and request.generation == self._lease.generation:
+            self._request = request
+            self._on_request(request)
+
     def _run(self) -> None:
-        while self._lost is None and not self._stop.wait(self._ttl / 3):
+        next_beat = time.monotonic() + self._ttl / 3
+        while self._lost is None and not self._stop.wait(
+            min(_REQUEST_SECONDS, max(0.0, next_beat - time.monotonic()))
+        ):
+            is_due = time.monotonic() >= next_beat
             try:
-                self.beat()
+                if is_due:
+                    next_beat = time.monotonic() + self._ttl / 3
+                    self.beat()
+                self.read_request()
             except HeadraceError as error:
                 log.warning(
-                    "the lease could not be renewed: lane=%s error=%s", self._lease.lane, error.message
+                    "the lease could not be %s: lane=%s error=%s",
+                    "renewed" if is_due else "read",
+                    self._lease.lane,
+                    error.message,
                 )

@@ -10,7 +10,7 @@ from headrace.pipeline.protocol.coordinator.heartbeat import Heartbeat
 from headrace.pipeline.protocol.coordinator.reconcile import AGREES, ReconcileResult, ReconcileStatus
 from headrace.pipeline.protocol.coordinator.sinks import CheckFile, CoordinatedSink, OpenSinks
 from headrace.pipeline.protocol.epochs import CommitRecord, Json, SinkKey
-from headrace.pipeline.protocol.ledger import Lease, Ledger, PipelineState
+from headrace.pipeline.protocol.ledger import Lease, Ledger, PipelineState, StopRequest
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +37,7 @@ class OwnedPipeline:
         sleep: Callable[[float], None],
         threaded: bool,
         check_file: CheckFile,
+        on_request: Callable[[StopRequest], None],
     ) -> None:
         self.ledger = ledger
         self.lease = lease
@@ -44,7 +45,7 @@ class OwnedPipeline:
         self.pipeline_hash = pipeline_hash
         self.max_attempts = max_attempts
         self.sinks: dict[str, CoordinatedSink] = {}
-        self.heartbeat = Heartbeat(ledger, lease, ttl, clock, threaded=threaded)
+        self.heartbeat = Heartbeat(ledger, lease, ttl, clock, threaded=threaded, on_request=on_request)
         self._open_sinks = sinks
         self._check_file = check_file
         self._file = str(holder.get("file", "FILE"))

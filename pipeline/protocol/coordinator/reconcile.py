@@ -211,6 +211,8 @@ def _restart(state: PipelineState, file: str, sink: str) -> str:
 def _repair_hint(state: PipelineState, file: str, sink: str, first: int) -> str:
     if state.restarted is not None and first < state.restarted.first:
         return _restart(state, file, sink)
+    if first > state.committed:
+        return f"No epoch is missing there: {_adopt(file, sink, begin=False)}"
     if first < state.kept_from:
         kept = (
             f"Epochs before {state.kept_from} are rolled up (setting `ledger.keep_epochs`), so {first}"

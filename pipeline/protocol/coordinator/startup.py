@@ -28,7 +28,7 @@ from headrace.pipeline.protocol.coordinator.reconcile import (
 )
 from headrace.pipeline.protocol.coordinator.sinks import CheckFile, OpenSinks
 from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Json, Position
-from headrace.pipeline.protocol.ledger import Ledger
+from headrace.pipeline.protocol.ledger import EpochRow, Ledger, PipelineState, SinkRow, StopRequest
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +58,8 @@ class CoordinatorStartup(OwnedPipeline):
         sleep: Callable[[float], None] = time.sleep,
         threaded: bool = True,
         check_file: CheckFile = lambda _: None,
+        refuse_if_paused: bool = False,
+        on_request: Callable[[StopRequest], None] = lambda _: None,
     ) -> Self:
         """Acquire the lease and reconcile ledger and sinks.
 
@@ -67,10 +69,11 @@ class CoordinatorStartup(OwnedPipeline):
         record may disagree, for `replay` and `accept-target`. `take_over` names sinks whose target is taken
         from other pipelines. `vouched` means that the user confirms that no earlier process of this pipeline
         is alive. `check_file` is called before any sink is opened, and again when an open epoch of an earlier
-        file has ended. Raise LeaseHeldError, SinkStateError, FencedError, and the errors of the sinks'
-        `prepare`.
+        file has ended. `on_request` is called in another thread when a request to stop is for this lease.
+        Raise LeaseHeldError, PausedError with `refuse_if_paused`, SinkStateError, FencedError, and the errors
+        of the sinks' `prepare`.
         """
-        lease = ledger.acquire(name, lane, holder, ttl)
+        lease = ledger.acquire(name, lane, holder, ttl, refuse_if_paused=refuse_if_paused)
         self = cls(
             ledger,
             lease,
@@ -88,6 +91,7 @@ class CoordinatorStartup(OwnedPipeline):
             sleep=sleep,
             threaded=threaded,
             check_file=check_file,
+            on_request=on_request,
         )
         try:
             self.heartbeat.start()
@@ -190,7 +194,7 @@ class CoordinatorStartup(OwnedPipeline):
 
         Raise SinkStateError for those that disagree and are not in `repair`.
         """
-        state = self._load_state()
+        state = self._unregister_unwritten(self._load_state())
         self._state = state = replace(state, restarted=self.ledger.restart(state.name, state.lane))
         last = next(self.ledger.epochs(state.name, state.lane, state.committed, state.committed), None)
         self._findings = {}
@@ -198,7 +202,7 @@ class CoordinatorStartup(OwnedPipeline):
             if row.state not in ("joined", "replaying"):
                 continue
             if name in self.sinks:
-                self._findings[name] = reconcile_sink(state, last, row, self.sinks[name].record(), self._file)
+                self._findings[name] = self._reconcile_joined(state, last, row)
             elif state.open_plan is not None:
                 self._assert_lease()
                 msg = (
@@ -219,6 +223,28 @@ class CoordinatorStartup(OwnedPipeline):
         if refused := [one for one in self._problems() if one.sink not in self._repair]:
             self._assert_lease()
             raise sink_state_error(refused)
+
+    def _unregister_unwritten(self, state: PipelineState) -> PipelineState:
+        """Let registered sinks without a record register again, if no epoch was ever committed or is open.
+
+        The file may name another target since then. No row can be missing there.
+        """
+        if state.committed or state.open_plan is not None:
+            return state
+        for name, row in state.sinks.items():
+            if row.state == "joined" and name in self.sinks and self.sinks[name].record() is None:
+                self.check()
+                self.ledger.set_sink(self.lease, name, "joining", row.epoch)
+        return self._load_state()
+
+    def _reconcile_joined(self, state: PipelineState, last: EpochRow | None, row: SinkRow) -> ReconcileResult:
+        """Return the status of a registered sink. A record that the target lost is missing."""
+        try:
+            record = self.sinks[row.sink].record()
+        except SinkStateError as error:
+            missing = reconcile_sink(state, last, row, None, self._file)
+            return replace(missing, message=error.message)
+        return reconcile_sink(state, last, row, record, self._file)
 
     def _apply_sink_changes(self) -> None:
         """Drop an open epoch of an old file that no sink has. With none open, remove and register sinks."""

@@ -7,19 +7,19 @@ import threading
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
-from uuid import uuid4
 
-from headrace.pipeline.errors import FencedError, InternalError, LeaseHeldError
+from headrace.pipeline.errors import FencedError, InternalError, LeaseHeldError, PausedError
 from headrace.pipeline.protocol.epochs import Json
 from headrace.pipeline.protocol.ledger.model import Lease
 from headrace.pipeline.protocol.ledger.owner import end_jvm, format_owner
-from headrace.pipeline.protocol.ledger.reader import LedgerReader, dump, timestamp
+from headrace.pipeline.protocol.ledger.reader import dump, timestamp
+from headrace.pipeline.protocol.ledger.requests import StopRequests
 from headrace.pipeline.protocol.ledger.store import Presence, Store, Tx
 
 _GENERATIONS_BEGIN = 1_577_836_800  # 2020-01-01 UTC
 
 
-class Leases(LedgerReader):
+class Leases(StopRequests):
     """Acquires, renews and releases the leases of pipelines."""
 
     def __init__(self, store: Store) -> None:
@@ -27,17 +27,22 @@ class Leases(LedgerReader):
         self._presences: dict[tuple[str, str, int], Presence] = {}
         self._lock = threading.Lock()
 
-    def acquire(self, name: str, lane: str, holder: Json, ttl: float) -> Lease:
+    def acquire(
+        self, name: str, lane: str, holder: Json, ttl: float, *, refuse_if_paused: bool = False
+    ) -> Lease:
         """Acquire the lease for this process and raise its generation. A new pipeline gets its UUID.
 
         A former owner that is proven dead is replaced at once. Any other owner is replaced when its lease has
         expired. If the former owner named a JVM (`holder["jvm"]`) that is alive on this host, kill it. Raise
-        LeaseHeldError if another run has the lease.
+        LeaseHeldError if another run has the lease, and with `refuse_if_paused` PausedError if the pipeline
+        is paused.
         """
         with ExitStack() as undo:
             with self._store.write() as tx:
                 former, is_dead, lease = self._follow(tx, name, lane)
                 self._take(tx, lease, holder, ttl)
+                if refuse_if_paused:
+                    self._assert_not_paused(tx, lease, holder)
                 if not is_dead:
                     tx.run(
                         "update headrace_ledger_epoch set paused_holder = 1 where uuid = :uuid and lane ="
@@ -62,13 +67,7 @@ class Leases(LedgerReader):
 
         The former owner is None if it released the lease; then it counts as dead.
         """
-        uuid = self._identity(tx, name)
-        tx.run(
-            "insert into headrace_ledger_lane values (:uuid, :lane, 0, 0, null, null, null, null, 0, '{}', 0)"
-            " on conflict (uuid, lane) do nothing",
-            uuid=uuid,
-            lane=lane,
-        )
+        uuid = self._register(tx, name, lane)
         row = tx.one(
             "select generation, holder, expires_at, unsettled from headrace_ledger_lane where uuid = :uuid"
             " and lane = :lane",
@@ -116,6 +115,16 @@ class Leases(LedgerReader):
         if changed != 1:
             msg = f"lane '{lease.lane}' of pipeline '{lease.name}' was taken by another run in this moment"
             raise LeaseHeldError(msg)
+
+    def _assert_not_paused(self, tx: Tx, lease: Lease, holder: Json) -> None:
+        """Raise PausedError, which rolls the lease back.
+
+        Call it after the lease's row was changed: from then on no request can be stored for the former one.
+        """
+        request = self._read_request(tx, lease.name, lease.lane)
+        if request is not None and request.is_pause:
+            msg = f"pipeline '{lease.name}' is paused {request}"
+            raise PausedError(msg, hint=f"End the pause with: headrace resume {holder.get('file', 'FILE')}.")
 
     def settle(self, lease: Lease) -> Lease:
         """Record that no write of an earlier owner can still land: this is proven, or the wait is over."""
@@ -172,16 +181,6 @@ class Leases(LedgerReader):
             )
 
     # --- parts
-
-    def _identity(self, tx: Tx, name: str) -> str:
-        tx.run(
-            "insert into headrace_ledger_pipeline values (:name, :uuid, :at) on conflict (name) do nothing",
-            name=name,
-            uuid=str(uuid4()),
-            at=timestamp(),
-        )
-        row = tx.one("select uuid from headrace_ledger_pipeline where name = :name", name=name)
-        return (row or missing_row())[0]
 
     def _hold(self, tx: Tx, lease: Lease) -> tuple[int, Json]:
         """Do the compare-and-set that every change needs, and lock the pipeline's row.

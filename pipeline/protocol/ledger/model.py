@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
+from enum import StrEnum
 
 from headrace.pipeline.protocol.epochs import EpochPlan, Json, Position, WriteCounts
 
@@ -53,6 +54,47 @@ class Restart:
     """The position at which `first` starts. Empty until a new position is taken."""
 
 
+class LeaseStatus(StrEnum):
+    """The status of a lease that a run acquired."""
+
+    ACTIVE = "active"
+    RELEASED = "released"
+    """Also if a newer run has acquired it."""
+    DEAD = "dead"
+    """The owner's process is proven dead."""
+    EXPIRED = "expired"
+    """The owner sent no heartbeat. Its process has died, or is suspended and can continue."""
+
+
+class StopAction(StrEnum):
+    """What a request asks for."""
+
+    STOP = "stop"
+    """The present run ends."""
+    PAUSE = "pause"
+    """The present run ends, and no further run starts until the pause ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequest:
+    """A request. The owner with this generation ends at its next epoch boundary."""
+
+    action: StopAction
+    generation: int
+    at: datetime
+    by: str
+    reason: str = ""
+
+    @property
+    def is_pause(self) -> bool:
+        """Whether the request keeps further runs from starting."""
+        return self.action is StopAction.PAUSE
+
+    def __str__(self) -> str:
+        at = self.at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        return f"by {self.by}, {at}" + (f": {self.reason}" if self.reason else "")
+
+
 @dataclass(frozen=True, slots=True)
 class PipelineState:
     """The state of a pipeline. `committed` is 0 before the first epoch.
@@ -84,6 +126,8 @@ class PipelineState:
     """The last reset. Set when a pipeline is opened, audited or repaired (`LedgerReader.restart`)."""
     droppable: bool = True
     """False if a paused former owner could still write the open plan to a sink that does not fence."""
+    request: StopRequest | None = None
+    """The newest request to stop or pause. A stop counts only for its generation."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,14 +18,17 @@ from headrace.pipeline.protocol.ledger.model import (
     Restart,
     RolledUp,
     SinkRow,
+    StopAction,
+    StopRequest,
     StoredEpoch,
 )
 from headrace.pipeline.protocol.ledger.store import Store, Tx
 
 _PAGE = 500
 _LANE = """select p.uuid, p.name, l.lane, l.generation, l.committed, l.position, l.ended, l.pipeline_hash,
-    l.holder, l.expires_at,
-    l.progress from headrace_ledger_lane l join headrace_ledger_pipeline p on p.uuid = l.uuid"""
+    l.holder, l.expires_at, l.progress, r.action, r.generation, r.requested_at, r.requested_by, r.reason
+    from headrace_ledger_lane l join headrace_ledger_pipeline p on p.uuid = l.uuid
+    left join headrace_ledger_request r on r.name = p.name and r.lane = l.lane"""
 
 
 def dump(value: Any) -> str:
@@ -265,7 +268,7 @@ class LedgerReader:
 
     def _lane(self, tx: Tx, row: tuple[Any, ...]) -> PipelineState:
         uuid, name, lane, generation, committed, position, ended, pipeline_hash, holder, expires, progress = (
-            row
+            row[:11]
         )
         sinks = tx.all(
             "select sink, state, epoch from headrace_ledger_sink where uuid = :uuid and lane = :lane",
@@ -298,7 +301,14 @@ class LedgerReader:
             ended=json.loads(ended or "{}"),
             kept_from=kept[0] if kept and kept[0] is not None else committed + 1,
             droppable=not (opened and opened[1]),
+            request=load_request(row[11:]) if row[11] is not None else None,
         )
+
+
+def load_request(row: tuple[Any, ...]) -> StopRequest:
+    """Return the request in a row of the ledger."""
+    action, generation, at, by, reason = row
+    return StopRequest(StopAction(action), generation, datetime.fromisoformat(at), by, reason)
 
 
 def _epoch(row: tuple[Any, ...]) -> EpochRow:

@@ -22,7 +22,7 @@ import psutil
 import stamina
 
 from headrace.pipeline.errors import SettingsError, TransientError
-from headrace.pipeline.protocol.ledger.store import SCHEMA, SCHEMA_VERSION, Presence, check_version
+from headrace.pipeline.protocol.ledger.store import SCHEMA, SCHEMA_VERSION, Presence, upgrade_statements
 from headrace.pipeline.protocol.ledger.writer import Ledger
 
 NETWORK_FILE_SYSTEMS = (
@@ -147,12 +147,11 @@ class SqliteStore:
     def _migrate(self) -> None:
         with self.write():
             row = self._connection.execute("pragma user_version").fetchone()
-            if row[0] == 0:
-                for statement in SCHEMA:
-                    self._connection.execute(statement)
+            statements = SCHEMA if row[0] == 0 else upgrade_statements(row[0], self._where)
+            for statement in statements:
+                self._connection.execute(statement)
+            if statements:
                 self._connection.execute(f"pragma user_version={SCHEMA_VERSION:d}")
-            else:
-                check_version(row[0], self._where)
 
     def clock(self) -> float:
         """Return the host's clock. Every owner of a SQLite ledger runs on this host."""

@@ -10,7 +10,12 @@ from typing import Any, Protocol
 
 from headrace.pipeline.errors import InternalError
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
+
+_REQUESTS = """create table headrace_ledger_request (
+        name text not null, lane text not null, action text not null, generation bigint not null,
+        requested_at text not null, requested_by text not null, reason text not null,
+        primary key (name, lane))"""
 
 SCHEMA = (
     """create table headrace_ledger_pipeline (
@@ -52,7 +57,11 @@ SCHEMA = (
         generation bigint not null,
         kind text not null, data text not null,
         primary key (uuid, lane, seq))""",
+    _REQUESTS,
 )
+
+_UPGRADES = {3: (_REQUESTS,)}
+"""What leads from a schema version to the next one."""
 
 
 class Tx(Protocol):
@@ -118,8 +127,13 @@ class Store(Protocol):
         ...
 
 
-def check_version(found: int, where: str) -> None:
-    """Raise InternalError for a ledger that another version of Headrace wrote."""
-    if found != SCHEMA_VERSION:
-        msg = f"the ledger {where} has schema version {found}, this Headrace knows {SCHEMA_VERSION}"
+def upgrade_statements(stored: int, where: str) -> list[str]:
+    """Return the statements that upgrade a ledger from schema version `stored`. Empty if it is up to date.
+
+    Raise InternalError for a version that this Headrace cannot upgrade.
+    """
+    missing = range(stored, SCHEMA_VERSION)
+    if stored > SCHEMA_VERSION or any(version not in _UPGRADES for version in missing):
+        msg = f"the ledger {where} has schema version {stored}, this Headrace knows {SCHEMA_VERSION}"
         raise InternalError(msg, hint="Run the Headrace version that wrote it, or a newer one.")
+    return [statement for version in missing for statement in _UPGRADES[version]]

@@ -251,6 +251,38 @@ def test_broken_message_is_named(
     assert message in error.message
 
 
+def test_a_tombstone_deletes_the_row_of_its_key(
+    broker: Broker, topic: Any, stream: Any, spark: SparkSession
+) -> None:
+    name = topic()
+    broker.send(name, {"id": 1, "name": "a"}, None, key=b'{"id": 7}')
+    source = stream(name, tombstone="delete", primary_key="id")
+    frame = read_rows(source, spark, source.earliest_offsets(), source.end_offsets())
+    assert sorted(map(tuple, frame.select("id", "name", "_gs_op").collect())) == [
+        (1, "a", "i"),
+        (7, None, "d"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        (None, "the message has no payload (a tombstone)"),
+        (b"7", "one object per message is expected, found a number"),
+        (b'{"name": "a"}', "the message has no payload (a tombstone), and its key lacks `id`"),
+    ],
+)
+def test_a_tombstone_without_its_key_is_named(
+    broker: Broker, topic: Any, stream: Any, spark: SparkSession, key: bytes | None, says: str
+) -> None:
+    name = topic()
+    broker.send(name, {"id": 1, "name": "a"})
+    broker.send(name, None, key=key)
+    error = failure(stream(name, tombstone="delete", primary_key="id"), spark)
+    assert f"topic {name}, partition 0, offset 1: " in error.message
+    assert says in error.message
+
+
 def test_broken_message_fails_also_where_its_columns_are_not_used(
     broker: Broker, topic: Any, stream: Any, spark: SparkSession
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 import pytest
+from helpers.kafka_sink import kafka_sink_maker
 from helpers.nested_rows import NESTED, ROWS, from_json, same_as
 from helpers.sink_makers import SinkMaker, frame, plan, sink_maker
 from pyarrow import types as kinds
@@ -21,8 +22,10 @@ LAKES = ("delta", "iceberg")
 """They hold lists, structs and maps as they are."""
 
 
-@pytest.fixture(params=["postgres", "postgres-staged", "delta", "iceberg"])
+@pytest.fixture(params=["postgres", "postgres-staged", "delta", "iceberg", "kafka"])
 def maker(request: pytest.FixtureRequest, spark: SparkSession, pg: str, tmp_path: Path) -> SinkMaker:
+    if request.param == "kafka":
+        return kafka_sink_maker(spark, request.getfixturevalue("services").kafka.brokers, tmp_path)
     return sink_maker(request.param, spark, pg, tmp_path)
 
 
@@ -30,7 +33,9 @@ def target_rows(maker: SinkMaker, schema: pa.Schema) -> list[dict[str, Any]]:
     """The target's rows by id, as values of `schema`."""
 
     def value(found: Any, kind: pa.DataType) -> Any:
-        return same_as(from_json(found, kind) if maker.kind not in LAKES and is_nested(kind) else found, kind)
+        if maker.kind in LAKES or not is_nested(kind):
+            return same_as(found, kind)
+        return same_as(from_json(found, kind, hexadecimal=maker.kind == "kafka"), kind)
 
     rows = maker.rows(schema.names)
     return sorted(
@@ -108,7 +113,7 @@ def test_the_character_nul_inside_is_held_or_named(maker: SinkMaker, kind: pa.Da
     schema = pa.schema([("id", pa.int64()), ("v", kind)])
     sink = maker.joined(schema)
     rows = frame(maker.spark, schema, [{"id": 1, "v": value}], "i")
-    if maker.kind in LAKES:
+    if maker.kind in (*LAKES, "kafka"):
         sink.write(plan(1), rows)
         assert target_rows(maker, schema) == [{"id": 1, "v": same_as(value, kind)}]
     else:

@@ -13,10 +13,13 @@ import market
 import psycopg
 import pytest
 import scores
+from confluent_kafka.admin import AdminClient
 from helpers.checkout import ROOT
+from helpers.kafka_sink import read_messages
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from pyspark.sql import SparkSession
 
+from headrace.connectors.clickhouse.client import connect
 from headrace.connectors.iceberg.catalog import WarehouseTable
 from headrace.jobs.run.events import RunResult, Until
 from headrace.jobs.run.runner import run
@@ -32,11 +35,12 @@ PAGES = [
     *sorted((DOCS / "migrate").glob("*.md")),
 ]
 DATABASE = "market_pages"
+_COPIED = "orders-copied"
 _SHOWN = re.compile(
     r"^```yaml\n(?P<file>(?:version: 1|sources:)\n.*?)^```$(?P<prose>.*?)(?=^#|^```|\Z)",
     re.MULTILINE | re.DOTALL,
 )
-_LEAVES = re.compile(r"\*\*([\d,]+) rows\*\*\s+in\s+(Postgres|Delta|Iceberg)\s+`([^`]+)`")
+_LEAVES = re.compile(r"\*\*([\d,]+) rows\*\*\s+in\s+(Postgres|Delta|Iceberg|Kafka|ClickHouse)\s+`([^`]+)`")
 _COMPUTES = re.compile(r"Computes \*\*([\d,]+) rows\*\*")
 _PRINTS = re.compile(r"Shows \*\*([\d,]+) lines\*\*")
 _MODULE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -89,21 +93,24 @@ def settings(
     with psycopg.connect(services.postgres.conninfo(), autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {DATABASE}".encode())
     clickhouse = services.clickhouse
+    server = {"url": clickhouse.url, "user": clickhouse.username, "password": clickhouse.password}
     made = Settings.model_validate(
         {
             "home": home,
             "state_backend": {"sqlite": {"path": home / "ledger.db"}},
-            "clickhouse_source": {
-                "url": clickhouse.url,
-                "user": clickhouse.username,
-                "password": clickhouse.password,
-            },
+            "clickhouse_source": server,
+            "clickhouse_sink": server,
             "kafka_source": {"brokers": services.kafka.brokers},
+            "kafka_sink": {"brokers": services.kafka.brokers},
             "postgres_sink": _sink(services.postgres.conninfo(DATABASE)),
             "python_transforms": {"allow": ["shop_rates"]},
         }
     )
+    admin = AdminClient({"bootstrap.servers": services.kafka.brokers})
+    if _COPIED in admin.list_topics(timeout=30).topics:  # of an earlier session on the same servers
+        admin.delete_topics([_COPIED])[_COPIED].result(30)
     market.fill(made)
+    connect(made.clickhouse_sink, "docs").command("DROP TABLE IF EXISTS market.orders_copy SYNC")
     market.fill_files(home)
     market.fill_iceberg(spark, home / "warehouse")
     service = scores.server(0)
@@ -159,6 +166,11 @@ def _held(kind: str, where: str, settings: Settings, spark: SparkSession) -> int
         return spark.read.format("delta").load(str(settings.home / where)).count()
     if kind == "Iceberg":
         return WarehouseTable(str(settings.home / "warehouse"), where, "reader").frame(spark, None).count()
+    if kind == "Kafka":
+        return len(read_messages(settings.kafka_sink.brokers, where))
+    if kind == "ClickHouse":
+        client = connect(settings.clickhouse_sink, where)
+        return client.query(f"SELECT count() FROM {where} FINAL").result_rows[0][0]
     return int(_asked(f"SELECT count(*) FROM {where}", settings))
 
 

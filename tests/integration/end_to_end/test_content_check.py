@@ -104,6 +104,50 @@ def test_wrong_rows_are_named(ran: World, spark: SparkSession) -> None:
             connection.execute("TRUNCATE target; INSERT INTO target TABLE before; DROP TABLE before")
 
 
+UNORDERED = """
+name: {name}_{table}
+sources:
+  src: {{type: kafka, topic: {name}_{table}, primary_key: id, schema: {{id: int64, v: int64}}}}
+transforms:
+  kept: {{type: sql, sql: "select id, v from src where _gs_op <> 'd'"}}
+sinks:
+  undeleted: {{type: postgres, from: kept, table: "{table}_kept"}}
+  newest: {{type: postgres, from: src, table: "{table}_newest", version_column: v}}
+epoch: {{interval: 0s, stream_rows: 1}}
+"""
+
+
+def test_deletes_that_do_not_count_or_are_not_remembered_are_no_difference(
+    ran: World, spark: SparkSession
+) -> None:
+    """A transform leaves deletes out. A delete of a higher version does not stop a later insert."""
+    topic = f"{ran.name}_deletes"
+    create_topic(ran, topic)
+    producer = Producer({"bootstrap.servers": ran.services.kafka.brokers})
+    for op, body in (
+        ("c", {"id": 1, "v": 1}),
+        ("d", {"id": 1, "v": 9}),
+        ("c", {"id": 2, "v": 5}),
+        ("d", {"id": 2, "v": 9}),
+        ("c", {"id": 2, "v": 3}),
+        ("c", {"id": 3, "v": 1}),
+    ):
+        producer.produce(topic, json.dumps(body), headers={"dbz.op": op})
+    assert producer.flush(30) == 0
+    path = ran.folder / "deletes.yaml"
+    path.write_text(UNORDERED.format(name=ran.name, table="deletes"))
+    run(load_pipeline(path), ran.settings(), until=Until.CAUGHT_UP, spark=spark)
+    with psycopg.connect(ran.conninfo) as connection:
+        tables = [
+            connection.execute(f"SELECT * FROM deletes_{name} ORDER BY id".encode()).fetchall()
+            for name in ("kept", "newest")
+        ]
+    assert tables == [[(1, 1), (2, 3), (3, 1)], [(2, 3), (3, 1)]]
+    for options in (ContentAuditOptions(full=True), ContentAuditOptions(100)):
+        found = audit(load_pipeline(path), ran.settings(), spark=spark, content=options)
+        assert [one.passed for one in found if one.name == "content_matches"] == [True, True], found
+
+
 FILTERED = """
 name: {name}_{table}
 sources:

@@ -22,6 +22,7 @@ from psycopg import sql
 from pyspark.sql import SparkSession
 
 from headrace.connectors.ledger.factory import open_ledger
+from headrace.jobs.run.epoch_writer import EpochWriter
 from headrace.jobs.run.events import EpochCommitted, Event, RunMessage, RunResult, Until
 from headrace.jobs.run.repair import replay
 from headrace.jobs.run.runner import run
@@ -170,6 +171,26 @@ def shared(services: Services, tmp_path_factory: pytest.TempPathFactory) -> Iter
 def edited(shared: World, tmp_path: Path, spark: SparkSession) -> Callable[[str], Edited]:
     """Makes a pipeline of the given name."""
     return lambda name: Edited(shared, tmp_path, f"{name}_{shared.database[-8:]}", spark)
+
+
+def test_another_target_before_the_first_epoch_is_taken(
+    edited: Callable[[str], Edited], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run died after it planned the first epoch, so the former target has a record and no row."""
+    one = edited("early")
+
+    def die(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EpochWriter, "write", die)
+        with pytest.raises(KeyboardInterrupt):
+            one.run(TABLE)
+    other = TABLE.replace("table: {name}}}", "table: {name}_2}}")
+    assert one.run(other).history_complete
+    with psycopg.connect(one.shared.conninfo) as connection:
+        found = connection.execute(f"SELECT count(*) FROM {one.name}_2".encode()).fetchone()
+    assert (one.rows(), found) == ([], (ROWS,))
 
 
 FILES = """

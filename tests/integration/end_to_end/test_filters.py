@@ -125,6 +125,35 @@ def test_deletes_pass_filters_and_updates_that_fail_them_are_deletes(
     assert all(check.passed is not False for check in checks), checks
 
 
+COARSE_KEY = """
+name: {name}
+sources:
+  orders: {{type: kafka, topic: {topic}, primary_key: id, schema: {{id: int64, amount: int64}}}}
+transforms:
+  tens: {{type: sql, sql: "select id div 10 as id, amount from orders where amount > 10", primary_key: id}}
+sinks:
+  pg: {{type: postgres, from: tens, table: tens}}
+  lake: {{type: delta, from: tens, path: {lake}}}
+epoch: {{interval: 0s}}
+"""
+
+
+def test_a_row_that_fails_a_filter_does_not_delete_the_row_of_another_key(
+    place: World, spark: SparkSession
+) -> None:
+    write(place, COARSE_KEY)
+    first, second, third = (
+        {"id": number, "amount": amount} for number, amount in ((10, 50), (11, 5), (20, 60))
+    )
+    produce(place, [("c", first), ("c", second), ("c", third)])
+    go(place, spark)
+    produce(place, [("u", {"id": 21, "amount": 3})])
+    go(place, spark)
+    assert rows(place, "tens") == lake(place, spark) == [(1, 50), (2, 60)]
+    checks = audit(load_pipeline(place.file), place.settings(), spark=spark)
+    assert all(check.passed is not False for check in checks), checks
+
+
 def test_the_last_row_of_a_key_decides_in_history_and_in_the_stream(
     place: World, spark: SparkSession
 ) -> None:

@@ -69,6 +69,8 @@ def test_rows_that_reach_the_table_during_the_backfill(world: World, spark: Spar
 
 
 def test_windows_in_any_order_and_the_stream_only_after_the_last(world: World, spark: SparkSession) -> None:
+    text = world.file.read_text()
+    world.file.write_text(text.replace("partitions: {", "partitions: {any_order: true, "))
     file, settings = load_pipeline(world.file), world.settings()
     first = run(file, settings, until=Until.CAUGHT_UP, partitions=["2024-02-01"], spark=spark)
     assert not first.history_complete

@@ -124,6 +124,41 @@ def test_skip_open_ends_an_epoch_whose_messages_are_lost(
     assert all(check.passed is not False for check in audit(file, settings, spark=spark))
 
 
+@pytest.mark.parametrize("damage", ["restored", "log cleaned up"])
+def test_a_damaged_delta_table_is_repaired_by_a_replay(
+    world: World, topic: str, shared_spark: SparkSession, damage: str
+) -> None:
+    """The refused run prints the command, and the command works."""
+    path = world.folder / f"{topic}_lake"
+    file = pipeline(world, topic, f"  lake: {{{{type: delta, from: src, path: {path}}}}}\n")
+    settings, spark = world.settings(), shared_spark
+    for number in range(1, 4):
+        produce(world, topic, ("c", number, number))
+        run(file, settings, until=Until.CAUGHT_UP, spark=spark)
+    if damage == "restored":
+        history = spark.sql(f"DESCRIBE HISTORY delta.`{path}`").select("version").collect()
+        spark.sql(f"RESTORE TABLE delta.`{path}` TO VERSION AS OF {max(row[0] for row in history) - 2}")
+        first = 3
+    else:
+        spark.sql(f"INSERT INTO delta.`{path}` VALUES (9, 9)")
+        jvm: Any = spark._jvm
+        log = jvm.org.apache.spark.sql.delta.DeltaLog
+        log.forTable(spark._jsparkSession, str(path)).checkpoint()
+        for old in sorted((path / "_delta_log").glob("*.json"))[:-1]:
+            old.unlink()
+        log.clearCache()
+        first = 1
+    produce(world, topic, ("u", 1, 10))
+    with pytest.raises(SinkStateError) as refused:
+        run(file, settings, until=Until.CAUGHT_UP, spark=spark)
+    assert f"headrace replay {file.path} --from {first} --sink lake" in str(refused.value)
+    replay(file, settings, sink="lake", from_epoch=first, spark=spark)
+    run(file, settings, until=Until.CAUGHT_UP, spark=spark)
+    found = {row["id"]: row["v"] for row in spark.read.format("delta").load(str(path)).collect()}
+    found.pop(9, None)
+    assert found == {1: 10, 2: 2, 3: 3} == dict(rows(world, f"{topic}_one"))
+
+
 def test_a_sink_that_was_out_of_the_file_and_a_rewind(
     world: World, topic: str, shared_spark: SparkSession
 ) -> None:

@@ -19,11 +19,17 @@ from helpers.pipeline_world import World
 from pyspark.sql import SparkSession
 
 from headrace.jobs.run import interventions
-from headrace.jobs.run.events import RunMessage, Until
+from headrace.jobs.run.events import Until
 from headrace.jobs.run.repair import replay
 from headrace.jobs.run.runner import run
 from headrace.jobs.run.session import RunSession
-from headrace.pipeline.errors import GuaranteeError, PipelineFileError, SinkStateError, UserError
+from headrace.pipeline.errors import (
+    GuaranteeError,
+    PipelineFileError,
+    PipelineStateError,
+    SinkStateError,
+    UserError,
+)
 from headrace.pipeline.file.loader import PipelineFile, load_pipeline
 
 
@@ -302,11 +308,8 @@ partitions: {{column: day, every: month, start: 2024-01, end: 2024-03}}
 """
 
 
-def test_windows_out_of_order_are_reported(world: World, spark: SparkSession) -> None:
-    """The last row that is written wins.
-
-    A key in two windows keeps the older row where the older window is read last.
-    """
+def test_a_partition_after_a_later_one_is_refused(world: World, spark: SparkSession) -> None:
+    """The last row that is written wins, so a key in both would keep the row of the earlier partition."""
     with clickhouse_connect.get_client(
         **world.services.clickhouse.client_arguments(database=world.database)
     ) as client:
@@ -314,13 +317,17 @@ def test_windows_out_of_order_are_reported(world: World, spark: SparkSession) ->
             "CREATE TABLE moved (id Int64, day Date, v Int64) ENGINE = MergeTree ORDER BY (id, day)"
         )
         client.command("INSERT INTO moved VALUES (1, '2024-01-05', 1), (1, '2024-02-05', 2)")
-    file, settings, seen = pipeline(world, "moved", MONTHS), world.settings(), []
-    for window in ("2024-02-01", "2024-01-01"):
-        assert not [
-            one for one in seen if isinstance(one, RunMessage) and "is read after window" in one.message
-        ]
-        run(file, settings, until=Until.HISTORY, partitions=[window], spark=spark, listener=seen.append)
-    (notice,) = [one for one in seen if isinstance(one, RunMessage) and "is read after window" in one.message]
-    assert notice.message.startswith("window 2024-01-01 is read after window 2024-02-01")
-    assert "at last. Set `version_column`" in notice.message
+    file, settings = pipeline(world, "moved", MONTHS), world.settings()
+
+    def load(window: str) -> None:
+        run(file, settings, until=Until.HISTORY, partitions=[window], spark=spark)
+
+    load("2024-02-01")
+    with pytest.raises(
+        PipelineStateError, match="2024-01-01 cannot be loaded after 2024-02-01: at sink last"
+    ):
+        load("2024-01-01")
+    assert rows(world, "moved_last", "id, v") == rows(world, "moved_newest", "id, v") == [(1, 2)]
+    file = pipeline(world, "moved", MONTHS.replace("end: 2024-03", "end: 2024-03, any_order: true"))
+    load("2024-01-01")
     assert (rows(world, "moved_last", "id, v"), rows(world, "moved_newest", "id, v")) == ([(1, 1)], [(1, 2)])

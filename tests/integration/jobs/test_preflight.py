@@ -194,3 +194,15 @@ sinks: {{pg: {{type: postgres, from: src, table: target}}}}
     assert ([e.node for e in found.errors], found.warnings) == (["src"], [])
     with pytest.raises(PipelineFileError, match="Can't determine primary key for source 'src'!"):
         CompiledPipeline(file, world.settings().model_copy(update={"enforce_primary_keys": True}), spark)
+
+
+def test_a_topic_that_the_pipeline_reads_is_no_target(world: World, look: Look) -> None:
+    found = look(
+        (
+            "lake: {type: delta, from: shaped, path: " + str(world.lake) + "}",
+            f"lake: {{type: kafka, from: shaped, topic: {world.name}}}",
+        )
+    )
+    assert problems(found) == [
+        ("lake", 14, f"topic `{world.name}` is a source of this pipeline too: its rows would come again")
+    ]

@@ -111,6 +111,59 @@ def test_rows_and_counts_are_those_of_spark(
     assert len(spark_merges) == 3 + 1
 
 
+@pytest.mark.parametrize("large", [True, False], ids=["spark", "driver"])
+def test_update_keeps_columns_that_only_the_table_has(
+    spark: SparkSession, tmp_path: Path, large: bool
+) -> None:
+    t = Table(spark, tmp_path / "t", ("id",))
+    sink = t.joined()
+    sink.write(plan(1), t.frame((1, "a", "i"), (2, "b", "i")))
+    t.sql("ALTER TABLE {t} ADD COLUMNS (note string)")
+    t.sql("UPDATE {t} SET note = 'mine'")
+    sink.write(plan(2), t.frame((1, "x", "u"), (3, "c", "i"), large=large))
+    assert t.rows() == [(1, "x", "mine"), (2, "b", "mine"), (3, "c", None)]
+
+
+def test_files_from_before_a_version_column_have_no_version(spark: SparkSession, tmp_path: Path) -> None:
+    t = Table(spark, tmp_path / "t", ("id",))
+    t.joined().write(plan(1), t.frame((1, "a", "i"), (2, "b", "i")))
+    t.sql("ALTER TABLE {t} ADD COLUMNS (version bigint)")
+    newer = WideTable(
+        spark,
+        tmp_path / "t",
+        ("id",),
+        pa.schema([("id", pa.int64()), ("name", pa.string()), ("version", pa.int64())]),
+    )
+    newer.version_column = "version"
+    rows = spark.createDataFrame(
+        [(1, "x", 5, "u", (0, 0, 0, 0)), (3, "c", 1, "i", (0, 0, 1, 0))],
+        f"id bigint, name string, version bigint, {OP} string, {POS} {POS_TYPE}",
+    )
+    newer.prepared(generation=2).write(plan(2), EpochFrame(rows, newer.schema, newer.key, 2, spark))
+    assert newer.rows() == [(1, "x", 5), (2, "b", None), (3, "c", 1)]
+
+
+def test_statistics_of_decimals_keep_their_digits(spark: SparkSession, tmp_path: Path) -> None:
+    """Every reader skips files by them, so a lost digit loses rows."""
+    schema = pa.schema([("id", pa.int64()), ("amount", pa.decimal128(38, 18))])
+    t = Table(spark, tmp_path / "t", ("id",), schema)
+    sink = t.joined()
+    amounts = [Decimal("1234.123456789012345678"), Decimal("12345678901234568.900000000000000001")]
+
+    def write(epoch: int, *rows: tuple[int, Decimal, str], large: bool) -> None:
+        values = [(*row, (0, 0, at, 0)) for at, row in enumerate(rows)]
+        frame = spark.createDataFrame(
+            values, f"id bigint, amount decimal(38,18), {OP} string, {POS} {POS_TYPE}"
+        )
+        sink.write(plan(epoch), EpochFrame(frame, schema, ("id",), None if large else len(rows), spark))
+
+    write(1, (1, amounts[0], "i"), (2, amounts[1], "i"), (3, Decimal(5000), "i"), large=True)
+    write(2, (3, Decimal(0), "d"), large=False)
+    for amount in amounts:
+        found = spark.sql(f"SELECT id FROM delta.`{t.path}` WHERE amount = {amount}BD").collect()
+        assert len(found) == 1, amount
+
+
 def test_history_of_the_table_tells_the_operation(spark: SparkSession, tmp_path: Path) -> None:
     table = Table(spark, tmp_path / "t", ("id",))
     sink = table.joined()

@@ -22,7 +22,7 @@ import pytest
 from helpers.checkout import ROOT
 from helpers.lakehouse_tables import KEY, SCHEMA, LakeTable, plan, position
 from pyspark.sql import SparkSession
-from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type
 
 from headrace.connectors.delta.config import DeltaSinkConfig
 from headrace.connectors.delta.errors import explain
@@ -100,6 +100,50 @@ def _table_templates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 @pytest.fixture
 def table(spark: SparkSession, tmp_path: Path) -> Callable[..., Table]:
     return lambda *key, **more: Table(spark, tmp_path / "flights", key, **more)
+
+
+def test_path_can_have_the_scheme_of_files(spark: SparkSession, tmp_path: Path) -> None:
+    class FileTable(Table):
+        templates = None
+
+        def node(self) -> DeltaSinkConfig:
+            return super().node().model_copy(update={"path": (tmp_path / "a b").as_uri()})
+
+    table = FileTable(spark, tmp_path / "a b", ("id",))
+    table.joined().write(plan(1), table.frame((1, "a", "i")))
+    assert table.rows() == [(1, "a")]
+
+
+DECIMAL_KEYS = [Decimal(whole) + Decimal(cents) / 100 for whole in (0, 1, -3) for cents in (10, 25, 99)]
+"""Their floats are not equal to them."""
+LINE_ENDS = ["\u2028a", "b\x85", "c\u2029d", "e"]
+"""Unicode's ends of lines, which JSON does not escape."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys"),
+    [(pa.decimal128(18, 2), DECIMAL_KEYS), (pa.string(), LINE_ENDS)],
+    ids=["decimal", "text"],
+)
+def test_keys_that_spark_wrote_are_changed_by_the_driver(
+    spark: SparkSession, tmp_path: Path, kind: pa.DataType, keys: list[Any]
+) -> None:
+    """Each file has one key, so each key is a bound in the statistics of a file."""
+    schema = pa.schema([("id", kind), ("name", pa.string())])
+    table = Table(spark, tmp_path / "t", ("id",), schema)
+    sink = table.joined()
+
+    def write(epoch: int, key: Any, name: str, op: str, *, large: bool = False) -> None:
+        columns = f"{from_arrow_type(kind).simpleString()}, name string, {OP} string, {POS} {POS_TYPE}"
+        frame = spark.createDataFrame([(key, name, op, (0, 0, epoch, 0))], f"id {columns}")
+        sink.write(plan(epoch), EpochFrame(frame, schema, ("id",), None if large else 1, spark))
+
+    for epoch, key in enumerate(keys, 1):
+        write(epoch, key, "former", "i", large=True)
+    for epoch, key in enumerate(keys[1:], len(keys) + 1):
+        write(epoch, key, "new", "u")
+    write(2 * len(keys), keys[0], "", "d")
+    assert table.rows() == sorted((key, "new") for key in keys[1:])
 
 
 def test_append(table: Any) -> None:
@@ -387,20 +431,31 @@ def test_record_that_log_cleanup_took_is_not_a_new_sink(table: Any) -> None:
     for old in sorted(Path(t.path, "_delta_log").glob("*.json"))[:-1]:
         old.unlink()
     log.clearCache()
-    with pytest.raises(SinkStateError, match="its log no longer holds the record"):
-        t.sink().record()
-    with pytest.raises(SinkStateError, match="its log no longer holds the record"):
-        t.prepared(generation=2)
+    sink = t.prepared(generation=2)
+    for reader in (t.sink(), sink):
+        with pytest.raises(SinkStateError, match="its log no longer has the record"):
+            reader.record()
+    with pytest.raises(SinkStateError, match="its log no longer has the record"):
+        sink.write(plan(2), t.frame((1, "b", "i")))
 
 
-def test_restored_table_is_noticed(table: Any) -> None:
-    t = table()
+def test_a_restored_table_has_the_record_of_its_rows(table: Any) -> None:
+    t = table("id")
     sink = t.joined()
-    before = t.version
     sink.write(plan(1), t.frame((1, "a", "i")))
+    before = t.version
+    sink.write(plan(2), t.frame((2, "b", "i")))
+    sink.write(plan(3), t.frame((3, "c", "i")))
     t.sql(f"RESTORE TABLE {{t}} TO VERSION AS OF {before}")
-    with pytest.raises(SinkStateError, match=f"restored version {before}, older than what this sink wrote"):
-        t.prepared(generation=2)
+    t.sql(f"RESTORE TABLE {{t}} TO VERSION AS OF {before + 1}")
+    with pytest.raises(SinkStateError, match="holds epoch 2, epoch 4 can only follow 3"):
+        sink.write(plan(4), t.frame((4, "d", "i")))
+    newer = t.prepared(generation=2)
+    assert newer.record().epoch == t.sink().record().epoch == 2
+    newer.write(plan(3), t.frame((3, "c", "i")))
+    assert t.rows() == [(1, "a"), (2, "b"), (3, "c")]
+    t.sql("RESTORE TABLE {t} TO VERSION AS OF 0")
+    assert t.prepared(generation=3).record() is None
 
 
 def test_table_made_anew_holds_nothing(table: Any, tmp_path: Path) -> None:

@@ -271,6 +271,33 @@ def test_a_change_without_rows_between_check_and_commit(table: Any, gate: Gate) 
     assert t.java.properties().get("theirs") == "kept"
 
 
+def test_a_late_commit_does_not_bring_an_old_table_back(table: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The writer pauses right before its commit until Iceberg would have deleted the version that it makes."""
+    t = table("id")
+    t.sql(
+        "CREATE TABLE {t} (id bigint, name string) USING iceberg TBLPROPERTIES ('format-version' = '2',"
+        " 'write.metadata.delete-after-commit.enabled' = 'true', 'write.metadata.previous-versions-max' = '3')"
+    )
+    old, new = t.joined(), t.sink()
+    old.write(plan(1), t.frame((1, "a", "i")))
+    real, paused = IcebergMetadata.commit_if_unchanged, []
+
+    def pause(state: IcebergMetadata, **values: Any) -> bool:
+        if values.get("main") is not None and not paused:
+            paused.append(state)
+            new.prepare(SCHEMA, 2)
+            for epoch in (2, 3, 4):
+                new.write(plan(epoch), t.frame((epoch, "new", "i")))
+        return real(state, **values)
+
+    monkeypatch.setattr(IcebergMetadata, "commit_if_unchanged", pause)
+    with pytest.raises(FencedError):
+        old.write(plan(2), t.frame((2, "old", "i")))
+    assert t.rows() == [(1, "a"), (2, "new"), (3, "new"), (4, "new")]
+    new.write(plan(5), t.frame((5, "new", "i")))
+    assert t.java.properties().get("write.metadata.delete-after-commit.enabled") == "false"
+
+
 _VICTIM = """
 import sys
 sys.path.append("tests")

@@ -20,9 +20,9 @@ from ruamel.yaml import YAML
 
 from headrace.commands.init import TEMPLATES, Servers, TemplateName, render
 from headrace.commands.plugin import NewPluginType
-from headrace.orchestration.pipelines import pipeline_files
 from headrace.pipeline.config.settings import load_settings
 from headrace.pipeline.errors import UserError
+from headrace.pipeline.file.discovery import find_pipeline_files
 from headrace.pipeline.file.loader import parse_pipeline
 from headrace.services import Services
 
@@ -191,7 +191,7 @@ def test_it_writes_what_can_be_validated_at_once(template: TemplateName, tmp_pat
     command, _ = re.findall(r"headrace (validate .+)", found.stdout)
     done = headrace(*command.split(), cwd=folder)
     assert done.returncode == 0, done.stderr
-    assert [path.name for path in pipeline_files([folder / "pipelines"])] == ["carts.yaml"], (
+    assert [path.name for path in find_pipeline_files([folder / "pipelines"])] == ["carts.yaml"], (
         "Dagster takes the tests for a pipeline"
     )
     assert f"headrace {command}" in (folder / "README.md").read_text()

@@ -55,6 +55,7 @@ class StandIn:
     not_applicable: set[str] = field(default_factory=set)
     during: Callable[..., None] | None = None
     rows: int = 7
+    epochs: int = 1
 
     def run(self, file: Any, _settings: Any, **asked: Any) -> RunResult:
         self.calls.append(asked)
@@ -64,7 +65,16 @@ class StandIn:
             self.during(**asked)
         counts = dict.fromkeys(file.model.sinks, WriteCounts(rows=self.rows, inserted=self.rows))
         return RunResult(
-            file.name, "uuid", "completed", 1, 1, 1, counts, {}, history_complete=True, caught_up=True
+            file.name,
+            "uuid",
+            "completed",
+            self.epochs,
+            1,
+            1,
+            counts,
+            {},
+            history_complete=True,
+            caught_up=True,
         )
 
     def audit(

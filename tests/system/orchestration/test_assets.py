@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import dagster as dg
 import pytest
 from dagster import AssetCheckKey
-from helpers.dagster_runs import FLIGHTS, LAKE, PARTITIONS, PG
+from helpers.dagster_runs import DAILY, FLIGHTS, LAKE, PARTITIONS, PG
 
 from headrace.connectors.ledger.factory import open_ledger
 from headrace.jobs.run.events import PartitionCompleted, Until
@@ -16,6 +16,7 @@ from headrace.pipeline.errors import BlockedError, FileLocation, LeaseHeldError
 from headrace.pipeline.protocol.epochs import EpochPlan, Phase, WriteCounts
 
 MONTHS = [f"2013-{month:02d}-01" for month in range(1, 12)]
+DAILY_PG = dg.AssetKey(["postgres", "public", "sales"])
 CHECKS = ("exactly_once_epochs", "row_count_matches", "handoff_has_no_gap", "content_matches")
 
 
@@ -39,19 +40,22 @@ def instance():
 def materialize(written, stand_in, instance):
     """Runs a selection over a range of partitions, as the daemon's single-run backfill and the command line do."""
 
-    def go(first=None, last=None, *, selection=None, text=FLIGHTS + PARTITIONS, retries=False):
+    def go(first=None, last=None, *, selection=None, text=FLIGHTS + PARTITIONS, tags=None):
         defs = dg.Definitions.merge(
             build_definitions([written(text)]),
             dg.Definitions(assets=[report] if "partitions" in text else []),
         )
         job = defs.resolve_implicit_global_asset_job_def()
-        tags = (
+        ranged = (
             {"dagster/asset_partition_range_start": first, "dagster/asset_partition_range_end": last or first}
             if first
             else {}
         )
         return job.execute_in_process(
-            instance=instance, tags=tags, raise_on_error=False, asset_selection=selection or [PG, LAKE]
+            instance=instance,
+            tags=ranged | (tags or {}),
+            raise_on_error=False,
+            asset_selection=selection or [PG, LAKE],
         )
 
     return go
@@ -88,6 +92,34 @@ class TestWindows:
     def test_the_lane_knows_the_run_by_its_id(self, materialize, stand_in):
         result = materialize("2013-03-01")
         assert [asked["run_id"] for asked in stand_in.calls] == [result.run_id]
+
+    @pytest.mark.parametrize(
+        ("tags", "again"),
+        [({}, True), ({"headrace/refresh": "false"}, False), ({"headrace/refresh": "true"}, True)],
+    )
+    def test_a_run_refreshes_unless_its_tag_says_no(self, materialize, stand_in, tags, again):
+        text = DAILY.partition("schedule")[0].replace("end: open", "end: 2024-03-04")
+        assert materialize("2024-03-01", text=text, tags=tags, selection=[DAILY_PG]).success
+        (asked,) = stand_in.calls
+        assert asked["refresh"] is again
+
+    def test_what_cannot_be_refreshed_is_not_read_again(self, materialize, stand_in):
+        assert materialize("2013-01-01").success
+        assert stand_in.calls[0]["refresh"] is False
+
+    def test_a_run_that_writes_nothing_is_an_observation(self, materialize, stand_in, instance):
+        stand_in.epochs = 0
+        assert materialize("2013-01-01").success, "Dagster has no event of this partition yet"
+        assert partitions(instance, PG) == ["2013-01-01"] == partitions(instance, LAKE)
+        known = latest(instance, PG)
+        stand_in.rows = 0
+        assert materialize("2013-01-01").success
+        assert latest(instance, PG) == known
+        (record,) = instance.fetch_observations(PG, limit=5).records
+        assert record.partition_key == "2013-01-01"
+        assert record.asset_observation.metadata["rows_written"].value == 0
+        assert materialize("2013-01-01", tags={"dagster/backfill": "b"}).success
+        assert latest(instance, PG) != known, "a backfill would count the partition as failed"
 
     def test_rows_of_each_partition_and_of_the_table(self, materialize, stand_in, instance):
         materialize("2013-01-01", "2013-02-01")
@@ -144,23 +176,46 @@ class TestWindows:
         assert partitions(instance, PG) == []
 
     def test_a_partitioned_pipeline_is_not_run_as_a_whole(self, materialize, stand_in):
-        assert "choose some of 2013-01-01 to 2013-11-01" in reason(materialize())
+        assert "choose some (2013-01-01 to 2013-11-01)" in reason(materialize())
         assert stand_in.calls == []
 
-    def test_windows_that_were_complete_before_a_failure_are_reported(self, materialize, stand_in, instance):
-        def fail(**asked):
-            msg = "epoch 4 failed 3 times"
-            raise BlockedError(
-                msg, node="flights_pg", place=FileLocation("flights.yaml", 9), hint="Mend the target."
-            )
+    @pytest.mark.parametrize("failing", ["the run", "the checks", "the selection"])
+    def test_queued_or_failed_runs_leave_complete_partitions_green(
+        self, materialize, stand_in, instance, monkeypatch, failing
+    ):
+        """The ledger has two complete partitions, which an earlier run has reported."""
+        assert materialize("2013-01-01", "2013-02-01").success
+        monkeypatch.setattr(
+            "headrace.orchestration.assets.completed_partitions", lambda *_: ["2013-01-01", "2013-02-01"]
+        )
+        error = BlockedError(
+            "epoch 4 failed 3 times",
+            node="flights_pg",
+            place=FileLocation("flights.yaml", 9),
+            hint="Correct the target.",
+        )
 
-        stand_in.during = fail
-        result = materialize("2013-01-01", "2013-02-01")
+        def fail(**_):
+            raise error
+
+        last = "2013-03-01"
+        if failing == "the run":
+            stand_in.during = fail
+        elif failing == "the checks":
+            monkeypatch.setattr("headrace.jobs.checks.audit.audit", lambda *_, **__: fail())
+        else:
+            last = "2013-12-01"
+        result = materialize("2013-01-01", last)
         assert not result.success
-        assert partitions(instance, PG) == ["2013-01-01", "2013-02-01"] == partitions(instance, LAKE)
+        for key in (PG, LAKE):
+            status = instance.get_status_by_partition(
+                key, MONTHS, dg.MonthlyPartitionsDefinition("2013-01-01", end_date="2014-01-01")
+            )
+            assert [status[month].name for month in MONTHS[:3]] == ["MATERIALIZED", "MATERIALIZED", "FAILED"]
         data = result.failure_data_for_node("flights_lane").user_failure_data
-        assert "epoch 4 failed 3 times" in data.description
-        assert data.metadata["what to do"].value == "Mend the target."
+        if failing != "the selection":
+            assert "epoch 4 failed 3 times" in data.description
+            assert data.metadata["what to do"].value == "Correct the target."
 
 
 class TestWithoutPartitions:

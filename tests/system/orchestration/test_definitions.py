@@ -11,12 +11,12 @@ import dagster as dg
 import pytest
 from dagster.components.testing import create_defs_folder_sandbox
 from helpers.checkout import ROOT
-from helpers.dagster_runs import FLIGHTS, LAKE, PARTITIONS, PG
+from helpers.dagster_runs import DAILY, FLIGHTS, LAKE, PARTITIONS, PG
 
 from headrace.orchestration.build import build_definitions
 from headrace.orchestration.component import PipelineComponent
-from headrace.orchestration.pipelines import pipeline_files
 from headrace.pipeline.errors import UserError
+from headrace.pipeline.file.discovery import find_pipeline_files
 
 
 def shown(defs: dg.Definitions) -> dict:
@@ -231,8 +231,13 @@ class TestSchedules:
         defs = build_definitions([written(FLIGHTS + PARTITIONS + "schedule: {cron: '15 3 * * *'}\n")])
         schedule = defs.resolve_schedule_def("flights_schedule")
         assert schedule.job_name == "flights_stream"
-        context = dg.build_schedule_context(instance=dg.DagsterInstance.ephemeral())
-        assert "history is not complete" in str(schedule.evaluate_tick(context).skip_message)
+        with dg.instance_for_test() as instance, dg.build_schedule_context(instance=instance) as context:
+            assert "history is not complete" in str(schedule.evaluate_tick(context).skip_message)
+
+    def test_partitions_with_an_end_and_no_stream_leave_a_schedule_nothing_to_do(self, written):
+        with pytest.raises(UserError, match="`schedule` has nothing to do") as caught:
+            build_definitions([written(DAILY.replace("end: open", "end: 2024-04-01"))])
+        assert "`end: open`" in (caught.value.hint or "")
 
 
 class TestComponent:
@@ -248,6 +253,23 @@ class TestComponent:
             )
             with sandbox.load_component_and_build_defs(defs_path=folder) as (_, defs):
                 assert shown(defs)["assets"]["kafka/flights"]["kinds"] == ["kafka"]
+
+    @pytest.mark.parametrize("state", [None, "running", "stopped"])
+    def test_a_project_starts_no_stream_unasked(self, written, state):
+        path = written(FLIGHTS + "schedule: {cron: '15 3 * * *'}\n")
+        options = {} if state is None else {"supervisor": state, "schedules": state}
+        with create_defs_folder_sandbox() as sandbox:
+            folder = sandbox.scaffold_component(
+                component_cls=PipelineComponent,
+                defs_yaml_contents={
+                    "type": "headrace.orchestration.PipelineComponent",
+                    "attributes": {"path": str(path), **options},
+                },
+            )
+            with sandbox.load_component_and_build_defs(defs_path=folder) as (_, defs):
+                sensor = defs.resolve_sensor_def("flights_supervisor").default_status.value
+                schedule = defs.resolve_schedule_def("flights_schedule").default_status.value
+        assert sensor == schedule == ("RUNNING" if state == "running" else "STOPPED")
 
     def test_several_in_one_project_may_read_the_same_topic(self, written):
         written(ONWARD, "onward")
@@ -272,7 +294,7 @@ class TestComponent:
         path = written()
         (path.parent / "defs.yaml").write_text("type: x\n")
         (path.parent / "config.yaml").write_text("{}\n")
-        assert pipeline_files([path.parent]) == [path]
+        assert find_pipeline_files([path.parent]) == [path]
 
     def test_dg_finds_it_by_the_package_s_entry_point(self):
         (entry,) = [
@@ -283,7 +305,7 @@ class TestComponent:
 
     def test_a_path_that_is_not_there(self, tmp_path):
         with pytest.raises(UserError, match="neither a pipeline file nor a folder"):
-            pipeline_files([tmp_path / "none"])
+            find_pipeline_files([tmp_path / "none"])
 
 
 @pytest.mark.parametrize("folder", ["with_pipelines", "empty"])

@@ -157,7 +157,7 @@ class TestJob:
         assert result.success
         for key in (PG, LAKE):
             (materialization,) = materialized(events, key)
-            assert materialization.metadata["rows written"].value == 2000
+            assert materialization.metadata["rows_written"].value == 2000
             assert materialization.metadata["epochs"].value == 200
             assert materialization.metadata["last epoch"].value == 200
 
@@ -204,7 +204,7 @@ class TestJob:
     def test_partitions_that_the_stream_filled_turn_green(self, run_stream):
         _, events = run_stream(lambda listener, **_: listener(epoch(1)), text=FLIGHTS + PARTITIONS)
         (materialization,) = materialized(events, PG)
-        assert (materialization.partition, materialization.metadata["rows written"].value) == (
+        assert (materialization.partition, materialization.metadata["rows_written"].value) == (
             "2013-12-01",
             10,
         )
@@ -377,9 +377,8 @@ def test_eager_assets_behind_a_partitioned_stream_are_requested(written, stand_i
 
 
 class TestStop:
-    def test_a_canceled_status_stops_the_run_without_a_code_server(self, written, stand_in, monkeypatch):
+    def test_a_canceled_status_stops_the_run_without_a_code_server(self, written, stand_in):
         """Only storage shows the termination: nothing interrupts the process."""
-        monkeypatch.setattr("headrace.orchestration.execution._STATUS_SECONDS", 0.2)
         job = build_definitions([written()]).resolve_job_def("flights_stream")
         epochs = []
 

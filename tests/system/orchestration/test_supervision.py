@@ -8,12 +8,7 @@ from datetime import UTC, datetime
 
 import dagster as dg
 import pytest
-from dagster._core.remote_origin import (
-    GrpcServerCodeLocationOrigin,
-    RemoteJobOrigin,
-    RemoteRepositoryOrigin,
-)
-from helpers.dagster_runs import FLIGHTS
+from helpers.dagster_runs import FLIGHTS, job_origin
 
 from headrace.connectors.ledger.factory import open_ledger
 from headrace.orchestration.build import build_definitions
@@ -30,6 +25,7 @@ from headrace.orchestration.supervision import (
     decide_action,
 )
 from headrace.pipeline.protocol.epochs import EpochPlan, Phase
+from headrace.pipeline.protocol.ledger import StopAction
 
 NOW = 1_000_000.0
 
@@ -190,6 +186,23 @@ def test_decisions(lane, case):
     assert (found.action, why in found.reason) == (act, True), found
 
 
+@pytest.mark.parametrize("status", [None, *LastRunStatus])
+def test_a_paused_pipeline_is_not_started_and_no_run_is_marked(lane, status):
+    lane.hold().epochs(3).release()
+    lane.ledger.request_stop("flights", StopAction.PAUSE, by="ann@a", reason="new schema")
+    memory = SupervisorMemory(3, 1, "run-0", NOW - 10 * LOST_AFTER)
+    run = last(status, ago=9999) if status else None
+    found = decide_action(lane.state, complete=True, last=run, memory=memory, now=NOW)
+    assert found.action is SupervisorAction.WAIT
+    assert "paused by ann@a" in found.reason
+    assert "new schema. `headrace resume` ends the pause" in found.reason
+    assert found.memory.unheld_since == 0.0
+
+    lane.ledger.end_pause("flights")
+    found = decide_action(lane.state, complete=True, last=None, memory=found.memory, now=NOW)
+    assert found.action is SupervisorAction.START
+
+
 def test_one_failed_run_is_counted_once(lane):
     state = lane.hold().epochs(3).release().state
     memory = SupervisorMemory(committed=3)
@@ -275,11 +288,10 @@ class TestSensor:
 
     def test_a_queued_run_is_not_marked_as_failed(self, tick, lane, monkeypatch):
         lane.hold().epochs(1).release()
-        location = GrpcServerCodeLocationOrigin(host="localhost", port=1, location_name="pipelines")
         run = dg.DagsterRun(
             job_name="flights_stream",
             status=dg.DagsterRunStatus.QUEUED,
-            remote_job_origin=RemoteJobOrigin(RemoteRepositoryOrigin(location, "all"), "flights_stream"),
+            remote_job_origin=job_origin("flights_stream"),
         )
         tick.instance.add_run(run)
         monkeypatch.setattr(

@@ -123,7 +123,7 @@ def test_the_installed_command_works_from_another_folder(built: tuple[Path, Path
         ).count(str(site))
         == 2
     )
-    assert "Run a pipeline" in run("headrace", "--help")
+    assert "Run pipelines" in run("headrace", "--help")
     assert ": valid" in run("headrace", "validate", str(site / "headrace" / "demo" / "flights.yaml"))
     read = (
         "from importlib.resources import files; print((files('headrace.jobs.spark') / 'ivy.xml').read_text())"

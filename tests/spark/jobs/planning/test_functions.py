@@ -17,7 +17,7 @@ import pytest
 
 from headrace.connectors.spark_types import spark_schema
 from headrace.jobs.planning.planner import FixedSchemaSource, PipelinePlanner
-from headrace.jobs.sources.pipeline_source import SourceBatch
+from headrace.jobs.sources.source_batch import SourceBatch
 from headrace.jobs.spark.errors import as_headrace_error
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import DataError, UserError

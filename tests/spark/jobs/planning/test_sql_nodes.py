@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.jobs.planning.planner import FixedSchemaSource, PipelinePlanner
-from headrace.jobs.sources.pipeline_source import SourceBatch
+from headrace.jobs.sources.source_batch import SourceBatch
 from headrace.jobs.spark.errors import as_headrace_error
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import DataError, SchemaError, UserError
@@ -419,6 +419,22 @@ def test_an_error_of_a_node_with_two_sinks_names_the_node(
     ):
         pass
     assert caught.value.node == "x"
+
+
+def test_a_filter_protects_a_column_of_rows_in_the_driver(spark: SparkSession) -> None:
+    """Spark pushes the filter below the division. Catalyst's evaluation of local rows comes before that."""
+    statement = "SELECT id, x FROM (SELECT id, 10 / id AS x FROM t) WHERE id > 0"
+    text = NODE.format(node=f'type: sql, sql: "{statement}"')
+    epoch = EpochPlan(1, Phase.LIVE, {}, {}, "", datetime(2025, 1, 1, tzinfo=UTC))
+    source = FixedSchemaSource(pa.schema([("id", pa.int64())]))
+    planner = PipelinePlanner(parse_pipeline(text, "f.yaml"), spark, {"t": source}, Settings())
+    made = planner.spark.createDataFrame(
+        [(0, "i", (0, 0, 0, 0)), (5, "i", (0, 0, 1, 0))], f"id bigint, {OP} string, {POS} {POS_TYPE}"
+    )
+    local = planner.spark.createDataFrame(made.toArrow(), made.schema)
+    with planner.frames(epoch, {"t": SourceBatch(local, 2, is_local=True)}, ["out"]) as frames:
+        found = frames["out"].rows.select("id", "x").collect()
+    assert [tuple(row) for row in found] == [(5, 2.0)]
 
 
 def test_a_wrong_key_is_still_told(plan: Plan) -> None:

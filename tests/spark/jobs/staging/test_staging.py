@@ -313,7 +313,7 @@ def test_a_replay_leaves_what_its_later_epochs_need(tmp_path: Path) -> None:
     faked._writer = lambda _: SimpleNamespace(steps={}, write=lambda *_, **__: {})
     faked.reporter = SimpleNamespace(record_commit=lambda event: epochs.append(event.plan.number))
     faked.coordinator = SimpleNamespace(
-        committed=9, replay=lambda sink, write, *_: write(Pending(plan(1), {}, (sink,)))
+        committed=9, sinks={"sink": None}, replay=lambda sink, write, *_: write(Pending(plan(1), {}, (sink,)))
     )
     run.rewrite("sink", 1)
     assert (epochs, later.exists()) == ([1], True)

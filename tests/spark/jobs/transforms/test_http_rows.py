@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from headrace.connectors.spark_types import spark_schema
 from headrace.jobs.planning.planner import FixedSchemaSource, PipelinePlanner
-from headrace.jobs.sources.pipeline_source import SourceBatch
+from headrace.jobs.sources.source_batch import SourceBatch
 from headrace.jobs.spark.errors import as_headrace_error
 from headrace.jobs.transforms.http.call_metrics import drain_call_metrics
 from headrace.pipeline.config.settings import Settings

@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from headrace.connectors.filter_marks import mark_filtered_rows
 from headrace.connectors.spark_types import arrow_schema
 from headrace.jobs.planning.planner import FixedSchemaSource, PipelinePlanner
-from headrace.jobs.sources.pipeline_source import SourceBatch
+from headrace.jobs.sources.source_batch import SourceBatch
 from headrace.jobs.spark.errors import as_headrace_error
 from headrace.jobs.transforms.retractions import SinkBoundary
 from headrace.pipeline.config.settings import Settings

@@ -14,7 +14,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from headrace.connectors.delta.data_files import collect_statistics, may_contain, write_data_file
+from headrace.connectors.delta.data_files import (
+    collect_statistics,
+    dump_statistics,
+    may_contain,
+    write_data_file,
+)
+from headrace.connectors.delta.log_replay import DataFile
 
 _TYPES: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
     (pa.int64(), st.integers(-(2**63), 2**63 - 1)),
@@ -42,6 +48,15 @@ def test_file_with_a_value_is_never_skipped(data: st.DataObject) -> None:
             low, high = sorted([value, data.draw(values)])
             assert may_contain(statistics, "v", low, high)
             assert may_contain(statistics, "v", value, value)
+
+
+@pytest.mark.parametrize("bound", ["0.10", "0.1", "-7.30", "12345678901234567890123456.789", "1E-7"])
+def test_decimal_bounds_of_other_writers_are_exact(bound: str) -> None:
+    stats = f'{{"numRecords":1,"minValues":{{"v":{bound}}},"maxValues":{{"v":{bound}}},"tightBounds":true}}'
+    found = DataFile(Path("t"), {"path": "a", "stats": stats}).statistics
+    assert may_contain(found, "v", Decimal(bound), Decimal(bound))
+    assert not may_contain(found, "v", Decimal(bound) + 1, Decimal(bound) + 1)
+    assert DataFile(Path("t"), {"path": "a", "stats": dump_statistics(found)}).statistics == found
 
 
 @pytest.mark.parametrize(

@@ -34,8 +34,10 @@ def rows_of(
     return pa.table([*arrays, pa.array(place, PLACE)], names=["id", "v", OP, TIER, WINDOW, POS])
 
 
-def last_of(rows: pa.Table, version: str | None = None) -> tuple[dict[Any, tuple[Any, str]], int]:
-    found, unclear = last_rows(rows, ("id",), version)
+def last_of(
+    rows: pa.Table, version: str | None = None, *, filtered: bool = False
+) -> tuple[dict[Any, tuple[Any, str]], int]:
+    found, unclear = last_rows(rows, ("id",), version, filtered=filtered)
     return {row["id"]: (row["v"], row[OP]) for row in found.to_pylist()}, unclear
 
 
@@ -60,6 +62,21 @@ def test_keys_whose_messages_lie_in_several_partitions_are_left_out() -> None:
         (2, "d", "u", STREAM, 0, (9, 1, 6)),
     )
     assert last_of(rows) == ({2: ("d", "u")}, 1)
+
+
+def test_a_lower_version_after_a_delete_has_no_order() -> None:
+    """The target has the row if the delete was in an earlier epoch, because nothing keeps its version."""
+    rows = rows_of(
+        (1, 7, "d", STREAM, 0, (9, 0, 1)),
+        (1, 3, "c", STREAM, 0, (9, 0, 2)),
+        (2, 3, "c", STREAM, 0, (9, 0, 3)),
+        (2, 7, "d", STREAM, 0, (9, 0, 4)),
+        (3, 7, "u", STREAM, 0, (9, 0, 5)),
+        (3, 3, "u", STREAM, 0, (9, 0, 6)),
+        version=pa.int64(),
+    )
+    assert last_of(rows, "v") == ({2: (7, "d"), 3: (7, "u")}, 1)
+    assert last_of(rows, "v", filtered=True) == ({2: (7, "d")}, 2)
 
 
 def test_the_highest_version_wins_and_a_delete_without_one_ends_what_came_before() -> None:

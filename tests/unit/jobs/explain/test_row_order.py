@@ -35,9 +35,7 @@ OFFSETS = "offset_table: {}"
 POSTGRES = "{{type: postgres, from: src, table: t{}}}"
 ONE_PARTITION = "assumed: one partition of `news` has all messages of a key (id); the file cannot show it"
 BY_OFFSET = "assumed: the sorting key of `src` has the history rows of a key in the order of their offsets"
-HISTORY_PARTITION = (
-    "assumed: one partition of the history of `src` has all rows of a key, or partitions run in their order"
-)
+HISTORY_PARTITION = "guaranteed: a partition of history is refused after a later one"
 WINDOWS = "partitions: {column: at, every: day, start: 2024-01-01, end: 2024-01-02, history_end: 2024-01-02}"
 
 

@@ -308,6 +308,16 @@ def test_an_epoch_that_an_earlier_run_began_is_under_way() -> None:
     monitor.close()
 
 
+def test_rejected_rows_count_at_their_source() -> None:
+    monitor = RunMonitor(parse_pipeline(HANDLER, "asked.yaml"), Settings(admin_api_port=0), "")
+    plan = EpochPlan(1, Phase.LIVE, {}, {}, "hash", datetime.now(UTC))
+    for rejected in (2, 3):
+        monitor.record_commit(plan, {"hole": WriteCounts(5)}, {"total": 1.0}, None, {"src": rejected})
+    ((labels, rows),) = scraped(monitor._meters)["headrace_rejected_rows_total"].items()
+    assert (dict(labels)["id"], dict(labels)["topology_node_type"], rows) == ("src", "source", 5.0)
+    monitor.close()
+
+
 def test_requests_of_a_handler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         call_metrics,

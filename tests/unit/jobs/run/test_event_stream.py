@@ -7,6 +7,7 @@ import logging
 import time
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -117,6 +118,31 @@ def test_the_listener_receives_the_events_of_a_run_in_order(monkeypatch: pytest.
     assert (reporter.epochs, reporter.last_seconds) == (1, 1.0)
 
 
+def test_rejected_rows_are_those_of_the_sinks_that_read_them() -> None:
+    """Two sinks read the same rows."""
+    text = """
+    sources:
+      a: {type: kafka, topic: a, schema: {id: int64}, primary_key: id, on_error: dead_letter}
+      b: {type: kafka, topic: b, schema: {id: int64}, primary_key: id, on_error: dead_letter}
+    transforms:
+      both: {type: sql, sql: SELECT * FROM a UNION ALL SELECT * FROM b}
+    sinks:
+      pg: {type: postgres, from: both, table: t}
+      bad: {type: postgres, from: a.errors, table: bad}
+      worse: {type: blackhole, from: a.errors}
+      other: {type: blackhole, from: b.errors}
+    """
+    seen: list[Any] = []
+    reporter = RunReporter(parse_pipeline(text, "shop.yaml"), EventStream(seen.append))
+    for bad in (3, 0, 4):
+        rows = {"pg": 5, "bad": bad, "worse": bad, "other": 1}
+        counts = {name: WriteCounts(number) for name, number in rows.items()}
+        reporter.record_commit(EpochCommitted(plan(1), counts, {"total": 1.0}))
+    assert [event.rejected for event in seen] == [{"a": bad, "b": 1} for bad in (3, 0, 4)]
+    coordinator: Any = SimpleNamespace(lease=SimpleNamespace(pipeline="id"), committed=3, position={})
+    assert reporter.result(coordinator, "completed", caught_up=True).rejected == {"a": 7, "b": 3}
+
+
 def test_messages_and_new_calls_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="headrace")
     for event in (
@@ -141,8 +167,10 @@ def test_every_event_reaches_the_monitor() -> None:
         def record_plan(self, plan: EpochPlan, *, again: bool = False) -> None:
             self.calls.append(("plan", plan.number, again))
 
-        def record_commit(self, plan: EpochPlan, counts: Any, steps: Any, backlog: int | None) -> None:
-            self.calls.append(("commit", plan.number, counts["hole"].rows, steps["total"], backlog))
+        def record_commit(
+            self, plan: EpochPlan, counts: Any, steps: Any, backlog: int | None, rejected: Any = None
+        ) -> None:
+            self.calls.append(("commit", plan.number, counts["hole"].rows, steps["total"], backlog, rejected))
 
         def record_failure(self, error: BaseException) -> None:
             self.calls.append(("failure", str(error)))
@@ -170,7 +198,7 @@ def test_every_event_reaches_the_monitor() -> None:
         ("plan", 1, False),
         ("plan", 2, True),
         ("failure", "away"),
-        ("commit", 2, 5, 0.5, 9),
+        ("commit", 2, 5, 0.5, 9, {}),
         ("phase", Phase.LIVE),
         ("lags", lags),
         ("failure", "broken"),

@@ -48,6 +48,7 @@ class Schema(BaseModel):
     enum: list[Any] = []
     pattern: re.Pattern[str] | None = None
     minimum: float | None = None
+    maximum: float | None = None
     exclusiveMinimum: int | None = None  # noqa: N815  the standard's name
     items: Schema | None = None
     minItems: int = 0  # noqa: N815
@@ -87,6 +88,8 @@ class Schema(BaseModel):
         if self.exclusiveMinimum is not None and value <= self.exclusiveMinimum:
             return False
         if self.minimum is not None and value < self.minimum:
+            return False
+        if self.maximum is not None and value > self.maximum:
             return False
         right = self.const in (None, value) and (not self.enum or value in self.enum)
         return right and (self.pattern is None or self.pattern.search(str(value)) is not None)

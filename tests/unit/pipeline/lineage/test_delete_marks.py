@@ -53,6 +53,31 @@ def test_a_filter_deletes_only_by_a_key_that_holds_the_sources_own() -> None:
     assert found("select id, n from s where v > 1", key="[id, n]").sinks == {}
 
 
+@pytest.mark.parametrize(
+    "column", ["id", "cast(id as string)", "concat('s-', id)", "md5(id)", "id + 1000", "coalesce(id, 0)"]
+)
+def test_a_filter_deletes_by_a_key_that_keeps_the_sources_keys_apart(column: str) -> None:
+    assert found(f"select {column} as k from s where v > 1", sink="k").sinks == {"out": frozenset()}
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        "lower(id)",
+        "substr(id, 1, 1)",
+        "id div 10",
+        "case when id < 5 then 1 end",
+        "cast(id as date)",
+        "id + n",
+    ],
+)
+def test_a_filter_does_not_delete_by_a_key_that_two_rows_of_the_source_share(column: str) -> None:
+    """Else a row that fails the filter deletes the row of another key of the source."""
+    assert found(f"select {column} as k from s where v > 1", sink="k").sinks == {}
+    star = f"select * except (id), {column} as id from s where v > 1"
+    assert found(star).sinks == {}
+
+
 def test_a_version_and_the_key_of_one_sink_alone_leave_no_row_out_for_good() -> None:
     text = "select * from s where n is not null"
     assert found(text, sink="id, n").filtering == {}

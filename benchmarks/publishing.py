@@ -1,0 +1,77 @@
+"""A topic into a topic, compared with a bare transactional producer."""
+
+from __future__ import annotations
+
+import json
+import secrets
+
+from confluent_kafka import Consumer, Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from benchmarks.kit import STREAM, BenchmarkRunner, format_rate, read_clock
+
+_TRANSACTION = 100_000
+"""Messages of one transaction, and of one epoch."""
+_HEADERS: list[tuple[str, str | bytes | None]] = [("dbz.op", b"c")]
+
+
+def publishing(runner: BenchmarkRunner, rows: int) -> list[str]:
+    """Measure Kafka JSON into Kafka by key, with transactions of 100,000 messages."""
+    messages = max(rows // 5, 1000)
+    topic, name = runner.create_topic(messages, messages // 5), f"bench_{secrets.token_hex(4)}"
+    bare = _bare_publishing(runner, topic, f"{name}_bare", messages)
+    runner.add_figure(
+        "publishing",
+        f"bare: one process, one transactional producer, {messages:,} messages",
+        format_rate(messages, bare),
+        "1.00",
+    )
+    text = STREAM.format(name=name, topic=topic, target=name, rows=_TRANSACTION)
+    text = text.replace("type: postgres", "type: kafka").replace("table:", "topic:")
+    seconds, epochs = runner.run_pipeline(text)
+    assert sum(epoch.largest_rows for epoch in epochs) == messages
+    runner.add_figure(
+        "publishing",
+        f"headrace, {len(epochs)} epochs",
+        format_rate(messages, seconds),
+        f"{bare / seconds:.2f}",
+    )
+    return []
+
+
+def _bare_publishing(runner: BenchmarkRunner, topic: str, target: str, messages: int) -> float:
+    """Read each message, take its key, and send it."""
+    brokers = runner.services.kafka.brokers
+    admin = AdminClient({"bootstrap.servers": brokers})
+    admin.create_topics([NewTopic(target, 4, 1)])[target].result()
+    consumer = Consumer({"bootstrap.servers": brokers, "group.id": topic, "auto.offset.reset": "earliest"})
+    consumer.subscribe([topic])
+    producer = Producer(
+        {
+            "bootstrap.servers": brokers,
+            "transactional.id": target,
+            "compression.type": "lz4",
+            "linger.ms": 20,
+            "partitioner": "murmur2_random",
+            "delivery.report.only.error": True,
+        }
+    )
+    producer.init_transactions(30)
+    began, seen = read_clock(), 0
+    while seen < messages:
+        found = consumer.consume(_TRANSACTION, 1.0)
+        values = [value for message in found if (value := message.value()) is not None]
+        producer.begin_transaction()
+        for value in values:
+            key = json.dumps({"id": json.loads(value)["id"]}).encode()
+            while True:
+                try:
+                    producer.produce(target, value, key, headers=_HEADERS)
+                    break
+                except BufferError:
+                    producer.poll(0.05)
+        producer.commit_transaction(60)
+        seen += len(values)
+    consumer.close()
+    return read_clock() - began

@@ -1,0 +1,1 @@
+"""Avro messages in Confluent's frame, with schemas from a registry."""

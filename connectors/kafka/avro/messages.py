@@ -1,0 +1,177 @@
+"""Messages in Avro: the schemas of a range, its columns, and its rows by Spark."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, cast
+
+from headrace.connectors.kafka.arrow_decoder import MessageBatch
+from headrace.connectors.kafka.avro.decoder import (
+    FRAME_BYTES,
+    AvroMessageDecoder,
+    schema_id_of,
+)
+from headrace.connectors.kafka.avro.reader_schema import avro_columns, parse_file_schema, subject_of
+from headrace.connectors.kafka.avro.registry_client import SchemaRegistryClient
+from headrace.connectors.kafka.avro.resolution import (
+    SchemaPair,
+    key_columns,
+    match_columns,
+    resolve_schemas,
+)
+from headrace.connectors.kafka.avro.schema import AvroType
+from headrace.connectors.kafka.config import KafkaSourceConfig
+from headrace.connectors.local_relation import collect_arrow
+from headrace.connectors.spark_types import row_schema
+from headrace.pipeline.config.sections import KafkaConnection
+from headrace.pipeline.errors import DataError, InternalError, SchemaError, TransientError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+log = logging.getLogger(__name__)
+
+_DRIVER_ROWS = 10_000
+"""Spark's tasks decode larger ranges faster: in the driver it compiles nothing."""
+_MOST_SCHEMAS = 1_000
+"""Of one range. More are no schema ids, but other bytes."""
+
+
+class AvroMessages:
+    """Converts the messages of one node. Its reader schema is resolved, see `reader_schema`."""
+
+    def __init__(self, name: str, node: KafkaSourceConfig, connection: KafkaConnection, ordinal: int) -> None:
+        self._name = name
+        self._node = node
+        self._ordinal = ordinal
+        self._client = SchemaRegistryClient(name, connection)
+        self._overrides = {one.from_: one.to for one in node.schema_id_overrides}
+        self.driver_rows = _DRIVER_ROWS
+
+    @cached_property
+    def _reader(self) -> AvroType:
+        if self._node.reader_schema is None:
+            msg = "the reader schema is not resolved"
+            raise InternalError(msg, node=self._name)
+        return parse_file_schema(self._name, self._node.reader_schema)
+
+    @cached_property
+    def columns(self) -> pa.Schema:
+        """The payload as Arrow, and the metadata columns if requested."""
+        return avro_columns(self._name, self._node, self._reader)
+
+    @cached_property
+    def _decoder(self) -> AvroMessageDecoder:
+        return AvroMessageDecoder(
+            self._name,
+            self._reader,
+            self._ordinal,
+            metadata=self._node.include_metadata,
+            tombstone_key=self._tombstone_key,
+            dead_letters=self._node.on_error == "dead_letter",
+            key=self._node.primary_key,
+        )
+
+    @property
+    def _tombstone_key(self) -> tuple[str, ...]:
+        return self._node.primary_key if self._node.tombstone == "delete" else ()
+
+    def check_order(self) -> None:
+        """Raise TransientError if the topic's values have a newer schema than the reader schema.
+
+        Called after the end of an epoch is fixed and before it is planned: a message before that end was
+        written after its schema was registered, so no message of the epoch has a newer schema.
+        """
+        if not self._node.validate_writer_schema_ordering:
+            return
+        latest = self._client.latest_id(subject_of(self._node.topic))
+        if latest == self._node.reader_schema_id:
+            return
+        msg = (
+            f"topic `{self._node.topic}` has schema {latest} now, and this run reads it with schema"
+            f" {self._node.reader_schema_id}"
+        )
+        hint = (
+            "Run again: the next run has the columns of the new schema. To go on with the old columns, set"
+            " `validate_writer_schema_ordering: false` or `reader_schema_id`."
+        )
+        raise TransientError(msg, hint=hint, node=self._name)
+
+    @property
+    def _is_skipped(self) -> bool:
+        """Whether payloads are read as they were written, without resolution."""
+        ids = self._node.skip_schema_resolution_for_reader_schema_ids
+        return self._node.skip_schema_resolution or self._node.reader_schema_id in ids
+
+    def decode(self, messages: DataFrame) -> DataFrame:
+        """Return the rows of messages, lazily. A job reads the schema ids of the messages before."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        is_tombstone = F.col("value").isNull()
+        body = F.coalesce("value", "key") if self._tombstone_key else F.col("value")
+        frame = F.substring(body, 1, FRAME_BYTES)
+        frames = (
+            messages.where(F.substring(body, 1, 1) == F.lit(bytearray(1)))
+            .select(frame.alias("frame"), is_tombstone.alias("of_key"))
+            .distinct()
+            .limit(2 * _MOST_SCHEMAS + 1)
+            .collect()
+        )
+        found = [(bytes(row.frame), row.of_key) for row in frames]
+        return self._decoder.decode(
+            messages,
+            self._branches(frame for frame, of_key in found if not of_key),
+            self._branches((frame for frame, of_key in found if of_key), of_keys=True),
+        )
+
+    def decode_batch(self, spark: SparkSession, batch: MessageBatch, topic: str) -> pa.Table:
+        """Return the rows of messages that are in the driver. Spark decodes them there, without a job."""
+        columns = row_schema(self.columns)
+        if not len(batch):
+            return cast("pa.Table", collect_arrow(spark.createDataFrame([], columns)))
+        keys = batch.keys if self._tombstone_key else ()
+        of_keys = [key for value, key in zip(batch.values, keys, strict=False) if value is None and key]
+        rows = self._decoder.decode(
+            spark.createDataFrame(batch.as_table(topic)),
+            self._branches(value[:FRAME_BYTES] for value in batch.values if value is not None),
+            self._branches((key[:FRAME_BYTES] for key in of_keys), of_keys=True),
+            in_driver=True,
+        )
+        return collect_arrow(rows)
+
+    def close(self) -> None:
+        """Close the connections to the registry."""
+        self._client.close()
+
+    def _branches(
+        self, frames: Iterable[bytes], *, of_keys: bool = False
+    ) -> Mapping[bytes, SchemaPair | str]:
+        """Return for each frame how it is read, or why it cannot be. Raise TransientError if none answers.
+
+        Bytes that are no frame have no branch. Raise DataError for more schemas than a range can have.
+        """
+        ids = {frame: found for frame in set(frames) if (found := schema_id_of(frame)) is not None}
+        if len(ids) > _MOST_SCHEMAS:
+            msg = f"messages of topic `{self._node.topic}` have more than {_MOST_SCHEMAS:,} schema ids"
+            hint = "Are they Avro in the frame of a schema registry?"
+            raise DataError(msg, hint=hint, node=self._name)
+        return {frame: self._branch(ids[frame], of_keys=of_keys) for frame in sorted(ids)}
+
+    def _branch(self, schema_id: int, *, of_keys: bool) -> SchemaPair | str:
+        wanted = schema_id if of_keys else self._overrides.get(schema_id, schema_id)
+        try:
+            writer = (
+                self._reader
+                if wanted == self._node.reader_schema_id and not of_keys
+                else self._client.find_record(wanted)
+            )
+            if writer is None:
+                return f"schema {wanted} is not in the schema registry {self._client.url}"
+            if of_keys:
+                return resolve_schemas(writer, key_columns(self._reader))
+            return (match_columns if self._is_skipped else resolve_schemas)(writer, self._reader)
+        except SchemaError as error:
+            return f"schema {wanted} cannot be read with the reader schema: {error.message}"

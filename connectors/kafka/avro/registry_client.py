@@ -1,0 +1,178 @@
+"""A client of a schema registry with Confluent's HTTP interface. It only reads.
+
+Schemas of an id never change, so they are kept for the life of the client. Passwords are in no message.
+"""
+
+from __future__ import annotations
+
+import ssl
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from headrace.connectors.kafka.avro.schema import AvroType, parse_record
+from headrace.pipeline.config.sections import KafkaConnection
+from headrace.pipeline.errors import SchemaError, SettingsError, TransientError
+
+if TYPE_CHECKING:
+    import httpx
+
+_TIMEOUT_S = 10.0
+_ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
+_UNAUTHORIZED = (401, 403)
+_NOT_FOUND, _TOO_MANY, _SERVER_ERROR = 404, 429, 500
+_NO_SUBJECT, _NO_VERSION, _NO_SCHEMA = 40401, 40402, 40403
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredSchema:
+    """A schema and its id in the registry."""
+
+    id: int
+    record: AvroType
+
+
+class SchemaRegistryClient:
+    """Reads schemas. The connection opens at the first request; threads may share the client."""
+
+    def __init__(self, node: str, connection: KafkaConnection) -> None:
+        self._node = node
+        self._connection = connection
+        self._url = connection.schema_registry_url.rstrip("/")
+        self._lock = threading.Lock()
+        self._client: httpx.Client | None = None
+        self._records: dict[int, AvroType] = {}
+
+    @property
+    def url(self) -> str:
+        """The registry's address, for messages."""
+        return self._url
+
+    def latest_id(self, subject: str) -> int:
+        """Return the id of the subject's latest version. Raise SchemaError if there is no such subject."""
+        return int(self._latest(subject)["id"])
+
+    def latest_schema(self, subject: str) -> RegisteredSchema:
+        """Return the schema of the subject's latest version. Raise SchemaError if there is none."""
+        found = self._latest(subject)
+        return RegisteredSchema(int(found["id"]), self._parse(found, f"schema {found['id']}"))
+
+    def find_record(self, schema_id: int) -> AvroType | None:
+        """Return the record of a schema id, or None if the registry does not have the id.
+
+        Raise SchemaError if it is no Avro record.
+        """
+        if schema_id not in self._records:
+            found = self._get(f"/schemas/ids/{schema_id}", _NO_SCHEMA, _NO_SUBJECT, _NO_VERSION)
+            if found is None:
+                return None
+            self._records[schema_id] = self._parse(found, f"schema {schema_id}")
+        return self._records[schema_id]
+
+    def close(self) -> None:
+        """Close the connections."""
+        with self._lock:
+            if self._client is not None:
+                self._client.close()
+                self._client = None
+
+    def _latest(self, subject: str) -> Any:
+        found = self._get(f"/subjects/{quote(subject, safe='')}/versions/latest", _NO_SUBJECT, _NO_VERSION)
+        if found is None:
+            msg = f"the schema registry {self._url} has no subject `{subject}`"
+            hint = (
+                "Register the schema of the topic's values, or set `reader_schema`. Messages in JSON need"
+                " `data_format: json` and a `schema`."
+            )
+            raise SchemaError(msg, hint=hint, node=self._node)
+        return found
+
+    def _parse(self, found: Any, what: str) -> AvroType:
+        kind = found.get("schemaType") or "AVRO"
+        if kind != "AVRO":
+            msg = f"{what} of the schema registry {self._url} is {kind}, not Avro"
+            raise SchemaError(msg, node=self._node)
+        try:
+            return parse_record(found["schema"], self._references(found))
+        except SchemaError as error:
+            msg = f"{what} of the schema registry {self._url}: {error.message}"
+            raise SchemaError(msg, hint=error.hint, node=self._node) from None
+
+    def _references(self, found: Any) -> list[str]:
+        """Return the texts of the schemas that a schema refers to, each after those that it needs."""
+        texts: list[str] = []
+        for one in found.get("references") or ():
+            path = f"/subjects/{quote(one['subject'], safe='')}/versions/{one['version']}"
+            referenced = self._get(path, _NO_SUBJECT, _NO_VERSION)
+            if referenced is None:
+                msg = (
+                    f"the schema registry {self._url} has no version {one['version']} of `{one['subject']}`,"
+                    " which another schema refers to"
+                )
+                raise SchemaError(msg, node=self._node)
+            texts += [*self._references(referenced), referenced["schema"]]
+        return texts
+
+    def _get(self, path: str, *absent: int) -> Any:
+        """Return the answer, or None if the registry reports one of the codes in `absent`."""
+        import httpx
+
+        try:
+            response = self._connected().get(self._url + path)
+        except (httpx.TransportError, httpx.InvalidURL) as error:
+            msg = f"the schema registry {self._url} does not answer: {error or type(error).__name__}"
+            hint = "Is it running? Its address is kafka_source.schema_registry_url."
+            raise TransientError(msg, hint=hint, node=self._node) from None
+        status = response.status_code
+        if status in _UNAUTHORIZED:
+            msg = f"the schema registry {self._url} refuses the credentials (HTTP {status})"
+            hint = "Set kafka_source.schema_registry_username and kafka_source.schema_registry_password."
+            raise SettingsError(msg, hint=hint, node=self._node)
+        if status == _TOO_MANY or status >= _SERVER_ERROR:
+            msg = f"the schema registry {self._url} answers with HTTP {status}"
+            raise TransientError(msg, hint="Its log has the reason.", node=self._node)
+        answer = _json(response)
+        if status == _NOT_FOUND and isinstance(answer, dict) and answer.get("error_code") in absent:
+            return None
+        if not response.is_success or not isinstance(answer, dict):
+            msg = f"{self._url} is not a schema registry: {path} answers with HTTP {status}"
+            hint = (
+                "kafka_source.schema_registry_url must be the address of Confluent's interface, which for"
+                " Apicurio ends with /apis/ccompat/v7."
+            )
+            raise SettingsError(msg, hint=hint, node=self._node)
+        return answer
+
+    def _connected(self) -> httpx.Client:
+        import httpx
+
+        with self._lock:
+            if self._client is None:
+                user = self._connection.schema_registry_username
+                password = self._connection.schema_registry_password.get_secret_value()
+                self._client = httpx.Client(
+                    auth=(user, password) if user else None,
+                    headers={"Accept": _ACCEPT},
+                    timeout=_TIMEOUT_S,
+                    verify=self._tls(),
+                )
+            return self._client
+
+    def _tls(self) -> ssl.SSLContext | bool:
+        path = self._connection.schema_registry_ca
+        if path is None:
+            return True
+        try:
+            return ssl.create_default_context(cafile=str(path))
+        except OSError as error:
+            reason = "it has no certificates in PEM" if isinstance(error, ssl.SSLError) else error.strerror
+            msg = f"kafka_source.schema_registry_ca `{path}` cannot be read: {reason}"
+            raise SettingsError(msg, node=self._node) from None
+
+
+def _json(response: httpx.Response) -> Any:
+    try:
+        return response.json()
+    except ValueError:
+        return None

@@ -1,0 +1,92 @@
+"""Messages with one JSON object each: their columns, and their rows by Spark or in the driver."""
+
+from __future__ import annotations
+
+import sys
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from headrace.connectors.dead_letters import ERROR
+from headrace.connectors.kafka.arrow_decoder import ArrowMessageDecoder, MessageBatch
+from headrace.connectors.kafka.config import KafkaSourceConfig
+from headrace.connectors.kafka.json_decoder import JsonMessageDecoder, payload_schema
+from headrace.connectors.local_relation import collect_arrow
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_DRIVER_ROWS = 10_000
+"""Spark's tasks decode larger batches faster than Spark in the driver."""
+
+
+class JsonMessages:
+    """Converts the messages of one node."""
+
+    def __init__(self, name: str, node: KafkaSourceConfig, ordinal: int) -> None:
+        self._name = name
+        self._node = node
+        self._ordinal = ordinal
+        self._decoder: tuple[object, JsonMessageDecoder] | None = None
+
+    @property
+    def columns(self) -> pa.Schema:
+        """The columns of `schema` in the file's order, then the metadata columns if requested."""
+        return payload_schema(self._name, self._node.schema_, metadata=self._node.include_metadata)
+
+    @property
+    def driver_rows(self) -> int:
+        """Messages that `decode_batch` can take: none if it does not read the types of the columns."""
+        return sys.maxsize if self._arrow.is_supported else 0
+
+    @cached_property
+    def _arrow(self) -> ArrowMessageDecoder:
+        return ArrowMessageDecoder(self._node.schema_, self._ordinal, metadata=self._node.include_metadata)
+
+    def check_order(self) -> None:
+        """Do nothing: the columns are in the file."""
+
+    def decode(self, messages: DataFrame) -> DataFrame:
+        """Return the rows of messages, lazily."""
+        return self._decoder_of(messages).decode(messages)
+
+    def decode_batch(self, spark: SparkSession, batch: MessageBatch, topic: str) -> pa.Table | None:
+        """Return the rows of messages that are in the driver, or None if Spark must decode them.
+
+        With dead letters, Spark decodes them in the driver if one is broken, or looks so.
+        """
+        found = self._arrow.decode(batch)
+        if not self._has_dead_letters:
+            return found
+        key = {name.lower() for name in self._node.primary_key}
+        if found is not None and not any(
+            found[name].null_count for name in found.column_names if name.lower() in key
+        ):
+            return found.append_column(ERROR, pa.nulls(len(batch)))
+        if len(batch) > _DRIVER_ROWS:
+            return None
+        messages = spark.createDataFrame(batch.as_table(topic))
+        return collect_arrow(self._decoder_of(messages).decode(messages, in_driver=True))
+
+    @property
+    def _has_dead_letters(self) -> bool:
+        return self._node.on_error == "dead_letter"
+
+    def _decoder_of(self, messages: DataFrame) -> JsonMessageDecoder:
+        context = messages.sparkSession.sparkContext
+        if self._decoder is None or self._decoder[0] is not context:
+            found = JsonMessageDecoder(
+                self._name,
+                self._node.schema_,
+                self._ordinal,
+                metadata=self._node.include_metadata,
+                tombstone_key=self._node.tombstone_key,
+                dead_letters=self._has_dead_letters,
+                key=self._node.primary_key,
+            )
+            self._decoder = context, found
+        return self._decoder[1]
+
+    def close(self) -> None:
+        """Do nothing: nothing is open."""

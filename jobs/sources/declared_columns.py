@@ -1,0 +1,23 @@
+"""The columns of sources as far as a pipeline file declares them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from headrace.jobs.sources.pipeline_source import PipelineSource
+from headrace.pipeline.types.arrow import spark_type
+
+
+def declared_columns(sources: Mapping[str, PipelineSource]) -> dict[str, dict[str, str]]:
+    """Return the sources' columns and Spark SQL types as far as the file declares them.
+
+    Types are empty if the file lists only names. A source without either has no columns here.
+    """
+    found: dict[str, dict[str, str]] = {}
+    for name, source in sources.items():
+        payload = source.payload([None] * len(source.bounded))
+        listed: dict[str, str] = dict.fromkeys(getattr(source.node, "columns", ()), "")
+        found[name] = (
+            listed if payload is None else {column.name: spark_type(column.type) for column in payload}
+        )
+    return {name: columns for name, columns in found.items() if columns}

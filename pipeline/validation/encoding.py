@@ -1,0 +1,47 @@
+"""Checks of how the messages of a stream are encoded, and of the keys that belong to one encoding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from headrace.pipeline.errors import FileLocation, UserError
+
+PlaceOf = Callable[..., FileLocation]
+
+_AVRO_KEYS = (
+    "reader_schema",
+    "reader_schema_id",
+    "validate_writer_schema_ordering",
+    "schema_id_overrides",
+    "skip_schema_resolution",
+    "skip_schema_resolution_for_reader_schema_ids",
+)
+
+
+def check_encoding(
+    name: str, stream: Any, key: Sequence[str], path: Sequence[str | int], place: PlaceOf
+) -> Iterator[UserError]:
+    """Yield the mistakes of the stream at `path`. `key` is the primary key of its node."""
+    encoding = stream.data_format or ("json" if stream.schema_ else "avro")
+    if encoding == "json" and not stream.schema_:
+        hint = "Add `schema:` with the columns and their types, such as `id: int64`."
+        msg = "`schema` is required when data_format is json"
+        yield UserError(msg, hint=hint, node=name, place=place(*path))
+    if encoding == "avro" and stream.schema_:
+        hint = "Remove it: the columns are those of the schema in the registry, or of `reader_schema`."
+        msg = "`schema` is only supported with data_format: json"
+        yield UserError(msg, hint=hint, node=name, place=place(*path, "schema"))
+    for given in _AVRO_KEYS if encoding == "json" else ():
+        if given in stream.model_fields_set:
+            hint = "Remove it, or change data_format."
+            msg = f"`{given}` has no effect with data_format: json"
+            yield UserError(msg, hint=hint, node=name, place=place(*path, given))
+    ids = [one.from_ for one in stream.schema_id_overrides]
+    if twice := next((one for one in ids if ids.count(one) > 1), None):
+        msg = f"`schema_id_overrides` has `from: {twice}` more than once"
+        place_of_list = place(*path, "schema_id_overrides")
+        yield UserError(msg, hint="Keep one of them.", node=name, place=place_of_list)
+    if stream.tombstone == "delete" and encoding == "json" and not key:
+        msg = "`tombstone: delete` needs a key: the columns that a message's key has"
+        yield UserError(msg, hint="Set `primary_key`.", node=name, place=place(*path, "tombstone"))

@@ -1,0 +1,143 @@
+"""A hybrid source into a topic, with kill -9 and pauses around the transaction of an epoch.
+
+Each time a consumer of committed transactions must read every change once, those of a key in their order.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections import defaultdict
+from datetime import date, timedelta
+from typing import Any
+
+import psutil
+import pytest
+from helpers.kafka_sink import read_messages
+from helpers.pipeline_world import FROM_TOPIC, HISTORY, HYBRID_SOURCE, World, until
+
+from headrace.jobs.checks.audit import ContentAuditOptions, audit
+from headrace.jobs.run.events import Until
+from headrace.jobs.run.repair import replay
+from headrace.jobs.run.runner import run
+from headrace.pipeline.errors import SinkStateError
+from headrace.pipeline.file.loader import load_pipeline
+
+PIPELINE = (
+    HYBRID_SOURCE
+    + """\
+transforms:
+  shaped: {{type: sql, sql: "select id, day, upper(name) as name, amount * 2 as amount from src"}}
+sinks:
+  out: {{type: kafka, from: shaped, topic: {topic}-out, topic_partitions: 3}}
+epoch: {{interval: 0s, stream_rows: 250, history_rows: 1000}}
+"""
+)
+Changes = dict[int, list[tuple[str | None, dict[str, Any] | None]]]
+
+# Transactions of a run: 1 the generation, 2 the claim, 3 the first record, 4 to 6 history, then the stream.
+STEPS = [
+    ("topic-sending", 2, "driver"),
+    ("topic-sent", 1, "driver"),
+    ("topic-sent", 5, "group"),
+    ("topic-committing", 5, "driver"),
+    ("topic-committing", 8, "group"),
+    ("topic-committed", 2, "driver"),
+    ("topic-committed", 6, "group"),
+    ("topic-committed", 8, "driver"),
+    ("topic-sending", 5, "jvm"),
+]
+
+
+@pytest.fixture
+def topic_world(world: World) -> World:
+    """The world with a pipeline into the topic `<name>-out`."""
+    values = {"name": world.name, "database": world.database, "topic": world.name}
+    world.file.write_text(PIPELINE.format(**values))
+    return world
+
+
+def sent(world: World) -> Changes:
+    """The changes of each key in the topic, in the order of a consumer."""
+    found: Changes = defaultdict(list)
+    places: dict[int, set[int]] = defaultdict(set)
+    for message in read_messages(world.services.kafka.brokers, f"{world.name}-out"):
+        assert message.key is not None
+        assert message.value is not None
+        key = json.loads(message.key)["id"]
+        places[key].add(message.partition)
+        found[key].append((message.operation, json.loads(message.value)))
+    assert all(len(parts) == 1 for parts in places.values())
+    return found
+
+
+def expected(world: World) -> Changes:
+    """History, then the messages of the source topic that history lacks, as the pipeline shapes them."""
+    found: Changes = defaultdict(list)
+    for key in range(HISTORY):
+        day = date(2024, 1, 1) + timedelta(days=key % 60)
+        found[key].append(("c", shaped(key, day.isoformat(), f"n{key}", key * 3)))
+    for message in read_messages(world.services.kafka.brokers, world.name):
+        if message.partition == 0 and message.offset < FROM_TOPIC:
+            continue
+        row = json.loads(message.value or b"")
+        found[row["id"]].append((message.operation, shaped(*row.values())))
+    return found
+
+
+def shaped(key: int, day: str, name: str, amount: int) -> dict[str, Any]:
+    return {"id": key, "day": day, "name": name.upper(), "amount": amount * 2}
+
+
+@pytest.mark.slow  # test_a_run_that_dies_after_its_commit is the daily sample
+@pytest.mark.parametrize(("point", "nth", "who"), STEPS)
+def test_every_change_is_there_once(topic_world: World, point: str, nth: int, who: str) -> None:
+    assert topic_world.crash(point, nth, who) != 0
+    answer = topic_world.run()
+    assert answer["code"] == 0, answer
+    assert answer["caught_up"]
+    assert sent(topic_world) == expected(topic_world)
+
+
+def test_a_run_that_dies_after_its_commit(topic_world: World) -> None:
+    assert topic_world.crash("topic-committed", 7, "driver") != 0
+    assert topic_world.run()["caught_up"]
+    assert sent(topic_world) == expected(topic_world)
+
+
+@pytest.mark.slow  # the contract and tests/integration/connectors have daily ones
+@pytest.mark.parametrize("point", ["topic-sending", "topic-sent", "topic-committed"])
+def test_a_paused_run_wakes_up_after_a_takeover(topic_world: World, point: str) -> None:
+    nth = 4 if point == "topic-sending" else 7
+    zombie = topic_world.start(point, nth, "stop")
+    until(lambda: psutil.Process(zombie.pid).status() == psutil.STATUS_STOPPED, "the driver to stop", 240)
+    answer = until(
+        lambda: (found := topic_world.run())["code"] == 0 and found, "the takeover after the lease", 240
+    )
+    assert answer["caught_up"]
+    assert sent(topic_world) == expected(topic_world)
+    os.kill(zombie.pid, signal.SIGCONT)
+    assert topic_world.answer(zombie)["error"] == "FencedError"
+    assert zombie.returncode != 0
+    assert sent(topic_world) == expected(topic_world)
+
+
+def test_audits_and_replays_of_a_topic(topic_world: World, spark: Any) -> None:
+    file, settings = load_pipeline(topic_world.file), topic_world.settings()
+    assert run(file, settings, until=Until.CAUGHT_UP, spark=spark).caught_up
+    once = expected(topic_world)
+    assert sent(topic_world) == once
+    checks = {
+        check.name: check for check in audit(file, settings, spark=spark, content=ContentAuditOptions())
+    }
+    assert checks["exactly_once_epochs"].passed is True
+    assert checks["handoff_has_no_gap"].passed is True
+    assert checks["row_count_matches"].passed is None
+    assert checks["content_matches"].passed is None
+    with pytest.raises(SinkStateError):
+        replay(file, settings, sink="out", from_epoch=99, spark=spark)
+    replay(file, settings, sink="out", from_epoch=1, spark=spark)
+    again = sent(topic_world)
+    assert again == {key: changes * 2 for key, changes in once.items()}
+    assert audit(file, settings, spark=spark)[0].passed is True

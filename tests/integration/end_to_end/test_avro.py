@@ -1,0 +1,499 @@
+"""Avro from a real broker with a real registry into Postgres, while the schema changes."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import clickhouse_connect
+import psycopg
+import pytest
+from confluent_kafka import Producer
+from helpers.avro_messages import encode, frame, number, record
+from helpers.schema_registry import SchemaRegistry
+from psycopg.conninfo import conninfo_to_dict
+from pyspark.sql import SparkSession
+
+from headrace.connectors.kafka.driver_reader import DriverReader
+from headrace.jobs.checks.audit import ContentAuditOptions, audit
+from headrace.jobs.checks.preflight import check_pipeline
+from headrace.jobs.explain.build import explain
+from headrace.jobs.run.events import EpochCommitted, RunResult, Until
+from headrace.jobs.run.repair import replay
+from headrace.jobs.run.runner import run
+from headrace.pipeline.config.sections import ClickHouseConnection
+from headrace.pipeline.config.settings import Settings
+from headrace.pipeline.errors import DataError, SchemaError, TransientError
+from headrace.pipeline.file.loader import load_pipeline, parse_pipeline
+from headrace.services import Services
+
+PIPELINE = """
+name: {name}
+sources:
+  src: {{type: kafka, topic: {topic}{source}}}
+transforms: {transforms}
+sinks:
+  pg: {{type: postgres, from: {upstream}, table: target}}
+epoch: {{interval: 0s, stream_rows: {rows}}}
+"""
+HYBRID = """
+name: {name}
+sources:
+  src:
+    type: hybrid
+    bounded_sources: [{{source_type: clickhouse, table_name: {table}}}]
+    unbounded_source: {{source_type: kafka, topic: {topic}}}
+    handoff_lag: 1h
+sinks:
+  pg: {{type: postgres, from: src, table: target}}
+epoch: {{interval: 0s}}
+"""
+FIRST = record(
+    ("id", "long"),
+    ("name", "string"),
+    ("price", {"type": "bytes", "logicalType": "decimal", "precision": 20, "scale": 4}),
+    doc=json.dumps({"primaryKeys": ["id"]}),
+)
+SECOND = record(
+    ("name", "string"),
+    ("id", "long"),
+    {"name": "city", "type": ["null", "string"], "default": None},
+    {"name": "rank", "type": "int", "default": 7},
+    doc=FIRST["doc"],
+)
+
+
+class Place:
+    """A topic with its subject, and a pipeline into one Postgres table."""
+
+    def __init__(
+        self, services: Services, registry: SchemaRegistry, conninfo: str, folder: Path, spark: SparkSession
+    ) -> None:
+        from confluent_kafka.admin import AdminClient
+        from confluent_kafka.cimpl import NewTopic
+
+        self.topic = f"avro-{secrets.token_hex(4)}"
+        self.registry = registry
+        self.conninfo = conninfo
+        self.folder = folder
+        self.brokers = services.kafka.brokers
+        self.spark = spark
+        admin = AdminClient({"bootstrap.servers": self.brokers})
+        admin.create_topics([NewTopic(self.topic, 1, 1)])[self.topic].result(30)
+        self.file = folder / "pipeline.yaml"
+        self.write()
+
+    def write(self, source: str = "", rows: int = 100_000, transform: str = "") -> None:
+        text = PIPELINE.format(
+            name=self.topic.replace("-", "_"),
+            topic=self.topic,
+            source=source and f", {source}",
+            rows=rows,
+            transforms=f"{{t: {{type: sql, sql: '{transform}'}}}}" if transform else "{}",
+            upstream="t" if transform else "src",
+        )
+        self.file.write_text(text)
+
+    def write_hybrid(self, table: str) -> None:
+        """Write a pipeline with history in a ClickHouse table."""
+        text = HYBRID.format(name=self.topic.replace("-", "_"), topic=self.topic, table=table)
+        self.file.write_text(text)
+
+    def settings(self, **kafka: Any) -> Settings:
+        found = conninfo_to_dict(self.conninfo)
+        return Settings.model_validate(
+            {
+                "home": self.folder / "home",
+                "state_backend": {"sqlite": {"path": self.folder / "home" / "ledger.db"}},
+                "kafka_source": {"brokers": self.brokers, "schema_registry_url": self.registry.url} | kafka,
+                "postgres_sink": {name: found[name] for name in ("host", "port", "user", "password")}
+                | {"db": found["dbname"]},
+                "lease_seconds": 4,
+                "commit_timeout_seconds": 2,
+            }
+        )
+
+    def env(self) -> dict[str, str]:
+        found = conninfo_to_dict(self.conninfo)
+        names = ("host", "port", "user", "password")
+        postgres = {f"HEADRACE__POSTGRES_SINK__{name.upper()}": str(found[name]) for name in names}
+        return (
+            os.environ
+            | postgres
+            | {
+                "HEADRACE_HOME": str(self.folder / "home"),
+                "HEADRACE__KAFKA_SOURCE__BROKERS": self.brokers,
+                "HEADRACE__KAFKA_SOURCE__SCHEMA_REGISTRY_URL": self.registry.url,
+                "HEADRACE__POSTGRES_SINK__DB": str(found["dbname"]),
+                "HEADRACE__SPARK__MASTER": "local[2]",
+                "HEADRACE__SPARK__DRIVER_MEMORY": "1g",
+                "HEADRACE__SPARK__JVM_OPTIONS": "-XX:TieredStopAtLevel=1",
+                "HEADRACE__LEASE_SECONDS": "4",
+                "HEADRACE__COMMIT_TIMEOUT_SECONDS": "2",
+            }
+        )
+
+    def register(self, schema: Any, subject: str = "") -> int:
+        return self.registry.register(subject or f"{self.topic}-value", schema)
+
+    def send(self, schema_id: int, schema: Any, *values: Any, op: str = "c") -> None:
+        self.send_bytes(*(frame(schema_id, encode(schema, value)) for value in values), op=op)
+
+    def send_bytes(self, *values: bytes | None, op: str = "c", key: bytes | None = None) -> None:
+        producer = Producer({"bootstrap.servers": self.brokers})
+        for value in values:
+            producer.produce(self.topic, value, key=key, headers={"dbz.op": op})
+        assert producer.flush(30) == 0
+
+    def run(self, **kafka: Any) -> RunResult:
+        return run(load_pipeline(self.file), self.settings(**kafka), until=Until.CAUGHT_UP, spark=self.spark)
+
+    def start(self, point: str = "none", nth: int = 1) -> subprocess.Popen[str]:
+        driver = Path(__file__).parents[2] / "helpers" / "fault_driver.py"
+        return subprocess.Popen(
+            [sys.executable, str(driver), str(self.file), point, str(nth), "group"],
+            env=self.env(),
+            stdout=subprocess.PIPE,
+            stderr=(self.folder / "run.log").open("a"),
+            text=True,
+            start_new_session=True,
+        )
+
+    def rows(self, columns: str = "id, name, price") -> list[tuple[Any, ...]]:
+        with psycopg.connect(self.conninfo) as connection:
+            return connection.execute(f"SELECT {columns} FROM target ORDER BY id".encode()).fetchall()
+
+
+@pytest.fixture
+def place(
+    services: Services, registry: SchemaRegistry, pg: str, tmp_path: Path, spark: SparkSession
+) -> Iterator[Place]:
+    found = Place(services, registry, pg, tmp_path, spark)
+    yield found
+    registry.delete(f"{found.topic}-value")
+
+
+def first(key: int, name: str, cents: int = 12_345) -> dict[str, Any]:
+    return {"id": key, "name": name, "price": cents.to_bytes(3, "big", signed=True)}
+
+
+@pytest.mark.parametrize("driver_rows", [100_000, 0], ids=["driver", "spark"])
+def test_the_next_run_has_the_columns_of_a_new_schema(place: Place, driver_rows: int) -> None:
+    """The key is that of the schema's `doc`."""
+    one = place.register(FIRST)
+    place.send(one, FIRST, first(1, "a"), first(2, "b"), first(3, "c"))
+    place.send(one, FIRST, first(2, ""), op="d")
+    assert place.run(driver_rows=driver_rows).caught_up
+    assert [(key, name, str(price)) for key, name, price in place.rows()] == [
+        (1, "a", "1.2345"),
+        (3, "c", "1.2345"),
+    ]
+    with psycopg.connect(place.conninfo) as connection:
+        connection.execute("ALTER TABLE target ADD COLUMN city text, ADD COLUMN rank int")
+    place.send(one, FIRST, first(4, "d"))
+    two = place.register(SECOND)
+    place.send(two, SECOND, {"id": 3, "name": "C", "city": (1, "Ulm"), "rank": 1}, op="u")
+    place.send(two, SECOND, {"id": 1, "name": "", "city": (0, None), "rank": 0}, op="d")
+    assert place.run(driver_rows=driver_rows).caught_up
+    assert place.rows("id, name, city, rank") == [(3, "C", "Ulm", 1), (4, "d", None, 7)]
+
+
+def test_a_run_ends_before_it_plans_messages_of_a_newer_schema(place: Place) -> None:
+    """A schema that is registered while the stream runs."""
+    one = place.register(FIRST)
+    place.send(one, FIRST, first(1, "a"))
+    file, settings = load_pipeline(place.file), place.settings()
+
+    def on_commit(event: object) -> None:
+        if isinstance(event, EpochCommitted):
+            two = place.register(SECOND)
+            place.send(one, FIRST, first(2, "b"))
+            place.send(two, SECOND, {"id": 3, "name": "c", "city": (1, "Ulm"), "rank": 1})
+
+    with pytest.raises(TransientError, match="and this run reads it with schema"):
+        run(file, settings, until=Until.FOREVER, spark=place.spark, listener=on_commit)
+    assert place.rows("id, name") == [(1, "a")]
+    with psycopg.connect(place.conninfo) as connection:
+        connection.execute("ALTER TABLE target ADD COLUMN city text, ADD COLUMN rank int")
+    assert place.run().caught_up
+    assert place.rows("id, name, city, rank") == [(1, "a", None, None), (2, "b", None, 7), (3, "c", "Ulm", 1)]
+
+
+def test_without_the_check_of_order_the_old_columns_stay(place: Place) -> None:
+    place.write("validate_writer_schema_ordering: false")
+    one = place.register(FIRST)
+    place.send(one, FIRST, first(1, "a"))
+    file, settings = load_pipeline(place.file), place.settings()
+    third = record(*FIRST["fields"], {"name": "extra", "type": "int", "default": 0}, doc=FIRST["doc"])
+    commits: list[EpochCommitted] = []
+    stop = threading.Event()
+
+    def on_commit(event: object) -> None:
+        if not isinstance(event, EpochCommitted):
+            return
+        commits.append(event)
+        if len(commits) == 1:
+            place.send(place.register(third), third, first(2, "b") | {"extra": 5})
+        else:
+            stop.set()
+
+    run(file, settings, until=Until.FOREVER, spark=place.spark, listener=on_commit, stop=stop)
+    assert place.rows("id, name") == [(1, "a"), (2, "b")]
+
+
+@pytest.mark.parametrize(("point", "nth", "kept"), [("planned", 2, 50), ("sinks-written", 2, 100)])
+def test_an_epoch_is_finished_with_its_own_schema(place: Place, point: str, nth: int, kept: int) -> None:
+    """kill -9 with an open epoch; the registry has another latest schema when the next run starts.
+
+    An epoch that a sink has is finished with its own schema. One that no sink has is planned again.
+    """
+    place.write(rows=50)
+    one = place.register(FIRST)
+    place.send(one, FIRST, *(first(key, f"n{key}", key) for key in range(150)))
+    place.send(one, FIRST, first(7, ""), op="d")
+    process = place.start(point, nth)
+    out, _ = process.communicate(timeout=300)
+    assert "now: group" in out, (place.folder / "run.log").read_text()[-3000:]
+    with psycopg.connect(place.conninfo) as connection:
+        connection.execute("ALTER TABLE target ADD COLUMN city text, ADD COLUMN rank int")
+    two = place.register(SECOND)
+    place.send(two, SECOND, {"id": 8, "name": "eight", "city": (1, "Ulm"), "rank": 1})
+    process = place.start()
+    out, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, out + (place.folder / "run.log").read_text()[-3000:]
+    wanted: dict[int, Any] = {
+        key: (key, f"n{key}", None, None if key < kept else 7) for key in range(150) if key != 7
+    }
+    wanted[8] = (8, "eight", "Ulm", 1)
+    assert place.rows("id, name, city, rank") == [wanted[key] for key in sorted(wanted)]
+    # Epochs of the first schema have the price, which the new one lacks.
+    assert [key for key, price in place.rows("id, price") if price is not None] == [
+        key for key in range(kept) if key != 7
+    ]
+
+
+def test_a_replay_decodes_with_the_former_schema(place: Place) -> None:
+    """`rank` has another default in the new schema."""
+    place.write(transform="select id, name, rank from src")
+    old = record(*FIRST["fields"], {"name": "rank", "type": "int", "default": 1}, doc=FIRST["doc"])
+    one, _ = place.register(FIRST), place.register(old)
+    place.send(one, FIRST, first(1, "a"))
+    assert place.run().caught_up
+    place.register(SECOND)
+    place.send(one, FIRST, first(2, "b"))
+    assert place.run().caught_up
+    assert place.rows("id, name, rank") == [(1, "a", 1), (2, "b", 7)]
+    with psycopg.connect(place.conninfo) as connection:
+        connection.execute("UPDATE target SET rank = 0, name = 'wrong'")
+    replay(load_pipeline(place.file), place.settings(), sink="pg", from_epoch=1, spark=place.spark)
+    assert place.rows("id, name, rank") == [(1, "a", 1), (2, "b", 7)]
+
+
+def test_a_replay_writes_the_former_columns(place: Place) -> None:
+    one = place.register(FIRST)
+    place.send(one, FIRST, first(1, "a"))
+    assert place.run().caught_up
+    with psycopg.connect(place.conninfo) as connection:
+        connection.execute("ALTER TABLE target ADD COLUMN city text, ADD COLUMN rank int")
+    two = place.register(SECOND)
+    place.send(two, SECOND, {"id": 2, "name": "b", "city": (1, "Ulm"), "rank": 3})
+    assert place.run().caught_up
+    wanted = place.rows("id, name, price, city, rank")
+    with psycopg.connect(place.conninfo) as connection:
+        connection.execute("UPDATE target SET price = 0, name = 'wrong' WHERE id = 1")
+        connection.execute("UPDATE target SET city = 'wrong' WHERE id = 2")
+    replay(load_pipeline(place.file), place.settings(), sink="pg", from_epoch=1, spark=place.spark)
+    assert place.rows("id, name, price, city, rank") == wanted
+    assert place.run().caught_up
+
+
+def test_an_audit_compares_the_rows_of_all_schemas(place: Place) -> None:
+    place.write("validate_writer_schema_ordering: false")
+    one = place.register(FIRST)
+    place.send(one, FIRST, first(1, "a"), first(2, "b"))
+    assert place.run().caught_up
+    found = audit(
+        load_pipeline(place.file), place.settings(), spark=place.spark, content=ContentAuditOptions(full=True)
+    )
+    assert {result.name: result.passed for result in found}["content_matches"] is True
+
+
+def test_a_tombstone_deletes_by_the_key_of_the_message(place: Place) -> None:
+    place.write("tombstone: delete")
+    key = record(("id", "long"), name="key")
+    one, of_key = place.register(FIRST), place.register(key, f"{place.topic}-key")
+    place.send(one, FIRST, first(1, "a"), first(2, "b"))
+    place.send_bytes(None, key=frame(of_key, encode(key, {"id": 1})))
+    assert place.run().caught_up
+    assert place.rows("id, name") == [(2, "b")]
+
+
+def test_what_a_run_cannot_read_is_named(place: Place) -> None:
+    with pytest.raises(SchemaError, match=f"has no subject `{place.topic}-value`") as missing:
+        place.run()
+    assert missing.value.place is not None
+    one = place.register(FIRST)
+    place.send(one, FIRST, first(1, "a"))
+    place.send_bytes(b"\0\0\0\xff\xff" + encode(FIRST, first(2, "b")))
+    with pytest.raises(
+        DataError, match=f"topic {place.topic}, partition 0, offset 1: schema 65535 is not in"
+    ):
+        place.run()
+    assert place.rows() == []
+    with pytest.raises(TransientError, match="does not answer"):
+        place.run(schema_registry_url="http://127.0.0.1:1")
+
+
+def test_validate_and_explain_read_the_registry(place: Place) -> None:
+    place.register(FIRST)
+    file, settings = load_pipeline(place.file), place.settings()
+    found = check_pipeline(file, settings, lambda: place.spark)
+    assert not found.errors
+    assert found.schemas["src"].names == ["id", "name", "price"]
+    (source, sink) = explain(file, settings, spark=place.spark).nodes
+    assert [column.name for column in source.columns] == ["id", "name", "price"]
+    assert sink.key == ("id",)
+    away = place.settings(schema_registry_url="http://127.0.0.1:1")
+    assert "does not answer" in check_pipeline(file, away, lambda: place.spark).unchecked["src"]
+    (source, _) = explain(file, away, spark=place.spark).nodes
+    assert "does not answer" in source.unchecked[0]
+    (source, _) = explain(file, away, offline=True, spark=place.spark).nodes
+    assert "--offline" in source.unchecked[0]
+
+
+def test_a_type_that_no_column_has_is_refused_at_the_start(place: Place) -> None:
+    place.register(record(("id", "long"), ("a", record(("b", ["int", "string"]), name="inner"))))
+    with pytest.raises(SchemaError, match=r"field `a.b` is a union of int, string"):
+        place.run()
+    reader = json.dumps(record(("id", "long")))
+    place.write(f"primary_key: id, reader_schema: '{reader}'")
+    assert place.run().caught_up
+
+
+def test_a_pinned_schema_needs_no_latest_one(place: Place) -> None:
+    one, two = place.register(FIRST), place.register(SECOND)
+    place.write(f"reader_schema_id: {one}")
+    place.send(one, FIRST, first(1, "a"))
+    assert place.run().caught_up
+    assert place.rows("id, name") == [(1, "a")]
+    place.send(two, SECOND, {"id": 3, "name": "C", "city": (1, "Ulm"), "rank": 1})
+    with pytest.raises(DataError, match=f"schema {two} cannot be read .*: field `price` is missing"):
+        place.run()
+
+
+def test_schemas_may_refer_to_others(place: Place) -> None:
+    address = record(("city", "string"), name="address", namespace="shop")
+    subject = f"{place.topic}-address"
+    place.register(address, subject)
+    customer = record(("id", "long"), ("home", ["null", "shop.address"]))
+    one = place.registry.register(
+        f"{place.topic}-value",
+        customer,
+        references=[{"name": "shop.address", "subject": subject, "version": 1}],
+    )
+    place.write("primary_key: id")
+    inline = record(("id", "long"), ("home", ["null", address]))
+    place.send(one, inline, {"id": 1, "home": (1, {"city": "Ulm"})})
+    assert place.run().caught_up
+    assert place.rows("id, home") == [(1, {"city": "Ulm"})]
+    place.registry.delete(f"{place.topic}-value")
+    place.registry.delete(subject)
+
+
+def test_history_is_followed_by_a_stream_of_avro(
+    place: Place, services: Services, ch_db: str, spark: SparkSession
+) -> None:
+    """The key comes from the schema, and so the columns, to which history is cast."""
+    with clickhouse_connect.get_client(**services.clickhouse.client_arguments(database=ch_db)) as client:
+        client.command(
+            "CREATE TABLE history (id Int32, name String, price Decimal(10, 2)) ENGINE = MergeTree ORDER BY id"
+        )
+        client.insert(
+            "history",
+            [(1, "a", Decimal("1.50")), (2, "b", Decimal("2.50"))],
+            column_names=["id", "name", "price"],
+        )
+    place.write_hybrid(f"{ch_db}.history")
+    assert parse_pipeline(place.file.read_text()).model.sources["src"].has_late_key
+    one = place.register(FIRST)
+    place.send(one, FIRST, first(2, "B"), first(3, "c"))
+    settings = place.settings()
+    clickhouse = {
+        "url": services.clickhouse.url,
+        "user": services.clickhouse.username,
+        "password": services.clickhouse.password,
+    }
+    merged = settings.model_copy(
+        update={"clickhouse_source": ClickHouseConnection.model_validate(clickhouse)}
+    )
+    assert run(load_pipeline(place.file), merged, until=Until.CAUGHT_UP, spark=spark).caught_up
+    assert [(key, name, str(price)) for key, name, price in place.rows()] == [
+        (1, "a", "1.5000"),
+        (2, "B", "1.2345"),
+        (3, "c", "1.2345"),
+    ]
+
+
+@pytest.mark.parametrize("driver_rows", [100_000, 0], ids=["driver", "spark"])
+def test_types_arrive_in_postgres(place: Place, driver_rows: int) -> None:
+    row = record(
+        ("id", "long"),
+        ("wei", {"type": "bytes", "logicalType": "decimal", "precision": 78}),
+        ("big", ["null", {"type": "bytes", "logicalType": "decimal", "precision": 60, "scale": 4}]),
+        ("day", {"type": "int", "logicalType": "date"}),
+        ("at", {"type": "long", "logicalType": "timestamp-millis"}),
+        ("tags", {"type": "array", "items": "string"}),
+        ("sizes", {"type": "map", "values": "long"}),
+        ("home", record(("city", ["null", "string"]), name="home")),
+        ("data", "bytes"),
+        doc=FIRST["doc"],
+    )
+    values = {
+        "id": 1,
+        "wei": number(2**256 - 1),
+        "big": (1, number(-(10**50) - 1)),
+        "day": 19_724,
+        "at": 1_704_164_645_678,
+        "tags": ["a", "ö"],
+        "sizes": {"s": 1},
+        "home": {"city": (1, "Ulm")},
+        "data": b"\0\xff",
+    }
+    place.send(place.register(row), row, values, values | {"id": 2, "big": (0, None)})
+    assert place.run(driver_rows=driver_rows).caught_up
+    found = place.rows("id, wei, big, day, at, tags, sizes, home, data")
+    day, at = date(2024, 1, 2), datetime(2024, 1, 2, 3, 4, 5, 678_000, UTC)
+    rest = (day, at, ["a", "ö"], {"s": 1}, {"city": "Ulm"}, b"\0\xff")
+    assert found == [
+        (1, Decimal(2**256 - 1), Decimal(f"-1{'0' * 46}.0001"), *rest),
+        (2, Decimal(2**256 - 1), None, *rest),
+    ]
+
+
+def test_small_epochs_are_read_in_the_driver(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = place.register(FIRST)
+    place.send(one, FIRST, first(1, "a"))
+    read: list[int] = []
+    original = DriverReader.read
+
+    def counted(self: DriverReader, ranges: Any) -> Any:
+        found = original(self, ranges)
+        read.append(len(found) if found is not None else -1)
+        return found
+
+    monkeypatch.setattr(DriverReader, "read", counted)
+    assert place.run().caught_up
+    assert read == [1]
+
+
+def test_the_file_alone_is_checked_without_a_registry(place: Place) -> None:
+    assert parse_pipeline(place.file.read_text()).model.sources["src"].format == "avro"
