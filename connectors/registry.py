@@ -107,7 +107,7 @@ def describe(name: str, node: Any, settings: Settings) -> list[Json]:
     """Describe a node's physical resources without opening a connection.
 
     A hybrid source has several entries. Each entry has `kind`, `asset_key` (parts) and, where it makes sense,
-    `table_name` or `location`.
+    `scope` (the outer parts of the address), `table_name` or `location`.
     """
     if isinstance(node, HybridSourceConfig):
         phases = [part.node() for part in node.bounded_sources]

@@ -170,7 +170,11 @@ class Sink(Claimable, ABC):
         """
 
     def describe(self) -> Json:
-        """Return type, asset key parts, table name and location for users and Dagster, without secrets."""
+        """Return type, asset key parts, table name and location for users and Dagster, without secrets.
+
+        `asset_key` is the type and the name. `scope` has the outer parts of the address, such as the server.
+        Dagster puts them into the key if two targets have one name.
+        """
         return {}
 
     def close(self) -> None:

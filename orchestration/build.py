@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 
+from headrace.orchestration.asset_keys import KeyStyle, assign_keys
 from headrace.orchestration.assets import sink_assets
 from headrace.orchestration.pipelines import PIPELINE_TAG, Pipeline, read_pipeline
 from headrace.orchestration.resources import SPARK, spark_resource
 from headrace.orchestration.schedules import pipeline_schedule
 from headrace.orchestration.sensors import build_supervisor
-from headrace.orchestration.specs import broken_asset, source_specs
+from headrace.orchestration.specs import broken_assets, source_specs
 from headrace.orchestration.stream import stream_job
-from headrace.pipeline.errors import UserError
+from headrace.pipeline.errors import FileLocation, HeadraceError, PipelineFileError, UserError
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +50,7 @@ def build_definitions(
     strict: bool = True,
     sources: bool = True,
     automation: AutomationDefaults = AutomationDefaults(),
+    asset_keys: KeyStyle = "short",
 ) -> dg.Definitions:
     """Return the definitions of all pipeline files.
 
@@ -55,22 +58,33 @@ def build_definitions(
     broken file becomes an asset that shows its mistakes, and the other files load. `sources` declares the
     inputs of the pipelines as external assets with kind and columns. Without it they are plain dependencies
     that another component can declare. `automation` tells which supervisors and schedules are on at first.
+    `asset_keys`: see `assign_keys`.
     """
-    loaded: list[PipelineDefinitions] = []
-    broken: list[dg.AssetsDefinition] = []
-    for path in files:
+    broken: dict[Path, UserError] = {}
+
+    @contextmanager
+    def collect_mistakes(path: Path) -> Iterator[None]:
         try:
-            parts = build_pipeline_definitions(read_pipeline(path, overrides), automation)
-            loaded.append(_check_unique(parts, loaded))
-        except UserError as error:
+            yield
+        except Exception as error:
+            mistake = _to_user_error(error, path)
             if strict:
-                raise
-            log.error("%s cannot be loaded:\n%s", path, error)  # noqa: TRY400  a mistake in the file; its traceback is no help
-            broken.append(broken_asset(path, error))
+                raise mistake from error
+            log.error("%s cannot be loaded:\n%s", path, mistake)  # noqa: TRY400  a mistake in the file; its traceback is no help
+            broken[path] = mistake
+
+    read: dict[Path, Pipeline] = {}
+    for path in files:
+        with collect_mistakes(path):
+            read[path] = _check_unique(read_pipeline(path, overrides), read.values())
+    loaded: list[PipelineDefinitions] = []
+    for path, pipeline in zip(read, assign_keys([*read.values()], asset_keys), strict=True):
+        with collect_mistakes(path):
+            loaded.append(build_pipeline_definitions(pipeline, automation))
     return dg.Definitions(
         assets=[
             *(parts.assets for parts in loaded),
-            *broken,
+            *broken_assets(broken),
             *(source_specs([parts.pipeline for parts in loaded]) if sources else ()),
         ],
         jobs=[job for parts in loaded for job in parts.jobs],
@@ -107,18 +121,29 @@ def build_pipeline_definitions(
     )
 
 
-def _check_unique(parts: PipelineDefinitions, loaded: Sequence[PipelineDefinitions]) -> PipelineDefinitions:
-    """Return `parts` if no loaded pipeline has its name or one of its targets. Raise UserError otherwise."""
-    pipeline = parts.pipeline
-    for other in (definitions.pipeline for definitions in loaded):
+def _to_user_error(error: Exception, path: Path) -> UserError:
+    """Return the mistake of a file with its location, for any error. The first line is the default."""
+    if isinstance(error, UserError):
+        error.place = error.place or (
+            None if isinstance(error, PipelineFileError) else FileLocation(str(path), 1)
+        )
+        return error
+    kind = "" if isinstance(error, HeadraceError) else f"{type(error).__name__}: "
+    message = getattr(error, "message", None) or " ".join(str(error).split())
+    return UserError(f"{kind}{message}", hint=getattr(error, "hint", ""), place=FileLocation(str(path), 1))
+
+
+def _check_unique(pipeline: Pipeline, others: Iterable[Pipeline]) -> Pipeline:
+    """Return `pipeline` if no other one has its name or one of its targets. Raise UserError otherwise."""
+    for other in others:
         if other.name == pipeline.name:
             msg = f"pipeline name `{pipeline.file.name}` is taken by `{other.file.name}` in {other.file.path}"
             raise UserError(
                 msg, hint="Dagster compares names with every - read as _.", place=pipeline.file.place("name")
             )
-        taken = {physical.key for physical in other.sinks.values()}
+        taken = {physical.address for physical in other.sinks.values()}
         for sink, physical in pipeline.sinks.items():
-            if physical.key in taken:
+            if physical.address in taken:
                 msg = (
                     f"writes `{physical.key.to_user_string()}`, which pipeline `{other.file.name}`"
                     f" ({other.file.path}) writes too"
@@ -129,4 +154,4 @@ def _check_unique(parts: PipelineDefinitions, loaded: Sequence[PipelineDefinitio
                     node=sink,
                     place=pipeline.file.place("sinks", sink),
                 )
-    return parts
+    return pipeline

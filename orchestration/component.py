@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import dagster as dg
 from pydantic import Field
 
+from headrace.orchestration.asset_keys import KeyStyle
 from headrace.orchestration.build import AutomationDefaults, build_definitions
 from headrace.pipeline.file.discovery import find_pipeline_files
 
@@ -49,6 +50,14 @@ class PipelineComponent(dg.Component, dg.Model, dg.Resolvable):
         Field(description="Whether the schedules of the pipelines are on at first."),
     ] = "stopped"
 
+    asset_keys: Annotated[
+        KeyStyle,
+        Field(
+            description="`short`: outer parts of an address are in a key only if two resources have one name."
+            " `full`: always, so that no key changes when a pipeline is added."
+        ),
+    ] = "short"
+
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
         """Return the definitions of all pipelines at `path`.
 
@@ -57,4 +66,10 @@ class PipelineComponent(dg.Component, dg.Model, dg.Resolvable):
         path = Path(self.path)
         files = find_pipeline_files([path if path.is_absolute() else context.path / path])
         automation = AutomationDefaults(self.supervisor == "running", self.schedules == "running")
-        return build_definitions(files, self.settings, sources=self.source_assets, automation=automation)
+        return build_definitions(
+            files,
+            self.settings,
+            sources=self.source_assets,
+            automation=automation,
+            asset_keys=self.asset_keys,
+        )

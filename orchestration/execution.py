@@ -73,7 +73,7 @@ def run_pipeline(
         _log_to_stderr(settings.log_format)
         while wait_for_turn(pipeline, stop, lambda reason: events.put(RunMessage(reason))):
             # Another run can take the lease between the wait and this one.
-            with suppress(LeaseHeldError, PausedError):
+            with suppress(LeaseHeldError, PausedError), spark.translate_errors(settings):
                 return run(
                     pipeline.file,
                     settings,
@@ -142,7 +142,6 @@ def run_checks(
     does not fail a run whose rows are written. `is_canceled` ends the wait for the checks.
     """
     from headrace.jobs.checks.audit import ContentAuditOptions, audit
-    from headrace.jobs.spark.errors import translate_spark_errors
 
     settings = spark.settings(pipeline.settings())
     content = content and bool(pipeline.comparable_sinks & set(sinks))
@@ -151,8 +150,8 @@ def run_checks(
     )
 
     def work() -> list[CheckResult]:
-        session = spark.session(settings, pipeline.node_types) if needs_spark else None
-        with translate_spark_errors():
+        with spark.translate_errors(settings):
+            session = spark.session(settings, pipeline.node_types) if needs_spark else None
             return audit(
                 pipeline.file,
                 settings,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ PIPELINE_TAG = "headrace/pipeline"
 STREAM_TAG = "headrace/stream"
 REFRESH_TAG = "headrace/refresh"
 """A run with this tag and the value `false` does not read complete partitions again."""
+_MOST_CHARACTERS = 63
+"""Of the value of a tag in Dagster."""
 ICONS = {"delta": "deltalake"}
 """Storage kinds for which Dagster has an icon under another name."""
 
@@ -36,11 +39,15 @@ ICONS = {"delta": "deltalake"}
 class PhysicalAsset:
     """A table or topic outside of Headrace.
 
-    Its key is its address, so that lineage connects across pipelines.
+    Its key is its address, or the end of it, so that lineage connects across pipelines. See `asset_keys`.
     """
 
     key: dg.AssetKey
     storage_kind: str
+    name: tuple[str, ...]
+    """The type and the name. Other resources can have the same ones."""
+    address: tuple[str, ...]
+    """The type, the outer parts of the address, and the name."""
     table_name: str | None = None
     location: str | None = None
 
@@ -51,9 +58,22 @@ class PhysicalAsset:
         A sink without an address (print) gets the key `fallback`.
         """
         addressed = description.get("table_name") or description.get("location")
-        key = dg.AssetKey([str(part) for part in (addressed and description.get("asset_key")) or fallback])
+        name = tuple(str(part) for part in (addressed and description.get("asset_key")) or fallback)
+        scope = (str(part) for part in (addressed and description.get("scope")) or ())
         kind = str(description.get("kind") or fallback[0])
-        return cls(key, ICONS.get(kind, kind), description.get("table_name"), description.get("location"))
+        return cls(
+            to_asset_key(name),
+            ICONS.get(kind, kind),
+            name,
+            (name[0], *scope, *name[1:]),
+            description.get("table_name"),
+            description.get("location"),
+        )
+
+
+def to_asset_key(parts: Iterable[str]) -> dg.AssetKey:
+    """Return an asset key. Its parts have letters, digits, `_`, `-` and `.`, which Dagster accepts."""
+    return dg.AssetKey([re.sub(r"[^A-Za-z0-9_.-]+", "_", part) for part in parts])
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +97,12 @@ class Pipeline:
 
     @property
     def name(self) -> str:
-        """The pipeline's name for Dagster: letters, digits and underscores."""
-        return re.sub(r"\W", "_", self.file.name)
+        """The pipeline's name for Dagster: letters, digits and underscores, at most 63."""
+        name = re.sub(r"\W", "_", self.file.name, flags=re.ASCII)
+        if name == self.file.name.replace("-", "_") and len(name) <= _MOST_CHARACTERS:
+            return name
+        digest = hashlib.sha256(self.file.name.encode()).hexdigest()[:8]
+        return f"{name[: _MOST_CHARACTERS - 9]}_{digest}"
 
     @property
     def pool(self) -> str:

@@ -6,7 +6,8 @@ This module imports Spark (through dagster-pyspark): only runs may import it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from dagster import InitResourceContext
@@ -14,8 +15,13 @@ from dagster_pyspark import PySparkResource
 from pydantic import PrivateAttr
 from pyspark.sql import SparkSession
 
-from headrace.jobs.spark.session import jvm_alive, start_session, stop_session
+from headrace.jobs.spark.errors import translate_spark_errors
+from headrace.jobs.spark.session import explain_death, jvm_alive, start_session, stop_session
 from headrace.pipeline.config.settings import Settings, load_settings
+from headrace.pipeline.errors import SparkJvmError
+
+_DEATH_SECONDS = 5.0
+"""Seconds that a JVM with a broken connection gets to end, before its death is explained."""
 
 
 class PipelineSparkResource(PySparkResource):
@@ -48,6 +54,24 @@ class PipelineSparkResource(PySparkResource):
                 self._spark_session = start_session(self.settings(settings), wanted)
                 self._node_types = wanted
             return self._spark_session
+
+    @contextmanager
+    def translate_errors(self, settings: Settings) -> Iterator[None]:
+        """Translate failures of Spark inside this block. Explain why its JVM died if it did.
+
+        A session whose JVM died, or does not answer, is stopped, so that no later step or retry uses it.
+        """
+        try:
+            with translate_spark_errors():
+                yield
+        except SparkJvmError as error:
+            with self._lock:
+                session = self._spark_session
+                death = explain_death(session, settings, _DEATH_SECONDS) if session is not None else None
+                self._stop()
+            if death is None or death.message == error.message:
+                raise
+            raise death from error
 
     def settings(self, settings: Settings) -> Settings:
         """Return the settings with this resource's `spark_config` over their own."""

@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 
+from headrace.orchestration.asset_keys import choose_keys
 from headrace.orchestration.columns import ColumnCatalog
 from headrace.orchestration.metadata import CHECK_DESCRIPTIONS
-from headrace.orchestration.pipelines import PIPELINE_TAG, PhysicalAsset, Pipeline, applicable_checks
-from headrace.pipeline.errors import HeadraceError
+from headrace.orchestration.pipelines import (
+    PIPELINE_TAG,
+    PhysicalAsset,
+    Pipeline,
+    applicable_checks,
+    to_asset_key,
+)
+from headrace.pipeline.errors import HeadraceError, UserError
 from headrace.pipeline.model import graph
 
 SOURCE_GROUP = "sources"
 BROKEN_GROUP = "broken"
+SOURCE_LABEL, SINK_LABEL = "source", "sink"
+"""Kinds. The nodes of a graph show only the last part of their keys, which source and sink often share."""
 
 
 def sink_specs(pipeline: Pipeline, catalog: ColumnCatalog) -> list[dg.AssetSpec]:
@@ -61,23 +70,40 @@ def source_specs(pipelines: Sequence[Pipeline]) -> list[dg.AssetSpec]:
                     metadata = _physical_metadata(physical) | _column_metadata(catalog, name)
                     group = pipeline.name if readers[physical.key] == 1 else SOURCE_GROUP
                     specs[physical.key] = dg.AssetSpec(
-                        physical.key, kinds={physical.storage_kind}, group_name=group, metadata=metadata
+                        physical.key,
+                        kinds={physical.storage_kind, SOURCE_LABEL},
+                        group_name=group,
+                        metadata=metadata,
                     )
     return list(specs.values())
 
 
-def broken_asset(path: Path, error: HeadraceError) -> dg.AssetsDefinition:
-    """Return an asset that represents a file with mistakes.
+def broken_assets(errors: Mapping[Path, UserError]) -> list[dg.AssetsDefinition]:
+    """Return an asset per file with mistakes.
 
-    It describes them, and every materialization fails.
+    It describes them with their locations, and every materialization fails.
     """
+    keys = choose_keys([_file_asset(path) for path in errors])
+    return [_broken_asset(keys[_file_asset(path).address], path, error) for path, error in errors.items()]
 
+
+def _file_asset(path: Path) -> PhysicalAsset:
+    """Return the file as a resource, so that files of one name in two folders have different keys."""
+    name = (BROKEN_GROUP, path.stem)
+    folders = [part for part in path.absolute().parent.parts if part != path.anchor]
+    return PhysicalAsset(to_asset_key(name), "yaml", name, (BROKEN_GROUP, *folders, path.stem))
+
+
+def _broken_asset(key: dg.AssetKey, path: Path, error: UserError) -> dg.AssetsDefinition:
     @dg.asset(
-        key=[BROKEN_GROUP, path.stem],
+        key=key,
         group_name=BROKEN_GROUP,
         description=f"**{path} cannot be loaded.**\n\n```\n{error}\n```\n\nFix the file and reload the code"
         " location.",
-        metadata={"dagster/code_references": _code_references(path, _first_line(error))},
+        metadata={
+            "dagster/code_references": _code_references(path, _first_line(error)),
+            "mistakes": dg.MetadataValue.text(str(error)),
+        },
         tags={"headrace/broken": ""},
         kinds={"yaml"},
     )
@@ -102,7 +128,7 @@ def _sink_spec(pipeline: Pipeline, sink: str, catalog: ColumnCatalog) -> dg.Asse
             or ("exactly_once" if sink in pipeline.verifiable_sinks else "at_least_once"),
             "dagster/code_references": _code_references(Path(location.file), location.line or 1),
         },
-        kinds={physical.storage_kind, "spark"},
+        kinds={physical.storage_kind, "spark", SINK_LABEL},
         tags={PIPELINE_TAG: pipeline.name},
         group_name=pipeline.name,
         partitions_def=pipeline.partitions,

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
+from urllib.parse import urlsplit
 
 from headrace.connectors.clickhouse.client import SINK, connect
 from headrace.connectors.clickhouse.commit_table import CommitTable, PendingEpoch, TableSinkState
@@ -228,6 +229,7 @@ class ClickHouseSink(TransactionalSink):
         return {
             "kind": "clickhouse",
             "asset_key": ["clickhouse", *address],
+            "scope": [urlsplit(self._connection.url).netloc.rpartition("@")[2]],
             "table_name": ".".join(address),
         }
 

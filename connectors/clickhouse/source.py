@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
+from urllib.parse import urlsplit
 
 from headrace.connectors.clickhouse import offsets, reader
 from headrace.connectors.clickhouse import snapshot as pin
@@ -335,6 +336,7 @@ class ClickHouseTable(BoundedSource):
         return {
             "kind": "clickhouse",
             "asset_key": ["clickhouse", *address],
+            "scope": [urlsplit(self._connection.url).netloc.rpartition("@")[2]],
             "table_name": ".".join(address),
             "snapshot": self.node.snapshot,
         }

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
+from headrace.connectors.addresses import split_location
 from headrace.connectors.delta.arrow_writer import ArrowWriter
 from headrace.connectors.delta.claims import claim, end_claims, read_claims
 from headrace.connectors.delta.errors import explain, is_duplicate_transaction
@@ -177,8 +178,14 @@ class DeltaTableSink(LakehouseSink):
 
     def describe(self) -> Json:
         """Return the type, asset key and location."""
-        name = self._path.rstrip("/").rsplit("/", 1)[-1]
-        return {"kind": "delta", "asset_key": ["delta", name], "table_name": name, "location": self._path}
+        *folders, name = split_location(self._path)
+        return {
+            "kind": "delta",
+            "asset_key": ["delta", name],
+            "scope": folders,
+            "table_name": name,
+            "location": self._path,
+        }
 
     def close(self) -> None:
         """Release the session. The Spark context belongs to the pipeline run."""

@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from headrace.connectors.addresses import split_location
 from headrace.connectors.filters import quote_identifier
 from headrace.connectors.frame import EpochFrame
 from headrace.connectors.iceberg.catalog import WarehouseTable
@@ -182,6 +183,7 @@ class IcebergTableSink(LakehouseSink):
         return {
             "kind": "iceberg",
             "asset_key": ["iceberg", *name.split(".")],
+            "scope": split_location(self._warehouse or ""),
             "table_name": name,
             "location": self._warehouse,
         }

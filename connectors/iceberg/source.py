@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from headrace.connectors import offsets
+from headrace.connectors.addresses import split_location
 from headrace.connectors.filters import (
     EVERYTHING,
     apply_filter,
@@ -237,6 +238,7 @@ class IcebergTable(BoundedSource):
         return {
             "kind": "iceberg",
             "asset_key": ["iceberg", *name.split(".")],
+            "scope": split_location(self._warehouse or ""),
             "table_name": name,
             "location": self._warehouse,
         }

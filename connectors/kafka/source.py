@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
+from headrace.connectors.addresses import split_brokers
 from headrace.connectors.kafka.admin import Topic, TopicCluster
 from headrace.connectors.kafka.avro.reader_schema import resolve_reader
 from headrace.connectors.kafka.config import KafkaSourceConfig
@@ -320,6 +321,7 @@ class KafkaStream(UnboundedSource):
         return {
             "kind": "kafka",
             "asset_key": ["kafka", self._node.topic],
+            "scope": split_brokers(self._connection.brokers),
             "topic": self._node.topic,
             "table_name": self._node.topic,
         }

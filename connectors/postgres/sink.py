@@ -184,6 +184,7 @@ class PostgresSink(TransactionalSink, DirectSink):
         return {
             "kind": "postgres",
             "asset_key": ["postgres", self._node.schema_, self._node.table],
+            "scope": [f"{connection.host}:{connection.port}", connection.db],
             "table_name": f"{connection.db}.{self._node.schema_}.{self._node.table}",
             "location": f"{connection.host}:{connection.port}",
         }

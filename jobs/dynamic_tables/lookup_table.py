@@ -170,6 +170,7 @@ class ValueTable:
         return {
             "kind": "postgres",
             "asset_key": ["postgres", where.schema, where.table],
+            "scope": [f"{connection.host}:{connection.port}", connection.db],
             "table_name": f"{connection.db}.{where.name}",
             "location": f"{connection.host}:{connection.port}",
         }

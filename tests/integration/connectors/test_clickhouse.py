@@ -930,6 +930,7 @@ def test_describe_asks_nobody() -> None:
     assert source.describe() == {
         "kind": "clickhouse",
         "asset_key": ["clickhouse", "flights", "history"],
+        "scope": ["127.0.0.1:9"],
         "table_name": "flights.history",
         "snapshot": "clone",
     }

@@ -635,19 +635,20 @@ def test_what_is_likely_small_is_looked_at(
 
 
 @pytest.mark.parametrize(
-    ("path", "location"),
+    ("path", "location", "scope"),
     [
-        ("/data/lake/flights/", "/data/lake/flights"),
-        (".lake/flights", str(Path.cwd() / ".lake/flights")),
-        ("s3a://bucket/flights", "s3a://bucket/flights"),
+        ("/data/lake/flights/", "/data/lake/flights", ["data", "lake"]),
+        (".lake/flights", str(Path.cwd() / ".lake/flights"), [*Path.cwd().parts[1:], ".lake"]),
+        ("s3a://bucket/flights", "s3a://bucket/flights", ["s3a", "bucket"]),
     ],
 )
-def test_describe_opens_nothing(path: str, location: str) -> None:
+def test_describe_opens_nothing(path: str, location: str, scope: list[str]) -> None:
     node = DeltaSinkConfig.model_validate({"from": "x", "path": path})
     found = DeltaTableSink(SinkContext(KEY, node, Settings(), pa.schema([]))).describe()
     assert found == {
         "kind": "delta",
         "asset_key": ["delta", "flights"],
+        "scope": scope,
         "table_name": "flights",
         "location": location,
     }

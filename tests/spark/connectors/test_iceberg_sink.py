@@ -529,6 +529,7 @@ def test_describe_opens_nothing() -> None:
     assert found == {
         "kind": "iceberg",
         "asset_key": ["iceberg", "shop", "orders"],
+        "scope": ["nowhere"],
         "table_name": "shop.orders",
         "location": "/nowhere",
     }

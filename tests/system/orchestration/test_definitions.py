@@ -13,7 +13,7 @@ from dagster.components.testing import create_defs_folder_sandbox
 from helpers.checkout import ROOT
 from helpers.dagster_runs import DAILY, FLIGHTS, LAKE, PARTITIONS, PG
 
-from headrace.orchestration.build import build_definitions
+from headrace.orchestration.build import build_definitions, build_pipeline_definitions
 from headrace.orchestration.component import PipelineComponent
 from headrace.pipeline.errors import UserError
 from headrace.pipeline.file.discovery import find_pipeline_files
@@ -46,7 +46,7 @@ EXPECTED = {
         "clickhouse/flights/history": {
             "deps": [],
             "checks": [],
-            "kinds": ["clickhouse"],
+            "kinds": ["clickhouse", "source"],
             "group": "flights",
             "runs": False,
             "partitions": 0,
@@ -54,7 +54,7 @@ EXPECTED = {
         "kafka/flights": {
             "deps": [],
             "checks": [],
-            "kinds": ["kafka"],
+            "kinds": ["kafka", "source"],
             "group": "flights",
             "runs": False,
             "partitions": 0,
@@ -62,7 +62,7 @@ EXPECTED = {
         "postgres/public/flights": {
             "deps": ["clickhouse/flights/history", "kafka/flights"],
             "checks": ["content_matches", "exactly_once_epochs", "handoff_has_no_gap", "row_count_matches"],
-            "kinds": ["postgres", "spark"],
+            "kinds": ["postgres", "sink", "spark"],
             "group": "flights",
             "runs": True,
             "partitions": 12,
@@ -182,6 +182,58 @@ class TestBrokenFiles:
         assert not result.success
         assert str(bad) in str(result.failure_data_for_node("broken__bad"))
 
+    def test_broken_files_of_one_name_are_both_shown(self, written, tmp_path):
+        good, paths = written(), []
+        for folder in ("east", "west"):
+            (tmp_path / folder).mkdir()
+            paths.append(tmp_path / folder / "bad-file.yaml")
+            paths[-1].write_text("name: bad\nsinks: [\n")
+        found = build_definitions([*paths, good], strict=False)
+        assert {"broken/east/bad-file", "broken/west/bad-file", "postgres/public/flights"} <= set(
+            shown(found)["assets"]
+        )
+        for path in paths:
+            key = dg.AssetKey(["broken", path.parent.name, "bad-file"])
+            spec = next(spec for spec in found.resolve_all_asset_specs() if spec.key == key)
+            assert str(spec.metadata["mistakes"].value).startswith(f"{path}:")
+
+    def test_broken_by_any_error_is_shown_with_its_place(self, written, monkeypatch):
+        """A plugin, a driver or Dagster itself can fail in ways that Headrace does not know."""
+        good, bad = written(), written(ONWARD, "onward")
+
+        def fail(pipeline, *_):
+            if pipeline.name == "onward":
+                msg = "two ops have one name"
+                raise dg.DagsterInvalidDefinitionError(msg)
+            return real(pipeline)
+
+        real = build_pipeline_definitions
+        monkeypatch.setattr("headrace.orchestration.build.build_pipeline_definitions", fail)
+        specs = {
+            spec.key.to_user_string(): spec
+            for spec in build_definitions([bad, good], strict=False).resolve_all_asset_specs()
+        }
+        assert f"{bad}:1: DagsterInvalidDefinitionError: two ops" in str(specs["broken/onward"].description)
+        assert "postgres/public/flights" in specs
+        with pytest.raises(UserError, match="two ops have one name"):
+            build_definitions([bad])
+
+    def test_no_broken_file_among_long_and_foreign_names(self, written):
+        files = [
+            written(ONWARD.replace("onward", name).replace("copies", f"copies{number}"), f"n{number}")
+            for number, name in enumerate(("a" * 70, "a" * 71, "a-b"))
+        ]
+        jobs = shown(build_definitions(files, strict=False))["jobs"]
+        assert len(jobs) == 6
+        assert not [
+            asset for asset in shown(build_definitions(files, strict=False))["assets"] if "broken" in asset
+        ]
+
+    def test_a_file_that_cannot_be_read_is_broken(self, written):
+        good, bad = written(), written("", "bytes")
+        bad.write_bytes(b"name: \xff\xfe\n")
+        assert "broken/bytes" in shown(build_definitions([bad, good], strict=False))["assets"]
+
     def test_strict_raises(self, written):
         with pytest.raises(UserError, match="not YAML"):
             build_definitions([written("name: bad\nsinks: [\n", "bad")])
@@ -252,7 +304,7 @@ class TestComponent:
                 },
             )
             with sandbox.load_component_and_build_defs(defs_path=folder) as (_, defs):
-                assert shown(defs)["assets"]["kafka/flights"]["kinds"] == ["kafka"]
+                assert shown(defs)["assets"]["kafka/flights"]["kinds"] == ["kafka", "source"]
 
     @pytest.mark.parametrize("state", [None, "running", "stopped"])
     def test_a_project_starts_no_stream_unasked(self, written, state):

@@ -12,6 +12,7 @@ from dagster_pyspark import PySparkResource
 from headrace.orchestration.resources import SPARK, spark_resource
 from headrace.orchestration.spark import PipelineSparkResource
 from headrace.pipeline.config.settings import Settings
+from headrace.pipeline.errors import SparkJvmError
 
 
 class Machine:
@@ -110,3 +111,15 @@ def test_its_configuration_goes_over_that_of_the_settings(machine):
         "spark.executor.memory": "3g",
         "spark.master": "spark://there:7077",
     }
+
+
+def test_no_step_after_a_dead_jvm_gets_its_session(machine, monkeypatch):
+    """The connection broke, and the JVM has not ended yet: it still counts as alive."""
+    monkeypatch.setattr("headrace.orchestration.spark.explain_death", lambda *_: None)
+    spark = PipelineSparkResource(spark_config={})
+    first = spark.session(Settings(), {"postgres"})
+    broken = SparkJvmError("the connection to Spark's JVM broke")
+    with pytest.raises(SparkJvmError, match="broke"), spark.translate_errors(Settings()):
+        raise broken
+    assert machine.up == []
+    assert spark.session(Settings(), {"postgres"}) is not first
