@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from headrace.pipeline.protocol.epochs import Json
+
 
 def split_location(location: str) -> list[str]:
     """Return the parts of a path or a URL, from the outermost on.
@@ -12,6 +14,13 @@ def split_location(location: str) -> list[str]:
     return [part for part in path.split("/") if part not in ("", ".", "..")]
 
 
-def split_brokers(brokers: str) -> list[str]:
-    """Return one part for a Kafka cluster, which does not depend on the order of the brokers."""
-    return [",".join(sorted(part.strip() for part in brokers.split(",") if part.strip()))]
+def describe_topic(topic: str, brokers: str) -> Json:
+    """Return the description of a topic. The order of the brokers does not change it."""
+    cluster = ",".join(sorted(part.strip() for part in brokers.split(",") if part.strip()))
+    return {
+        "kind": "kafka",
+        "asset_key": ["kafka", topic],
+        "scope": [cluster],
+        "topic": topic,
+        "table_name": topic,
+    }

@@ -178,6 +178,10 @@ class BoundedSource(ABC):
     def drop_stale_snapshots(self, owner: str, generation: int, keep: Sequence[Json]) -> None:
         """Drop the snapshots of `owner` up to this generation, except the handles in `keep`."""
 
+    def newest_change_ms(self) -> int | None:
+        """Return when the newest data arrived, in epoch milliseconds, without reading it. None if unknown."""
+        return None
+
     def describe(self) -> Json:
         """Return the type, asset key parts and table name for users and Dagster, without secrets."""
         return {}
@@ -338,6 +342,10 @@ class UnboundedSource(ABC):
 
     def commit(self, position: Json) -> None:
         """Report the position to the source's own tools (Kafka: group offsets). Never read back."""
+
+    def newest_change_ms(self) -> int | None:
+        """Return when the newest data arrived, in epoch milliseconds, without reading it. None if unknown."""
+        return None
 
     def describe(self) -> Json:
         """Return the type, asset key parts and topic for users and Dagster, without secrets."""

@@ -17,6 +17,7 @@ from headrace.jobs.run.events import (
 )
 from headrace.jobs.run.status import completed_partitions
 from headrace.orchestration import metadata as report
+from headrace.orchestration import source_reports
 from headrace.orchestration.columns import ColumnCatalog
 from headrace.orchestration.execution import run_checks, run_pipeline, to_dagster_error
 from headrace.orchestration.pipelines import (
@@ -94,6 +95,8 @@ def sink_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
         elif written:
             _report_observations(context, pipeline, partitions, written[0])
         yield from _report_checks(context, pipeline, partitions, checks)
+        if written:
+            source_reports.report_sources(context, pipeline, watch.canceled.is_set)
 
     return write_sinks
 

@@ -161,7 +161,12 @@ def run_checks(
             )
 
     # In a thread, because a first session in the main thread would replace Dagster's interrupt handlers.
-    future = _in_thread(work, "checks")
+    return wait_for_thread(work, "checks", is_canceled)
+
+
+def wait_for_thread(work: Callable[[], T], name: str, is_canceled: Callable[[], bool]) -> T:
+    """Return the result of `work`, which runs in a thread. `is_canceled` ends the wait for it."""
+    future = _in_thread(work, name)
     while not wait([future], timeout=_POLL_SECONDS).done:
         if is_canceled():
             raise DagsterExecutionInterruptedError

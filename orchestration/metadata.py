@@ -32,6 +32,8 @@ def run_metadata(result: RunResult, sink: str) -> dict[str, Any]:
     }
     if result.rejected:
         metadata["rows rejected"] = sum(result.rejected.values())
+    rows, seconds = metadata.get("rows_written", 0), sum(one.seconds for one in result.phases.values())
+    metadata |= speed_metadata(rows, seconds)
     for phase, figures in result.phases.items():
         metadata[f"{phase} rows"] = figures.rows
         metadata[f"{phase} seconds"] = round(figures.seconds, 3)
@@ -47,6 +49,14 @@ def counts_metadata(counts: WriteCounts) -> dict[str, Any]:
         "deleted": counts.deleted,
     }
     return {name: value for name, value in values.items() if value is not None}
+
+
+def speed_metadata(rows: int, seconds: float) -> dict[str, Any]:
+    """Return the time of the work and the rows per second. Dagster plots numbers over time."""
+    return {
+        "duration_seconds": round(seconds, 3),
+        "rows_per_second": round(rows / seconds, 1) if seconds else 0.0,
+    }
 
 
 def target_metadata(checks: Mapping[str, CheckResult]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import dagster as dg
 
 from headrace.orchestration.asset_keys import choose_keys
 from headrace.orchestration.columns import ColumnCatalog
+from headrace.orchestration.drawing import draw_pipeline
 from headrace.orchestration.metadata import CHECK_DESCRIPTIONS
 from headrace.orchestration.pipelines import (
     PIPELINE_TAG,
@@ -119,7 +120,8 @@ def _sink_spec(pipeline: Pipeline, sink: str, catalog: ColumnCatalog) -> dg.Asse
     return dg.AssetSpec(
         physical.key,
         deps=[*dict.fromkeys(_upstream_keys(pipeline, sink))],
-        description=f"Sink `{sink}` of pipeline `{file.name}` ({Path(file.path).name}).",
+        description=f"Sink `{sink}` of pipeline `{file.name}` ({Path(file.path).name}).\n\n"
+        + draw_pipeline(pipeline),
         metadata=_physical_metadata(physical)
         | _column_metadata(catalog, sink)
         | {

@@ -10,6 +10,7 @@ import dagster as dg
 from pydantic import Field
 
 from headrace.jobs.run.events import (
+    CheckResult,
     EpochCommitted,
     Event,
     PartitionCompleted,
@@ -19,6 +20,9 @@ from headrace.jobs.run.events import (
     Until,
 )
 from headrace.orchestration import metadata as report
+from headrace.orchestration import source_reports
+from headrace.orchestration.columns import ColumnCatalog
+from headrace.orchestration.drawing import draw_pipeline
 from headrace.orchestration.execution import run_checks, run_pipeline
 from headrace.orchestration.pipelines import PIPELINE_TAG, STREAM_TAG, Pipeline, applicable_checks
 from headrace.orchestration.resources import SPARK
@@ -33,6 +37,10 @@ from headrace.pipeline.errors import HeadraceError
 
 PARTITION_STATE, CURRENT, COMPLETE = "partition state", "current", "complete"
 """Metadata of a report about a partition of the stream, and its values."""
+CHECK_REPORT_SECONDS = 1800.0
+"""Seconds between two reports of a check whose result stays the same. Dagster never prunes its event log."""
+SOURCE_SECONDS = 900.0
+"""Seconds between two observations of the sources."""
 _CHECK_SHARE = 0.05
 """The largest share of the time that checks may use, since they count whole tables."""
 
@@ -85,7 +93,7 @@ def stream_job(pipeline: Pipeline) -> dg.JobDefinition:
     @dg.job(
         name=f"{pipeline.name}_stream",
         description=f"The rest of history, the handoff, then the stream of pipeline `{pipeline.file.name}`"
-        f" ({pipeline.file.model.stream.mode}).",
+        f" ({pipeline.file.model.stream.mode}).\n\n{draw_pipeline(pipeline)}",
         tags={PIPELINE_TAG: pipeline.name, STREAM_TAG: pipeline.name},
         executor_def=dg.in_process_executor,
     )
@@ -109,7 +117,7 @@ def _run_limits(pipeline: Pipeline, config: StreamConfig) -> tuple[Until, timede
 
 
 class StreamReporter:
-    """Converts the events of a run into materializations and checks, at most once a minute per sink.
+    """Converts the events of a run into materializations and checks, at intervals.
 
     With partitions, rows count for the partition of today, and completed partitions are reported as
     materialized. If all partitions of the stream are in the past, the work before it has caught up is an
@@ -133,12 +141,21 @@ class StreamReporter:
         self._backlog: int | None = None
         self._unchecked = False
         self._next_checks = clock() + REPORT_SECONDS
+        self._next_sources = clock() + REPORT_SECONDS
+        self._checks: dict[tuple[str, str], tuple[bool | None, float]] = {}
+        """Result and time of the last report, by sink and check."""
+        self._rows: Mapping[str, Mapping[str, int]] = {}
+        """The row count of each target that a check has counted, as metadata."""
+        catalog = ColumnCatalog(pipeline)
+        self._lineage = {sink: catalog.lineage(sink, pipeline.sources) for sink in pipeline.sinks}
+        """Column lineage by sink, until it is reported: once in a run."""
 
     def on_event(self, event: Event) -> None:
         """Add an event to the progress. Report only rare events at once."""
         if isinstance(event, EpochCommitted):
             self._progress.add(event)
             self._backlog = event.backlog
+            self._unchecked = True
         elif isinstance(event, PhaseChanged):
             self._context.log.info("phase %s %s", event.phase, event.detail or "")
         elif isinstance(event, PartitionCompleted) and event.window and self._pipeline.partitions:
@@ -151,13 +168,14 @@ class StreamReporter:
             self._context.log.log(event.level.upper(), event.message)
 
     def on_tick(self) -> None:
-        """Report the sinks that are due. Run the checks if they are due."""
+        """Report what is due: checks, which count the rows of the targets, then sinks and sources."""
+        if self._unchecked and self._clock() >= self._next_checks:
+            self._run_checks()
         completed = self._partitions.take_completed(caught_up=self._backlog == 0)
         progress = {figures.sink: figures for figures in self._progress.take_due(force=bool(completed))}
         self._report_progress(progress, completed)
-        self._unchecked = self._unchecked or bool(progress)
-        if self._unchecked and self._clock() >= self._next_checks:
-            self._run_checks()
+        if progress and self._clock() >= self._next_sources:
+            self._report_sources()
 
     def report_remaining(self, *, caught_up: bool) -> None:
         """Report what was not due yet, so that every committed epoch is reported, however the run ends."""
@@ -165,16 +183,17 @@ class StreamReporter:
         self._report_progress(progress, self._partitions.take_completed(caught_up=caught_up))
 
     def finish(self, result: RunResult) -> None:
-        """Report the rest, and run the checks a last time."""
+        """Run the checks a last time, and report the rest."""
+        self._run_checks(is_last=True)
         self.report_remaining(caught_up=result.caught_up)
+        self._report_sources()
         self._context.log.info(
             "ended by %s after %d epochs, caught up: %s", result.stop_reason, result.epochs, result.caught_up
         )
-        self._run_checks()
 
     def _report_progress(self, progress: Mapping[str, SinkProgress], completed: list[str]) -> None:
         for sink, physical in self._pipeline.sinks.items():
-            metadata = _progress_metadata(progress[sink]) if sink in progress else {}
+            metadata = self._metadata(progress[sink]) if sink in progress else {}
             for partition in completed:
                 self._context.log_event(
                     dg.AssetMaterialization(
@@ -194,8 +213,23 @@ class StreamReporter:
                     dg.AssetMaterialization(physical.key, partition=partition, metadata=metadata | state)
                 )
 
-    def _run_checks(self) -> None:
-        """Report one evaluation per check and sink. A system that is unreachable does not end the stream."""
+    def _metadata(self, progress: SinkProgress) -> dict[str, Any]:
+        lineage = self._lineage.pop(progress.sink, None)
+        return (
+            _progress_metadata(progress)
+            | dict(self._rows.get(progress.sink, {}))
+            | ({"dagster/column_lineage": lineage} if lineage else {})
+        )
+
+    def _report_sources(self) -> None:
+        source_reports.report_sources(self._context, self._pipeline, self._is_canceled)
+        self._next_sources = self._clock() + SOURCE_SECONDS
+
+    def _run_checks(self, *, is_last: bool = False) -> None:
+        """Report the checks whose result changed, or whose last report is old. The last time report all.
+
+        A system that is unreachable does not end the stream.
+        """
         started, self._unchecked = self._clock(), False
         try:
             results = (
@@ -212,21 +246,29 @@ class StreamReporter:
             self._context.log.warning("no checks this time: %s", error)
             results = []
         for check in results:
-            if check.name in applicable_checks(self._pipeline, check.sink):
+            if check.name == "row_count_matches":
+                self._rows = {**self._rows, check.sink: report.target_metadata({check.name: check})}
+            if check.name in applicable_checks(self._pipeline, check.sink) and (
+                is_last or self._is_check_due(check)
+            ):
+                self._checks[check.sink, check.name] = check.passed, started
                 report.log_check(self._context, check, self._pipeline.sinks[check.sink].key)
         seconds = self._clock() - started
         self._next_checks = self._clock() + max(REPORT_SECONDS, seconds / _CHECK_SHARE)
+
+    def _is_check_due(self, check: CheckResult) -> bool:
+        passed, reported_at = self._checks.get((check.sink, check.name), (None, float("-inf")))
+        return passed is not check.passed or self._clock() - reported_at >= CHECK_REPORT_SECONDS
 
 
 def _progress_metadata(progress: SinkProgress) -> dict[str, Any]:
     metadata = report.counts_metadata(progress.counts) | {
         "epochs": progress.epochs,
-        "first epoch": progress.first,
         "last epoch": progress.last,
         "phase": str(progress.phase),
-        "rows per second of work": round(progress.counts.rows / progress.seconds) if progress.seconds else 0,
     }
-    return metadata if progress.backlog is None else metadata | {"offsets behind": progress.backlog}
+    metadata |= report.speed_metadata(progress.counts.rows, progress.seconds)
+    return metadata if progress.backlog is None else metadata | {"lag_offsets": progress.backlog}
 
 
 def _completed_partitions(instance: dg.DagsterInstance, pipeline: Pipeline) -> set[str]:

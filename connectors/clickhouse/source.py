@@ -329,6 +329,17 @@ class ClickHouseTable(BoundedSource):
         table = pin.open_snapshot(self._client, snapshot.handle, self.name)
         return SplitPlanner(self._client, table, self.node, self.name).count_unpartitioned_rows(window, cut)
 
+    def newest_change_ms(self) -> int | None:
+        """See `BoundedSource.newest_change_ms`: the newest insert or merge. None for tables without parts."""
+        database, name = self._address(self.node.table_name)
+        with translate_errors(self.name, self.node.table_name):
+            rows = self._client.query(
+                "SELECT toUnixTimestamp(max(modification_time)) FROM system.parts WHERE active AND database ="
+                " {database:String} AND table = {name:String}",
+                parameters={"database": database, "name": name},
+            ).result_rows
+        return rows[0][0] * 1000 or None
+
     def describe(self) -> Json:
         """Return the type, asset key and table name from the file and the settings, without a query."""
         database, dot, table = self.node.table_name.partition(".")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, ClassVar
 
-from headrace.connectors.addresses import split_brokers
+from headrace.connectors.addresses import describe_topic
 from headrace.connectors.json_text import check_keys
 from headrace.connectors.kafka.admin import Topic, TopicCluster
 from headrace.connectors.kafka.commit_log import CommitLog, LogEntry, TopicSinkState
@@ -196,14 +196,7 @@ class KafkaSink(TransactionalSink):
 
     def describe(self) -> Json:
         """Return the type, asset key and topic."""
-        topic = self._node.topic
-        return {
-            "kind": "kafka",
-            "asset_key": ["kafka", topic],
-            "scope": split_brokers(self._connection.brokers),
-            "topic": topic,
-            "table_name": topic,
-        }
+        return describe_topic(self._node.topic, self._connection.brokers)
 
     def close(self) -> None:
         """Close the clients."""

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from headrace.connectors.addresses import split_brokers
+from headrace.connectors.addresses import describe_topic
 from headrace.connectors.kafka.admin import Topic, TopicCluster
 from headrace.connectors.kafka.avro.reader_schema import resolve_reader
 from headrace.connectors.kafka.config import KafkaSourceConfig
@@ -318,13 +318,11 @@ class KafkaStream(UnboundedSource):
 
     def describe(self) -> Json:
         """Return the type, asset key and topic."""
-        return {
-            "kind": "kafka",
-            "asset_key": ["kafka", self._node.topic],
-            "scope": split_brokers(self._connection.brokers),
-            "topic": self._node.topic,
-            "table_name": self._node.topic,
-        }
+        return describe_topic(self._node.topic, self._connection.brokers)
+
+    def newest_change_ms(self) -> int | None:
+        """See `UnboundedSource.newest_change_ms`."""
+        return max(self._cluster.newest_ms(self._cluster.describe().partitions).values(), default=None)
 
     def close(self) -> None:
         """Close the clients."""

@@ -13,6 +13,7 @@ import dagster as dg
 
 import headrace.jobs.checks.audit
 import headrace.jobs.run.runner
+import headrace.orchestration.source_reports
 import headrace.orchestration.spark
 from headrace.jobs.run.events import RunResult
 from headrace.orchestration.build import build_definitions
@@ -48,6 +49,7 @@ def audit(*_, spark, **__):
 
 
 headrace.orchestration.spark.start_session = start_session
+headrace.orchestration.source_reports.observe_sources = lambda _: {}
 headrace.jobs.run.runner.run = run
 headrace.jobs.checks.audit.audit = audit
 with dg.DagsterInstance.ephemeral() as instance:

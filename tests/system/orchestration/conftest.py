@@ -54,6 +54,7 @@ class StandIn:
     failing: set[str] = field(default_factory=set)
     not_applicable: set[str] = field(default_factory=set)
     during: Callable[..., None] | None = None
+    observed: dict[Any, Any] = field(default_factory=dict)
     rows: int = 7
     epochs: int = 1
 
@@ -101,6 +102,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     found = StandIn()
     monkeypatch.setattr("headrace.jobs.run.runner.run", found.run)
     monkeypatch.setattr("headrace.jobs.checks.audit.audit", found.audit)
+    monkeypatch.setattr("headrace.orchestration.source_reports.observe_sources", lambda _: found.observed)
     monkeypatch.setattr(
         "headrace.orchestration.spark.start_session", lambda *asked: found.sessions.append(asked)
     )
