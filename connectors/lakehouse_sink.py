@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from abc import abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 from headrace.connectors.content import TargetContent
 from headrace.connectors.filters import quote_identifier
 from headrace.connectors.lakehouse_rows import bounds_of
+from headrace.connectors.target_query import QueryResult, TargetQuery, to_query_column
 from headrace.connectors.transactional_sink import SinkState, TransactionalSink
 from headrace.pipeline.errors import InternalError
 from headrace.pipeline.protocol.epochs import CommitRecord
@@ -78,6 +80,33 @@ class LakehouseSink(TransactionalSink):
             columns,
             lookup=lambda keys: _rows_of_keys(frame, keys) if rows <= LOOKUP_ROWS else None,
         )
+
+    def query_target(self) -> TargetQuery | None:
+        """Return SQL over one table version, as a temporary view of the session."""
+        state = self.read_state()
+        if state is None:
+            return None
+        frame, view = self.read_rows(state), f"headrace_check_{uuid.uuid4().hex}"
+        frame.createOrReplaceTempView(view)
+        session = frame.sparkSession
+        return TargetQuery(
+            "spark",
+            view,
+            {field.name: to_query_column("spark", field.dataType.simpleString()) for field in frame.schema},
+            lambda text: _fetch(session, text),
+            state.record,
+            is_shared=any(claim.key != self._context.key for claim in self.claims()),
+            close=lambda: _drop_view(session, view),
+        )
+
+
+def _fetch(session: SparkSession, text: str) -> QueryResult:
+    found = session.sql(text)
+    return QueryResult(found.columns, found.collect())
+
+
+def _drop_view(session: SparkSession, view: str) -> None:
+    session.catalog.dropTempView(view)
 
 
 def _is_within(rows: DataFrame, partition: HistoryPartition) -> Column:

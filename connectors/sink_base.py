@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from headrace.connectors.content import TargetContent
+    from headrace.connectors.target_query import TargetQuery
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +153,10 @@ class Sink(Claimable, ABC):
         target.
         """
         del schema, folder, limit
+        return None
+
+    def query_target(self) -> TargetQuery | None:
+        """Return read-only SQL over one snapshot of the target, or None if there is no table."""
         return None
 
     def read_keys(self, partition: HistoryPartition | None, folder: Path) -> DataFrame:

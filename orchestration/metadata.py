@@ -68,13 +68,14 @@ def target_metadata(checks: Mapping[str, CheckResult]) -> dict[str, Any]:
 def check_result(check: CheckResult, key: dg.AssetKey) -> dg.AssetCheckResult:
     """Return the result for a step's own check.
 
-    A check that does not apply is a warning: not green, and not blocking.
+    A check that does not apply passes, with the reason and `applies: false`. Dagster has no third result, and
+    a warning would ask for an action.
     """
     return dg.AssetCheckResult(
-        passed=bool(check.passed),
+        passed=check.passed is not False,
         asset_key=key,
         check_name=check.name,
-        severity=dg.AssetCheckSeverity.WARN if check.passed is None else dg.AssetCheckSeverity.ERROR,
+        severity=dg.AssetCheckSeverity.WARN if check.severity == "warning" else dg.AssetCheckSeverity.ERROR,
         description=check.message,
         metadata=check_metadata(check),
     )
@@ -95,14 +96,23 @@ def log_check(context: Any, check: CheckResult, key: dg.AssetKey, *, partition: 
             severity=result.severity,
             description=result.description,
             metadata=result.metadata,
-            blocking=True,
+            blocking=check.severity == "error",
             partition=partition,
         )
     )
 
 
 def check_metadata(check: CheckResult) -> dict[str, Any]:
-    """Return the check's numbers without those that are None, which Dagster would show as missing numbers."""
-    return {"applies": check.passed is not None} | {
-        name: value for name, value in check.numbers.items() if value is not None
-    }
+    """Return the check's numbers without those that are None, which Dagster would show as missing numbers.
+
+    Sample rows are a table.
+    """
+    numbers = {name: value for name, value in check.numbers.items() if value is not None}
+    if samples := numbers.pop("samples", ()):
+        records = [
+            dg.TableRecord({column: "NULL" if value is None else str(value) for column, value in row.items()})
+            for row in samples
+        ]
+        schema = dg.TableSchema(columns=[dg.TableColumn(column) for column in samples[0]])
+        numbers["samples"] = dg.MetadataValue.table(records, schema)
+    return {"applies": check.passed is not None} | numbers

@@ -20,6 +20,7 @@ from headrace.pipeline.config.settings import Settings, load_settings
 from headrace.pipeline.file.loader import PipelineFile, load_pipeline
 from headrace.pipeline.model import graph
 from headrace.pipeline.model.capabilities import Delivery
+from headrace.pipeline.model.checks import SinkCheckConfig
 from headrace.pipeline.model.run_options import OPEN, PartitionsConfig
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.epochs import Json
@@ -221,7 +222,7 @@ def partition_range_tags(first: str, last: str) -> dict[str, str]:
 
 
 def applicable_checks(pipeline: Pipeline, sink: str) -> Sequence[str]:
-    """Return the checks that apply to a sink.
+    """Return the checks that apply to a sink, those of the file last.
 
     A sink without a commit record has none. The handoff check needs a hybrid source. The content check needs
     rows that can be recomputed and read back.
@@ -235,7 +236,13 @@ def applicable_checks(pipeline: Pipeline, sink: str) -> Sequence[str]:
         *always,
         *(["handoff_has_no_gap"] if hybrid else []),
         *(["content_matches"] if sink in pipeline.comparable_sinks else []),
+        *declared_checks(pipeline, sink),
     )
+
+
+def declared_checks(pipeline: Pipeline, sink: str) -> Mapping[str, SinkCheckConfig]:
+    """Return the checks that the file declares for a sink."""
+    return getattr(pipeline.file.model.sinks[sink], "checks", {})
 
 
 def partition_error(pipeline: Pipeline, partitions: Sequence[str] | None) -> str:

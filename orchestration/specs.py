@@ -20,6 +20,7 @@ from headrace.orchestration.pipelines import (
     PhysicalAsset,
     Pipeline,
     applicable_checks,
+    declared_checks,
     to_asset_key,
 )
 from headrace.pipeline.errors import HeadraceError, UserError
@@ -37,14 +38,29 @@ def sink_specs(pipeline: Pipeline, catalog: ColumnCatalog) -> list[dg.AssetSpec]
 
 
 def check_specs(pipeline: Pipeline) -> list[dg.AssetCheckSpec]:
-    """Return the blocking checks per sink. They cover the whole sink, so they have no partitions."""
+    """Return the checks per sink, blocking unless the file declares a warning.
+
+    They cover the whole sink, so they have no partitions.
+    """
     return [
-        dg.AssetCheckSpec(
-            name, asset=pipeline.sinks[sink].key, blocking=True, description=CHECK_DESCRIPTIONS[name]
-        )
+        _check_spec(pipeline, sink, name)
         for sink in pipeline.sinks
         for name in applicable_checks(pipeline, sink)
     ]
+
+
+def _check_spec(pipeline: Pipeline, sink: str, name: str) -> dg.AssetCheckSpec:
+    declared, key = declared_checks(pipeline, sink).get(name), pipeline.sinks[sink].key
+    if declared is None:
+        return dg.AssetCheckSpec(name, asset=key, blocking=True, description=CHECK_DESCRIPTIONS[name])
+    place = pipeline.file.place("sinks", sink, "checks", name)
+    return dg.AssetCheckSpec(
+        name,
+        asset=key,
+        blocking=declared.severity == "error",
+        description=declared.description
+        or f"`{declared.rule}`, declared in {Path(place.file).name}:{place.line}.",
+    )
 
 
 def source_specs(pipelines: Sequence[Pipeline]) -> list[dg.AssetSpec]:

@@ -23,7 +23,7 @@ WANTED: dict[str, str] = {
     "float_type": "a number",
     "float_parsing": "a number",
     "greater_than_equal": "0 or more",
-    "less_than_equal": "1 or less",
+    "less_than_equal": "a smaller number",
     "time_delta_type": "a duration such as 500ms or 1h 30m",
     "time_delta_parsing": "a duration such as 500ms or 1h 30m",
     "date_type": "a day such as 2013-01-31, or a month such as 2013-01",

@@ -46,6 +46,7 @@ class ClickHouseSinkConfig(KeyedSinkConfig):
 
     target_keys: ClassVar[tuple[str, ...]] = ("table",)
     metric_labels: ClassVar[tuple[str, ...]] = ("table",)
+    check_dialect: ClassVar[Literal["spark", "postgres", "clickhouse"]] = "clickhouse"
 
     type: Literal["clickhouse"] = "clickhouse"
     table: str = Field(description="`table` of the connection's own database, or `database.table`.")

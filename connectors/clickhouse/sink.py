@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from clickhouse_connect.driver.client import Client
 
     from headrace.connectors.frame import EpochFrame
+    from headrace.connectors.target_query import TargetQuery
 
 
 class ClickHouseSink(TransactionalSink):
@@ -221,6 +222,15 @@ class ClickHouseSink(TransactionalSink):
         columns = reader.comparable(schema)
         record, rows = reader.read_stable(self.record, lambda: reader.read(schema, columns, limit))
         return None if record is None else TargetContent(record, None, columns, table=rows)
+
+    def query_target(self) -> TargetQuery | None:
+        """Return queries of the table as it is at each statement."""
+        info = self._table.find()
+        if info is None:
+            return None
+        reader = TableReader(self._client, self._name, info)
+        is_shared = any(claim.key != self._context.key for claim in self._log.read_claims(info.uuid))
+        return reader.open_query(self.record(), is_shared=is_shared)
 
     def describe(self) -> Json:
         """Return the type, asset key and table name from the file and the settings, without a query."""

@@ -13,6 +13,7 @@ from headrace.connectors.clickhouse.client import SINK, translate_errors
 from headrace.connectors.clickhouse.sink_types import column_type
 from headrace.connectors.clickhouse.snapshot import ClickHouseTableInfo
 from headrace.connectors.clickhouse.types import quote
+from headrace.connectors.target_query import QueryResult, TargetQuery, to_query_column
 from headrace.pipeline.errors import TransientError
 from headrace.pipeline.protocol.epochs import CommitRecord
 from headrace.pipeline.types.arrow import is_nested
@@ -59,6 +60,22 @@ class TableReader:
         if limit is not None and self.count() > limit:
             return None
         return self._select(schema, columns)
+
+    def open_query(self, record: CommitRecord | None, *, is_shared: bool) -> TargetQuery:
+        """Return read-only SQL over the rows that readers of the table see."""
+        with self._errors():
+            columns = self._client.query(
+                "SELECT name, type FROM system.columns WHERE database = {database:String}"
+                " AND table = {table:String} ORDER BY position",
+                parameters={"database": self._table.database, "table": self._table.name},
+            ).result_rows
+        kinds = {name: to_query_column("clickhouse", kind) for name, kind in columns}
+        return TargetQuery("clickhouse", self._from, kinds, self._fetch, record, is_shared)
+
+    def _fetch(self, text: str) -> QueryResult:
+        with self._errors():
+            found = self._client.query(text)
+        return QueryResult(found.column_names, found.result_rows)
 
     def _select(self, schema: pa.Schema, columns: Sequence[str]) -> pa.Table:
         fields = [schema.field(name) for name in columns]

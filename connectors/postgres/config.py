@@ -16,6 +16,7 @@ class PostgresSinkConfig(KeyedSinkConfig):
 
     target_keys: ClassVar[tuple[str, ...]] = ("schema", "table")
     metric_labels: ClassVar[tuple[str, ...]] = ("table",)
+    check_dialect: ClassVar[Literal["spark", "postgres", "clickhouse"]] = "postgres"
 
     type: Literal["postgres"] = "postgres"
     schema_: str = Field(

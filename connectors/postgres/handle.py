@@ -18,6 +18,7 @@ from headrace.connectors.postgres.direct import DirectLoad
 from headrace.connectors.postgres.load import LoadContext
 from headrace.connectors.postgres.markers import markers
 from headrace.connectors.postgres.merge import ConflictPolicy
+from headrace.connectors.postgres.queries import open_query
 from headrace.connectors.postgres.session import (
     Address,
     ControlConnection,
@@ -37,6 +38,8 @@ from headrace.pipeline.types.arrow import is_nested
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from headrace.connectors.target_query import TargetQuery
 
 log = logging.getLogger(__name__)
 
@@ -131,6 +134,10 @@ class PostgresSinkHandle:
     def read_content(self, schema: pa.Schema) -> TargetReader:
         """Return the reader of the record and the rows of one snapshot."""
         return TargetReader(self.address, self.store, self._table, schema, self._columns)
+
+    def query_target(self) -> TargetQuery | None:
+        """See `PostgresSink.query_target`."""
+        return open_query(self.control, self.store, self._table, self._name)
 
     def write(self, plan: EpochPlan, frame: EpochFrame) -> WriteCounts:
         """Write a small epoch from the driver alone, and a larger one through tasks that stage its rows."""

@@ -109,7 +109,7 @@ class ControlConnection:
         self._connection: psycopg.Connection | None = None
 
     @contextmanager
-    def transaction(self, *, snapshot: bool = False) -> Iterator[Session]:
+    def transaction(self, *, snapshot: bool = False) -> Iterator[ControlSession]:
         """Run one transaction: commit at the end, roll back after an error.
 
         With `snapshot`, all statements read one REPEATABLE READ snapshot. A connection that is dead at the
@@ -118,7 +118,7 @@ class ControlConnection:
         with translate_errors(self._address.node):
             connection = self._ready(snapshot=snapshot)
             try:
-                yield _PsycopgSession(connection)
+                yield ControlSession(connection)
                 connection.commit()
             except BaseException:
                 self._give_up(connection)
@@ -144,7 +144,7 @@ class ControlConnection:
                 try:
                     begin = "BEGIN ISOLATION LEVEL REPEATABLE READ" if snapshot else "BEGIN"
                     self._connection.execute(begin)
-                    _PsycopgSession(self._connection).run(_LOCAL, self._address.statement_timeout)
+                    ControlSession(self._connection).run(_LOCAL, self._address.statement_timeout)
                 except BaseException:
                     self.close()
                     raise
@@ -166,7 +166,7 @@ class ControlConnection:
             self.close()
 
 
-class _PsycopgSession:
+class ControlSession:
     """Statements on a psycopg connection inside its transaction."""
 
     def __init__(self, connection: psycopg.Connection) -> None:
@@ -178,6 +178,11 @@ class _PsycopgSession:
         """Run one statement."""
         self._cursor.execute(query, values or None)  # type: ignore[arg-type]
         return self._cursor.fetchall() if self._cursor.description else []
+
+    @property
+    def columns(self) -> list[str]:
+        """The column names of the last result."""
+        return [column.name for column in self._cursor.description or ()]
 
 
 class Loader:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from headrace.connectors.postgres.content import TargetReader
     from headrace.connectors.postgres.handle import PostgresSinkHandle
+    from headrace.connectors.target_query import TargetQuery
 
 
 class PostgresSink(TransactionalSink, DirectSink):
@@ -156,6 +157,10 @@ class PostgresSink(TransactionalSink, DirectSink):
         return TargetContent(
             reader.record, spark.read.parquet(str(path)) if table is None else None, columns, table
         )
+
+    def query_target(self) -> TargetQuery | None:
+        """Return queries in one read-only transaction, which closing ends."""
+        return self._open.query_target()
 
     def check_readable_keys(self) -> None:
         """Raise GuaranteeError for a key of a type that is not read back, such as a time of day."""

@@ -16,6 +16,7 @@ from headrace.jobs.explain.formats import Format, render
 from headrace.jobs.run.events import CheckResult
 from headrace.pipeline.config.settings import load_settings
 from headrace.pipeline.file.loader import load_pipeline
+from headrace.pipeline.model.checks import BUILT_IN_CHECKS
 from headrace.pipeline.model.error_outputs import error_sinks, rejected_rows
 from headrace.pipeline.protocol.epochs import Json, largest_row_count
 from headrace.pipeline.protocol.ledger.model import EpochRow, PipelineState
@@ -172,6 +173,7 @@ def audit(
                     "name": r.name,
                     "sink": r.sink,
                     "passed": r.passed,
+                    "severity": r.severity,
                     "message": r.message,
                     "numbers": r.numbers,
                 }
@@ -181,7 +183,7 @@ def audit(
     else:
         show_checks(stdout_console(), results)
         show_repairs(stdout_console(), path, results)
-    if any(result.passed is False for result in results):
+    if any(result.is_error for result in results):
         raise typer.Exit(1)
 
 
@@ -189,19 +191,28 @@ def show_checks(console: Console, results: list[CheckResult]) -> None:
     """Print one paragraph per check: result, sink, message, and the numbers of a failed check."""
     labels = {True: ("ok  ", "green"), False: ("FAIL", "bold red"), None: ("n/a ", "dim")}
     for result in results:
-        label, style = labels[result.passed]
+        is_warning = result.passed is False and not result.is_error
+        label, style = ("WARN", "yellow") if is_warning else labels[result.passed]
         console.print(f"  [{style}]{label}[/] {result.name} of {result.sink}")
         console.print(f"       {result.message}", markup=False)
         if result.passed is False:
+            samples = result.numbers.get("samples", ())
             for key, value in list(result.numbers.items())[:_FAILURES_SHOWN]:
-                console.print(f"       {key}: {value}", markup=False)
+                if key != "samples":
+                    console.print(f"       {key}: {value}", markup=False)
+            for row in samples:
+                values = ", ".join(f"{column}={value}" for column, value in row.items())
+                console.print(f"       row: {values}", markup=False)
 
 
 def show_repairs(console: Console, path: Path, results: list[CheckResult]) -> None:
-    """Print the commands that repair what the failed checks found, per sink."""
+    """Print the commands that repair what the failed checks found, per sink.
+
+    Rows that a declared check rejects are the rows of the sources, so no command repairs them.
+    """
     failed: dict[str, set[str]] = {}
     for result in results:
-        if result.passed is False:
+        if result.passed is False and result.name in BUILT_IN_CHECKS:
             failed.setdefault(result.sink, set()).add(result.name)
     for sink, names in failed.items():
         if names & {"row_count_matches", "content_matches"}:

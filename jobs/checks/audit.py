@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from headrace.connectors import registry
 from headrace.connectors.ledger.factory import open_ledger
 from headrace.connectors.sink_base import Sink, SinkContext
+from headrace.jobs.checks.declared.evaluate import DeclaredChecks
 from headrace.jobs.checks.ledger_proof import LedgerProof
 from headrace.jobs.checks.ledger_proof import verify_epochs as walk_epochs
 from headrace.jobs.planning.compiled_pipeline import node_types
@@ -78,11 +79,12 @@ def audit(
     ):
         spark = own = start_session(settings, node_types(file))
     try:
+        declared = DeclaredChecks(file, ledger, state)
         walk = walk_epochs(ledger, state, _restarts(ledger, state), all_epochs=all_epochs)
         found = [
             result
             for name in names
-            for result in _sink_checks(file, settings, ledger, state, name, walk, spark)
+            for result in _sink_checks(file, settings, ledger, state, name, walk, spark, declared)
         ]
         if content is not None and spark is not None:
             found += _content(file, settings, ledger, state, names, spark, content)
@@ -128,6 +130,7 @@ def _sink_checks(
     name: str,
     walk: LedgerProof,
     spark: SparkSession | None,
+    declared: DeclaredChecks,
 ) -> Iterator[CheckResult]:
     import pyarrow as pa
 
@@ -144,6 +147,7 @@ def _sink_checks(
         yield _exactly_once(name, sink, ledger, state, walk)
         yield _count(name, sink)
         yield _handoff(file, state, name)
+        yield from declared.evaluate(name, sink)
     finally:
         sink.close()
 

@@ -16,7 +16,7 @@ from headrace.connectors.ledger.factory import open_ledger
 from headrace.connectors.sink_base import SinkContext
 from headrace.connectors.source_base import BoundedSource, UnboundedSource
 from headrace.jobs.dynamic_tables.factory import value_tables
-from headrace.jobs.planning.column_checks import version_problems
+from headrace.jobs.planning.column_checks import unknown_check_columns, version_problems
 from headrace.jobs.planning.compiled_pipeline import node_types
 from headrace.jobs.planning.planner import FixedSchemaSource, PipelinePlanner
 from headrace.jobs.planning.resolution import try_resolving
@@ -249,6 +249,7 @@ def _check_sinks(
     calls: dict[tuple[str, int], Callable[[], Any]] = {}
     for name, node in file.model.sinks.items():
         if name in findings.schemas:
+            findings.warnings += unknown_check_columns(file, name, findings.schemas[name])
             calls[name, 0] = _target(file, settings, name, node, findings.schemas[name], spark)
     for (name, _), answer in _run_concurrently(calls).items():
         _collect_error(file, name, answer, findings)

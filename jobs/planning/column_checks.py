@@ -10,6 +10,7 @@ import pyarrow as pa
 from headrace.pipeline.errors import SchemaError
 from headrace.pipeline.model import graph
 from headrace.pipeline.sql.system_columns import OP
+from headrace.pipeline.suggestions import suggest_closest
 from headrace.pipeline.types.int256 import is_wide
 
 if TYPE_CHECKING:
@@ -35,6 +36,18 @@ def version_problems(file: PipelineFile, sink: str, schema: pa.Schema) -> Iterat
         msg = f"`version_column` `{column}` is {schema.field(column).type}, which is not {ORDERED}"
         hint = "Cast it in a transform: text and floating point have no order that is the same at every sink."
         yield SchemaError(msg, hint=hint, node=sink, keys=("version_column",))
+
+
+def unknown_check_columns(file: PipelineFile, sink: str, schema: pa.Schema) -> Iterator[SchemaError]:
+    """Yield the columns of a sink's checks that its rows lack. The target can have them nevertheless."""
+    for name, check in getattr(file.model.nodes()[sink], "checks", {}).items():
+        for column, keys in check.columns:
+            if column not in schema.names:
+                close = suggest_closest(column, schema.names)
+                msg = f"check `{name}`: the rows have no column `{column}`{close}"
+                place = file.place("sinks", sink, "checks", name, *keys)
+                hint = f"Columns of the rows: {', '.join(schema.names)}."
+                yield SchemaError(msg, hint=hint, node=sink, place=place)
 
 
 def is_ordered(kind: pa.DataType) -> bool:

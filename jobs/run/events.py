@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal
 
 from headrace.pipeline.errors import HeadraceError
 from headrace.pipeline.protocol.epochs import EpochPlan, Json, Phase, WriteCounts, largest_row_count
@@ -153,7 +154,8 @@ class PhaseFigures:
 class CheckResult:
     """One asset check of one sink.
 
-    `passed` is None if the check does not apply. `numbers` are shown to people.
+    `passed` is None if the check does not apply. `numbers` are shown to people. A failed check of severity
+    `warning` fails nothing else.
     """
 
     name: str
@@ -161,6 +163,12 @@ class CheckResult:
     passed: bool | None
     message: str
     numbers: Json = field(default_factory=dict)
+    severity: Literal["error", "warning"] = "error"
+
+    @property
+    def is_error(self) -> bool:
+        """Whether the check failed and is not only a warning."""
+        return self.passed is False and self.severity == "error"
 
 
 CHECKS = ("exactly_once_epochs", "row_count_matches", "handoff_has_no_gap")

@@ -20,7 +20,7 @@ WITHOUT_EFFECT = {
     "sinks": frozenset({"parallelism", "batch_size", "batch_flush_interval", "deduplicate"}),
 }
 """Keys that are taken and do nothing, by the part of the file."""
-WITHOUT_ROWS = frozenset({"telemetry"})
+WITHOUT_ROWS = frozenset({"telemetry", "checks"})
 """Keys of all nodes that change no row, as those above: a change of one is no change of the pipeline."""
 
 _WITH_EFFECT = {"handler": frozenset({"parallelism"})}

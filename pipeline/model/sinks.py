@@ -8,6 +8,7 @@ from pydantic import Field, PositiveInt
 
 from headrace.pipeline.model.base import FLUSH, PARALLELISM, VERSION_COLUMN, NodeConfig
 from headrace.pipeline.model.capabilities import SinkCapabilities
+from headrace.pipeline.model.checks import SinkCheckConfig
 from headrace.pipeline.model.connectors import sink_entries
 from headrace.pipeline.model.run_options import Duration
 
@@ -49,8 +50,13 @@ class SinkConfig(NodeConfig):
 
 
 class KeyedSinkConfig(SinkConfig):
-    """What sinks share that keep one row for each key."""
+    """What sinks into tables share: they keep one row for each key, and their rows can be checked."""
 
     upserts_by_key: ClassVar[bool] = True
+    check_dialect: ClassVar[Literal["spark", "postgres", "clickhouse"]] = "spark"
+    """The SQL of `checks`."""
 
     version_column: str | None = Field(default=None, description=VERSION_COLUMN)
+    checks: dict[str, SinkCheckConfig] = Field(
+        default_factory=dict, description="Checks of the target's rows, by name."
+    )

@@ -9,6 +9,7 @@ from headrace.pipeline.errors import GuaranteeError, UserError
 from headrace.pipeline.model import graph, nodes
 from headrace.pipeline.protocol.partitions import is_history_open
 from headrace.pipeline.validation.dead_letters import check_dead_letters
+from headrace.pipeline.validation.declared_checks import find_check_errors
 from headrace.pipeline.validation.fields import PlaceOf, check_values
 
 
@@ -16,6 +17,7 @@ def check_model(model: nodes.PipelineModel, place: PlaceOf) -> list[UserError]:
     """Check keys, values, guarantees and connectedness of valid nodes. Opens no connection."""
     problems = [*check_values(model, place), *_keys(model, place), *_job_mode(model, place)]
     problems += check_dead_letters(model, place)
+    problems += find_check_errors(model, place)
     return [*problems, *_guarantees(model, place), *_one_lane(model, place)]
 
 

@@ -27,6 +27,8 @@ _TAGS: Mapping[tuple[str, str], type[BaseModel]] = {
     )
     for kind in (get_args(get_args(union)[0]) or (get_args(union)[0],))
 }
+_COLUMN_KEYS = (("primary_key",), ("columns",), ("not_null",), ("unique",))
+"""The ends of paths to lists of columns."""
 
 
 def describe_file_errors(
@@ -114,6 +116,10 @@ def _unknown_key(path: Path, plain: Json, model: type[BaseModel]) -> tuple[str, 
     key = str(path[-1])
     if problem := _key_of_other_phase(path, plain):
         return problem
+    if path[0] == "sinks" and path[2:] == ("checks",):
+        readable = ", ".join(name for name in types_of("sinks") if _has_key("sinks", name, key))
+        kind = _at(path[:2], plain).get("type")
+        return f"a {kind} sink has no `checks`", f"Checks read a table. Sinks with checks: {readable}."
     allowed = sorted(_fields(path, plain, model))
     close = suggest_closest(key, allowed)
     if key in streamling.KEYS and not close:
@@ -122,6 +128,10 @@ def _unknown_key(path: Path, plain: Json, model: type[BaseModel]) -> tuple[str, 
     silent = nodes.without_effect(str(path[0]), str(node.get("type")) if isinstance(node, dict) else "")
     useful = [name for name in allowed if name not in silent]
     return f"unknown key `{shorten(key)}`{close}", f"Allowed: {', '.join(useful)}."
+
+
+def _has_key(part: str, node_type: str, key: str) -> bool:
+    return key in _TAGS[part, node_type].model_fields
 
 
 def _is_in_phase(path: Path) -> bool:
@@ -224,7 +234,9 @@ def _wrong_value(path: Path, item: ErrorDetails, tree: YamlDocument) -> tuple[st
         said = item["msg"].removeprefix("Value error, ")
         return (f"{what}: {said}" if dotted(path) else said), ""
     value = _kind(path, tree)
-    wanted = WANTED.get("columns_type" if path[-1:] in (("primary_key",), ("columns",)) else item["type"])
+    wanted = WANTED.get("columns_type" if path[-1:] in _COLUMN_KEYS else item["type"])
+    if item["type"] == "less_than_equal":
+        wanted = f"{item.get('ctx', {}).get('le'):g} or less"
     if wanted is None:
         return f"{what} is {value}: {item['msg'][:1].lower()}{item['msg'][1:]}", ""
     if not dotted(path) and node_of(path):

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from headrace.pipeline.compat import streamling
 from headrace.pipeline.model import nodes
 from headrace.pipeline.model.capabilities import Delivery, SinkCapabilities, SourceCapabilities, Visibility
+from headrace.pipeline.model.checks import SinkCheckConfig
 from headrace.pipeline.model.connectors import sink_entries, source_entries
 from headrace.pipeline.model.telemetry import Telemetry
 from headrace.pipeline.validation.messages import PARTS
@@ -146,7 +147,8 @@ def _source_rows(capabilities: SourceCapabilities) -> Iterator[tuple[str, str]]:
 
 def _index() -> str:
     telemetry = "\n".join([f"## Telemetry\n\n{_TELEMETRY}\n", *option_tables.tables(Telemetry, 3)])
-    return "\n".join([_INDEX_HEAD, *(_available(part) for part in PARTS), telemetry, _not_yet()])
+    checks = "\n".join([f"## Checks\n\n{_CHECKS}\n", *option_tables.tables(SinkCheckConfig, 3)])
+    return "\n".join([_INDEX_HEAD, *(_available(part) for part in PARTS), telemetry, checks, _not_yet()])
 
 
 _INDEX_HEAD = f"""# Pipeline file reference
@@ -159,6 +161,11 @@ _INDEX_HEAD = f"""# Pipeline file reference
 
 _TELEMETRY = (
     "`telemetry` of any node configures [its metrics](../../guides/monitor.md#metrics). It changes no row."
+)
+
+_CHECKS = (
+    "`checks` of a `clickhouse`, `delta`, `iceberg` or `postgres` sink are [checks of the rows](../checks.md#declared-checks)"
+    " in the target: a map of names to checks, each with one rule. They change no row."
 )
 
 

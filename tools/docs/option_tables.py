@@ -17,7 +17,10 @@ from headrace.pipeline.types.durations import spell_duration
 
 HEAD = "| key | type | default | description |\n|---|---|---|---|\n"
 _IDLE = "Streamling's files can have these keys. `headrace validate` warns if one of them is set."
-_ELSEWHERE: Mapping[str, str] = {"telemetry": "../index.md#telemetry"}
+_ELSEWHERE: Mapping[str, str] = {
+    "telemetry": "../index.md#telemetry",
+    "checks": "../index.md#checks",
+}
 """Maps that all nodes share, with their page."""
 _PLAIN: Mapping[Any, str] = {
     str: "string",

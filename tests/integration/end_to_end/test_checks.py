@@ -148,3 +148,34 @@ def test_a_stream_that_did_not_begin_at_the_fence(carried: World, spark: SparkSe
 def test_a_pipeline_that_never_ran_has_nothing_to_check(world: World, spark: SparkSession) -> None:
     with pytest.raises(PipelineStateError, match="no epochs"):
         audit(load_pipeline(world.file), world.settings(), spark=spark)
+
+
+def test_declared_checks_run_in_the_audit(carried: World, spark: SparkSession) -> None:
+    """Of both sinks, each with its severity, in one command."""
+    text = carried.file.read_text()
+    declared = text.replace(
+        "table: target,",
+        "table: target, checks: {names: {not_null: [id, name]}, low: {range: {column: id, min: 1000000}},"
+        " steady: {row_count: {min: 1, max_change: 1%, within: 2d}}},",
+    ).replace("type: delta,", "type: delta, checks: {few: {row_count: {max: 3}, severity: warning}},")
+    carried.file.write_text(declared)
+    try:
+        found = checks(carried, spark)
+        assert len(found) == 10
+        rows = found["row_count_matches", "pg"].numbers["rows"]
+        assert found["names", "pg"].message == f"no NULL in `id`, `name` ({rows:,} rows)"
+        low = found["low", "pg"]
+        assert (low.passed, low.severity, low.numbers["violations"]) == (False, "error", rows)
+        assert [list(row) for row in low.numbers["samples"]] == [["id"]] * 5
+        steady = found["steady", "pg"]
+        assert steady.passed is True
+        assert "the change within 2d is not known: the target was empty at its start" in steady.message
+        few = found["few", "lake"]
+        assert (few.passed, few.is_error) == (False, False)
+        printed = carried.run_cli("audit", str(carried.file))
+        assert "FAIL low of pg" in printed
+        assert "WARN few of lake" in printed
+        assert "row: id=" in printed
+        assert "To repair" not in printed, "no command repairs the rows of the sources"
+    finally:
+        carried.file.write_text(text)

@@ -10,7 +10,7 @@ from dagster import AssetCheckKey
 from helpers.dagster_runs import DAILY, FLIGHTS, LAKE, PARTITIONS, PG
 
 from headrace.connectors.ledger.factory import open_ledger
-from headrace.jobs.run.events import PartitionCompleted, Until
+from headrace.jobs.run.events import CheckResult, PartitionCompleted, Until
 from headrace.orchestration.build import build_definitions
 from headrace.pipeline.errors import BlockedError, FileLocation, LeaseHeldError
 from headrace.pipeline.protocol.epochs import EpochPlan, Phase, WriteCounts
@@ -300,7 +300,7 @@ class TestChecks:
         assert wrong[0].metadata["keys"].value == ["id=5: missing"]
 
     @pytest.mark.parametrize("name", ["handoff_has_no_gap", "content_matches"])
-    def test_one_that_does_not_apply_is_not_green_and_stops_nobody(self, materialize, stand_in, name):
+    def test_one_that_does_not_apply_passes_with_the_reason(self, materialize, stand_in, name):
         stand_in.not_applicable = {name}
         result = materialize("2013-01-01", selection=[PG, LAKE, dg.AssetKey("report")])
         assert result.success
@@ -309,10 +309,65 @@ class TestChecks:
             for check in result.get_asset_check_evaluations()
             if check.asset_key == PG and check.partition is None
         }
-        assert not checks[name].passed
-        assert checks[name].severity is dg.AssetCheckSeverity.WARN
+        assert checks[name].passed
+        assert checks[name].description == "said so"
         assert checks[name].metadata["applies"].value is False
         assert checks["row_count_matches"].metadata["rows"].value == 77
+
+
+class TestDeclaredChecks:
+    TEXT = (FLIGHTS + PARTITIONS).replace(
+        "path: lake/flights}",
+        "path: lake/flights, checks: {known: {not_null: id}, late: {unique: delay, severity: warning}}}",
+    )
+
+    @pytest.fixture
+    def found(self, stand_in, monkeypatch):
+        """Results of the declared checks, which the fake audit returns as well."""
+        results = {
+            "known": CheckResult("known", "lake", True, "no NULL in `id`"),
+            "late": CheckResult(
+                "late", "lake", False, "2 of 9 rows", {"samples": [{"id": 1, "delay": None}]}, "warning"
+            ),
+        }
+
+        def audit(*args, **options):
+            return [*stand_in.audit(*args, **options), *results.values()]
+
+        monkeypatch.setattr("headrace.jobs.checks.audit.audit", audit)
+        return results
+
+    def test_declared_checks_are_asset_checks(self, written):
+        specs = {
+            spec.name: spec
+            for definition in build_definitions([written(self.TEXT)]).assets or ()
+            if isinstance(definition, dg.AssetsDefinition)
+            for spec in definition.check_specs
+            if spec.asset_key == LAKE and spec.name not in CHECKS
+        }
+        assert {name: spec.blocking for name, spec in specs.items()} == {"known": True, "late": False}
+        assert specs["known"].description == "`not_null`, declared in flights.yaml:13."
+
+    def test_declared_checks_warn_or_stop(self, materialize, stand_in, instance, found):
+        selection = [PG, LAKE, dg.AssetKey("report")]
+        result = materialize("2013-01-01", selection=selection, text=self.TEXT)
+        assert result.success
+        assert len(stand_in.audits) == 1, "evaluated once per run"
+        checks = {
+            check.check_name: check for check in result.get_asset_check_evaluations() if not check.partition
+        }
+        assert (checks["known"].passed, checks["late"].passed) == (True, False)
+        assert checks["late"].severity is dg.AssetCheckSeverity.WARN
+        assert checks["late"].metadata["samples"].records == [dg.TableRecord({"id": "1", "delay": "NULL"})]
+        found["known"] = CheckResult("known", "lake", False, "1 of 9 rows have NULL in `id`")
+        assert not materialize("2013-02-01", selection=selection, text=self.TEXT).success
+        assert partitions(instance, dg.AssetKey("report")) == ["2013-01-01"]
+
+    @pytest.mark.usefixtures("found")
+    def test_declared_checks_of_sinks_that_were_not_selected(self, materialize, instance):
+        assert materialize("2013-01-01", selection=[PG], text=self.TEXT).success
+        assert statuses(instance, "known", LAKE) == [(None, "SUCCEEDED")]
+        assert statuses(instance, "late", LAKE) == [(None, "FAILED")]
 
 
 def test_only_errors_that_may_pass_are_tried_again(materialize, stand_in, monkeypatch):

@@ -1,0 +1,1 @@
+"""The checks that a pipeline file declares for its sinks."""
