@@ -97,6 +97,18 @@ CONNECTORS: tuple[Connector, ...] = (
             implementation=f"{_PACKAGE}.files.source:Files",
             capabilities=SourceCapabilities(bounded=True, stable_snapshot=True),
         ),
+        sink=SinkEntry(
+            config=f"{_PACKAGE}.files.config:FileSinkConfig",
+            implementation=f"{_PACKAGE}.files.sink:FileFolderSink",
+            capabilities=SinkCapabilities(
+                **_EXACTLY_ONCE,
+                visibility=Visibility.EPOCH,
+                appends_changes=True,
+                counts_changes=True,
+                can_truncate=True,
+                without_spark=True,
+            ),
+        ),
     ),
     Connector(
         "kafka",
@@ -111,6 +123,22 @@ CONNECTORS: tuple[Connector, ...] = (
             implementation=f"{_PACKAGE}.kafka.sink:KafkaSink",
             capabilities=SinkCapabilities(
                 **_EXACTLY_ONCE, visibility=Visibility.EPOCH, appends_changes=True, without_spark=True
+            ),
+        ),
+    ),
+    Connector(
+        "webhook",
+        extra="webhook",
+        sink=SinkEntry(
+            config=f"{_PACKAGE}.webhook.config:WebhookSinkConfig",
+            implementation=f"{_PACKAGE}.webhook.sink:WebhookSink",
+            capabilities=SinkCapabilities(
+                delivery=Delivery.AT_LEAST_ONCE,
+                upsert=True,
+                delete=True,
+                appends_changes=True,
+                idempotency_keys=True,
+                without_spark=True,
             ),
         ),
     ),

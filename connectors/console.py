@@ -7,14 +7,14 @@ epoch that was open is shown, or computed, once more.
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, TextIO
 
 from headrace.connectors.frame import EpochFrame
-from headrace.connectors.sink_base import Sink, SinkContext
+from headrace.connectors.sink_base import SinkContext
+from headrace.connectors.stateless_sink import StatelessSink
 from headrace.pipeline.model.capabilities import SinkCapabilities
 from headrace.pipeline.model.connectors import sink_entries
-from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Json, WriteCounts
+from headrace.pipeline.protocol.epochs import EpochPlan
 from headrace.pipeline.sql.system_columns import OP
 
 if TYPE_CHECKING:
@@ -24,53 +24,20 @@ if TYPE_CHECKING:
 _KINDS = {"i": "Insert", "u": "Update", "d": "Delete"}
 
 
-class _StatelessSink(Sink):
-    """What print and blackhole share. The record lives as long as the object."""
-
-    def __init__(self, context: SinkContext) -> None:
-        self._context = context
-        self._record: CommitRecord | None = None
-
-    def prepare(self, schema: pa.Schema, generation: int) -> None:
-        """Do nothing: there is no target to check or to fence."""
-
-    def record(self) -> CommitRecord | None:
-        """Return the record of this object; None in a new process."""
-        return self._record
-
-    def register(self, record: CommitRecord) -> CommitRecord:
-        """Store the record in memory. There is no target, so `baseline` is None."""
-        self._record = replace(record, baseline=None)
-        return self._record
-
-    def write(self, plan: EpochPlan, frame: EpochFrame) -> WriteCounts:
-        """Write all rows of the epoch, even if they were written before."""
-        counts = WriteCounts(self._take(frame), None, None, None)
-        if self._record is not None:
-            self._record = self._record.after_epoch(plan, self._record.generation, counts)
-        return counts
-
-    def describe(self) -> Json:
-        """Return the type and an asset key of the sink itself, because there is no external target."""
-        kind = self._context.node.type
-        return {"kind": kind, "asset_key": [kind, self._context.key.sink]}
-
-    def _take(self, frame: EpochFrame) -> int:
-        raise NotImplementedError
-
-
-class BlackholeSink(_StatelessSink):
+class BlackholeSink(StatelessSink):
     """Rows are computed in full and thrown away. At-least-once."""
 
     capabilities: ClassVar[SinkCapabilities] = sink_entries()["blackhole"].capabilities
 
-    def _take(self, frame: EpochFrame) -> int:
+    def write_rows(self, plan: EpochPlan, frame: EpochFrame) -> int:
+        """See `StatelessSink.write_rows`."""
+        del plan
         rows, seen = _counted(frame.rows)
         rows.write.format("noop").mode("overwrite").save()
         return int(seen.get["rows"])
 
 
-class PrintSink(_StatelessSink):
+class PrintSink(StatelessSink):
     """Prints a line per row to standard error; with `sample_every: N`, every Nth row per task. At-least-once.
 
     `<rows so far> -> (sample_every=N) [Insert|Update|Delete] {json}`, with all columns, `_gs_op` and explicit
@@ -84,7 +51,9 @@ class PrintSink(_StatelessSink):
         self._out = out
         self._total = 0
 
-    def _take(self, frame: EpochFrame) -> int:
+    def write_rows(self, plan: EpochPlan, frame: EpochFrame) -> int:
+        """See `StatelessSink.write_rows`."""
+        del plan
         every = self._context.node.sample_every
         rows, seen = _counted(frame.rows)
         table = _lines(rows, frame.schema, every, self._total).toArrow()

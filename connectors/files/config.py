@@ -1,14 +1,15 @@
-"""The `file` source of a pipeline file."""
+"""The `file` source and sink of a pipeline file."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, PositiveInt
+from pydantic import BeforeValidator, Field, PositiveInt, field_validator, model_validator
 
 from headrace.pipeline.compat import streamling
 from headrace.pipeline.model.base import PARALLELISM
+from headrace.pipeline.model.sinks import SinkConfig
 from headrace.pipeline.model.sources import SourceConfig
 from headrace.pipeline.model.strict import Columns
 
@@ -65,3 +66,62 @@ class FileSourceConfig(SourceConfig):
     delimiter: str = Field(default=",", description="csv: one character.")
     null_value: str = Field(default="", description="csv: the unquoted field that means null.")
     parallelism: PositiveInt | None = Field(default=None, description=PARALLELISM)
+
+
+class FileSinkConfig(SinkConfig):
+    """A folder of files, created if missing: one folder for each epoch, which appears in one step."""
+
+    target_keys: ClassVar[tuple[str, ...]] = ("path",)
+    upserts_by_key: ClassVar[bool] = True
+    metric_labels: ClassVar[tuple[str, ...]] = ("path",)
+
+    type: Literal["file"] = "file"
+    path: str = Field(description="The folder, which this sink owns; local.")
+    format: FileFormat = Field(
+        description="parquet, csv, or json with one object per line (also ndjson, jsonl)."
+    )
+    partition_by: Columns = Field(
+        default=(),
+        description="Columns whose values become folders (`day=2025-01-31`) and are left out of the files:"
+        " strings, integers, dates.",
+    )
+    compression: Literal["none", "snappy", "zstd", "gzip"] | None = Field(
+        default=None,
+        description="Compression of the files. parquet: defaults to `zstd`. csv and json: `none`, the"
+        " default, or `gzip`.",
+    )
+    header: bool = Field(
+        default=True, description="csv: whether the first line of each file names its columns."
+    )
+    delimiter: str = Field(default=",", description="csv: one character.")
+
+    @field_validator("path")
+    @classmethod
+    def _check_path(cls, value: str) -> str:
+        scheme, found, _ = value.partition("://")
+        if found and scheme != "file":
+            msg = f"must be a local folder, `{scheme}://` is not supported"
+            raise ValueError(msg)
+        return value
+
+    @field_validator("delimiter")
+    @classmethod
+    def _check_delimiter(cls, value: str) -> str:
+        if len(value.encode()) != 1 or value in '"\r\n':
+            msg = "must be one ASCII character, and no quote or line break"
+            raise ValueError(msg)
+        return value
+
+    @model_validator(mode="after")
+    def _check_compression(self) -> Self:
+        if self.format != "parquet" and self.compression not in (None, "none", "gzip"):
+            msg = (
+                f"`compression` of {self.format} files must be `none` or `gzip`, and is `{self.compression}`"
+            )
+            raise ValueError(msg)
+        return self
+
+    @property
+    def codec(self) -> str:
+        """The compression of the files."""
+        return self.compression or ("zstd" if self.format == "parquet" else "none")

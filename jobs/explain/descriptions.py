@@ -195,7 +195,8 @@ def _left_out(file: PipelineFile, name: str) -> str:
 
 def _guarantee(model: PipelineModel, name: str, able: SinkCapabilities) -> Guarantee:
     if able.delivery is not Delivery.EXACTLY_ONCE:
-        return Guarantee("at_least_once", "the sink keeps no record of what it holds")
+        repeats = "; repeated requests have the same idempotency keys" if able.idempotency_keys else ""
+        return Guarantee("at_least_once", f"the sink keeps no record of what it holds{repeats}")
     if model.sinks[name].delivery == "at_least_once":
         return Guarantee("at_least_once", "as the file asks for")
     fence = (

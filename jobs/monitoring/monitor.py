@@ -236,7 +236,7 @@ class RunMonitor(NullMonitor):
         self._observation = EpochObservation()
 
     def _calls(self) -> None:
-        from headrace.jobs.transforms.http.call_metrics import drain_call_metrics
+        from headrace.connectors.http.call_metrics import drain_call_metrics
 
         for node, calls in drain_call_metrics().items():
             own = self._labels.get(node, {"id": node})

@@ -12,7 +12,6 @@ TYPES: Mapping[str, Mapping[str, str]] = {
     "transforms": {},
     "sinks": {
         "postgres_aggregate": "Write the rows to a `postgres` sink and aggregate in a view over its table.",
-        "webhook": "Write to a `postgres` sink and send from there.",
         "memory": "Use a `print` sink to look at rows, or a `blackhole` sink to throw them away.",
     },
 }

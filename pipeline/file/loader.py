@@ -227,7 +227,7 @@ def parse_pipeline(text: str, shown: str = "<text>") -> PipelineFile:
             tree.value[part] = {}
     problems += check_shape(tree)
     problems += check_cases(tree, tree.value)
-    keep_late(tree.value, tree.written)
+    keep_late(tree.value, tree.written, nodes.types_of_requests())
     try:
         model = nodes.PipelineModel.model_validate(tree.value)
     except ValidationError as error:

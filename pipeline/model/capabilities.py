@@ -38,6 +38,8 @@ class SinkCapabilities:
 
     Where not, a newcomer also waits out lease plus commit timeout.
     """
+    idempotency_keys: bool = False
+    """Writes an epoch in parts with keys that are the same at every attempt."""
     counts_changes: bool = False
     """Knows how many rows were inserted, updated and deleted."""
     can_truncate: bool = False

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from headrace.pipeline.model.connectors import discriminated, sink_entries, source_entries
+from headrace.pipeline.model.http import RequestConfig
 from headrace.pipeline.model.hybrid import HybridSourceConfig
 from headrace.pipeline.model.plugins import PluginNodeConfig, with_plugins
 from headrace.pipeline.model.run_options import EpochOptions, PartitionsConfig, Schedule, StreamOptions
@@ -32,6 +33,14 @@ def without_effect(part: str, kind: str = "") -> frozenset[str]:
     if part == "sinks" and (entry := sink_entries().get(kind)) is not None:
         used |= entry.config_class().keys_with_effect
     return WITHOUT_EFFECT.get(part, frozenset()) - used
+
+
+def types_of_requests() -> frozenset[str]:
+    """Return the types of nodes that send requests. Their strings may contain secrets."""
+    sinks = (
+        kind for kind, entry in sink_entries().items() if issubclass(entry.config_class(), RequestConfig)
+    )
+    return frozenset({"handler", *sinks})
 
 
 if TYPE_CHECKING:

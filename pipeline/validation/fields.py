@@ -11,6 +11,7 @@ from typing import Any
 from headrace.pipeline.errors import FileLocation, SchemaError, UserError
 from headrace.pipeline.model import nodes
 from headrace.pipeline.model.handler import handler_problems
+from headrace.pipeline.model.http import RequestConfig, find_request_errors
 from headrace.pipeline.model.hybrid import HybridSourceConfig
 from headrace.pipeline.model.telemetry import event_time_problem, label_problems
 from headrace.pipeline.sql import statements
@@ -53,6 +54,9 @@ def check_values(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserErr
                 problem.message, hint=problem.hint, node=name, place=place("transforms", name, *keys)
             )
         yield from _programs(name, node, place)
+    for name, node in model.sinks.items():
+        for keys, problem in find_request_errors(node) if isinstance(node, RequestConfig) else ():
+            yield UserError(problem.message, hint=problem.hint, node=name, place=place("sinks", name, *keys))
     if model.schedule:
         yield from _timezone(model.schedule.timezone, place)
 

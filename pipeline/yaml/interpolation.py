@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from headrace.pipeline.errors import UserError
 
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 
-_TYPES, _LATE = ("handler",), ("url", "headers")
-"""Node types and their keys whose strings may contain secrets.
-
-Model, hash and ledger have them as written.
-"""
+_LATE = ("url", "headers")
+"""Keys of requests whose strings may contain secrets. Model, hash and ledger have them as written."""
 
 
 def interpolate(text: str, *, node: str = "") -> str:
@@ -35,13 +32,15 @@ def interpolate(text: str, *, node: str = "") -> str:
     return VARIABLE.sub(value, text)
 
 
-def keep_late(value: dict[str, Any], written: Mapping[tuple[str | int, ...], str]) -> None:
-    """Restore the file's version of strings that may contain secrets.
+def keep_late(
+    value: dict[str, Any], written: Mapping[tuple[str | int, ...], str], types: Collection[str]
+) -> None:
+    """Restore the file's version of strings that may contain secrets: those of requests of these node types.
 
     `written` has the strings with a variable.
     """
     for path in written:
-        if not _is_late(value, path):
+        if not _is_late(value, path, types):
             continue
         at: Any = value
         for step in path[:-1]:
@@ -49,9 +48,9 @@ def keep_late(value: dict[str, Any], written: Mapping[tuple[str | int, ...], str
         at[path[-1]] = written[path]
 
 
-def _is_late(value: dict[str, Any], path: tuple[str | int, ...]) -> bool:
+def _is_late(value: dict[str, Any], path: tuple[str | int, ...], types: Collection[str]) -> bool:
     if len(path) < 3 or path[2] not in _LATE:
         return False
     part = value.get(str(path[0]))
     node = part.get(path[1]) if isinstance(part, dict) else None
-    return isinstance(node, dict) and node.get("type") in _TYPES
+    return isinstance(node, dict) and node.get("type") in types

@@ -6,7 +6,6 @@ that an epoch is attached in several steps, and no row may be there twice.
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -19,8 +18,8 @@ from typing import Any
 import clickhouse_connect
 import psutil
 import pytest
-from helpers.kafka_sink import read_messages
-from helpers.pipeline_world import FROM_TOPIC, HISTORY, HYBRID_SOURCE, Row, World, until
+from helpers.appended_rows import expected_appends, expected_rows
+from helpers.pipeline_world import HYBRID_SOURCE, Row, World, until
 from pyspark.sql import SparkSession
 
 from headrace import services as local
@@ -107,26 +106,6 @@ def rows(world: World, *, final: bool = True) -> list[Row]:
         return sorted(map(tuple, found.result_rows))
 
 
-def expected(world: World) -> list[Row]:
-    return sorted((key, day, name.upper(), amount * 2) for key, day, name, amount in world.expected.values())
-
-
-def expected_appends(world: World) -> list[Row]:
-    """History, then the messages of the source topic that history lacks and that are no deletes."""
-    with clickhouse_connect.get_client(
-        **world.services.clickhouse.client_arguments(database=world.database)
-    ) as client:
-        history = client.query("SELECT id, day, name, amount FROM history").result_rows
-    assert len(history) == HISTORY
-    found = [(key, day, name.upper(), amount * 2) for key, day, name, amount in history]
-    for message in read_messages(world.services.kafka.brokers, world.name):
-        if message.operation == "d" or (message.partition == 0 and message.offset < FROM_TOPIC):
-            continue
-        key, day, name, amount = json.loads(message.value or b"").values()
-        found.append((key, type(history[0][1]).fromisoformat(day), name.upper(), amount * 2))
-    return sorted(found)
-
-
 @pytest.mark.slow  # test_a_run_that_dies_after_it_attached_rows is the daily sample
 @pytest.mark.parametrize(("point", "nth", "who"), STEPS)
 def test_every_row_is_there_once(keyed: World, point: str, nth: int, who: str) -> None:
@@ -134,7 +113,7 @@ def test_every_row_is_there_once(keyed: World, point: str, nth: int, who: str) -
     answer = keyed.run()
     assert answer["code"] == 0, answer
     assert answer["caught_up"]
-    assert rows(keyed) == expected(keyed)
+    assert rows(keyed) == expected_rows(keyed)
 
 
 @pytest.mark.slow  # test_a_run_that_dies_while_it_attaches_partitions is the daily sample
@@ -150,7 +129,7 @@ def test_every_row_without_a_key_is_there_once(appended: World, point: str, nth:
 def test_a_run_that_dies_after_it_attached_rows(keyed: World) -> None:
     assert keyed.crash("stage-attached", 5, "driver") != 0
     assert keyed.run()["caught_up"]
-    assert rows(keyed) == expected(keyed)
+    assert rows(keyed) == expected_rows(keyed)
 
 
 def test_a_run_that_dies_while_it_attaches_partitions(appended: World) -> None:
@@ -165,7 +144,7 @@ def test_deleted_keys_leave_no_rows_after_kills(world: World) -> None:
     for point, nth in (("stage-attached", 4), ("stage-recorded", 2)):
         assert world.crash(point, nth, "driver") != 0
     assert world.run()["caught_up"]
-    assert rows(world) == expected(world)
+    assert rows(world) == expected_rows(world)
 
 
 @pytest.mark.slow  # the contract has daily ones
@@ -180,7 +159,7 @@ def test_a_paused_run_wakes_up_after_a_takeover(world: World, point: str, kind: 
 
     def check() -> None:
         if kind == "keyed":
-            assert rows(world) == expected(world)
+            assert rows(world) == expected_rows(world)
         else:
             assert rows(world, final=False) == expected_appends(world)
 
@@ -213,7 +192,7 @@ def test_the_server_is_killed_and_comes_back(own_server: World, kind: str) -> No
     process.communicate(timeout=600)
     assert world.run()["caught_up"]
     if kind == "keyed":
-        assert rows(world) == expected(world)
+        assert rows(world) == expected_rows(world)
     else:
         assert rows(world, final=False) == expected_appends(world)
 
@@ -229,7 +208,7 @@ def count(world: World) -> int:
 def test_audits_and_replays_of_a_table(keyed: World, spark: SparkSession) -> None:
     file, settings = load_pipeline(keyed.file), keyed.settings()
     assert run(file, settings, until=Until.CAUGHT_UP, spark=spark).caught_up
-    assert rows(keyed) == expected(keyed)
+    assert rows(keyed) == expected_rows(keyed)
     checks = {
         check.name: check for check in audit(file, settings, spark=spark, content=ContentAuditOptions())
     }
@@ -237,7 +216,7 @@ def test_audits_and_replays_of_a_table(keyed: World, spark: SparkSession) -> Non
     assert checks["handoff_has_no_gap"].passed is True
     assert checks["content_matches"].passed is True, checks["content_matches"]
     replay(file, settings, sink="out", from_epoch=1, spark=spark)
-    assert rows(keyed) == expected(keyed)
+    assert rows(keyed) == expected_rows(keyed)
     assert audit(file, settings, spark=spark)[0].passed is True
     with connected(keyed) as client:
         client.command("ALTER TABLE target UPDATE name = 'x' WHERE id = 7 SETTINGS mutations_sync = 1")

@@ -24,6 +24,9 @@ from headrace.connectors.clickhouse.sink import ClickHouseSink
 from headrace.connectors.clickhouse.source import ClickHouseTable
 from headrace.connectors.clickhouse.stage import GenerationStage
 from headrace.connectors.delta.sink import DeltaTableSink
+from headrace.connectors.files.sink import FileFolderSink
+from headrace.connectors.files.sink_folder import SinkFolder
+from headrace.connectors.http.client import HttpCaller
 from headrace.connectors.kafka.producer import TransactionalProducer
 from headrace.connectors.postgres.sink import PostgresSink
 from headrace.jobs.dynamic_tables.memory import MemoryTable
@@ -62,12 +65,26 @@ POINTS: dict[str, tuple[type, str, str]] = {
     "stage-recorded": (GenerationStage, "clear", "before"),
     "stage-cleared": (GenerationStage, "clear", "after"),
     "state-written": (CommitTable, "write_state", "after"),
+    "request-sending": (HttpCaller, "send", "before"),
+    "request-sent": (HttpCaller, "send", "after"),
+    "postgres-committed": (PostgresSink, "commit", "after"),
+    "folder-fenced": (SinkFolder, "raise_generation", "after"),
+    "folder-writing": (FileFolderSink, "_write_files", "before"),
+    "folder-written": (FileFolderSink, "_write_files", "after"),
+    "folder-moved": (SinkFolder, "_rename_commit", "before"),
+    "folder-renamed": (SinkFolder, "_rename_commit", "after"),
+    "folder-published": (SinkFolder, "publish", "after"),
+    "folder-state": (SinkFolder, "write_state", "after"),
     "outside-filled": (PostgresTableBackend, "fill", "after"),
 }
 """Class, method, and whether it happens before or after the method."""
 DURING: dict[str, tuple[type, str]] = {
     "topic-committing": (TransactionalProducer, "_commit"),
     "stage-attaching": (GenerationStage, "attach"),
+    "folder-writing-files": (FileFolderSink, "_write_files"),
+    "folder-publishing": (SinkFolder, "publish"),
+    "postgres-committing": (PostgresSink, "commit"),
+    "request-under-way": (HttpCaller, "send"),
 }
 """Class and method: it happens while the method runs."""
 

@@ -101,6 +101,8 @@ def _sink_rows(capabilities: SinkCapabilities) -> Iterator[tuple[str, str]]:
         if exact and capabilities.visibility is Visibility.EPOCH
         else "exactly once: an interrupted epoch is completed or removed first"
         if exact
+        else "at least once: the sink has no commit record; repeated requests have the same idempotency keys"
+        if capabilities.idempotency_keys
         else "at least once: the sink has no commit record",
     )
     direct = "; splits during a bulk copy of history" if capabilities.direct else ""

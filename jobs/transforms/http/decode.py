@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal, InvalidOperation, localcontext
@@ -25,7 +25,6 @@ from headrace.pipeline.sql.system_columns import OP
 from headrace.pipeline.types.int256 import WideInteger, is_wide, pattern, plain_digits
 
 pc: Any = pyarrow.compute  # its functions are made at run time, where no type checker sees them
-_EXCERPT = 200
 _DIGITS = 100
 _NAMES = {
     bool: "a boolean",
@@ -177,16 +176,6 @@ def _column(name: str, values: list[Any], kind: pa.DataType) -> pa.Array:
     except (pa.ArrowException, OverflowError) as error:
         msg = f"a value has no room in its column `{name}`: {error}"
     raise AnswerError(msg)
-
-
-def excerpt(body: bytes, secrets: Iterable[str] = ()) -> str:
-    """Return the beginning of a body on one line, with secrets masked."""
-    text = body[: 4 * _EXCERPT].decode("utf-8", "replace")
-    for secret in secrets:
-        if secret:
-            text = text.replace(secret, "***")
-    text = " ".join(text.split())
-    return text if len(text) <= _EXCERPT else f"{text[:_EXCERPT]}…"
 
 
 def _value(value: Any, kind: pa.DataType, where: str) -> Any:

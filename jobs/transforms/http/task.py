@@ -17,9 +17,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute
 
-from headrace.jobs.transforms.http.call_metrics import CallCounter
-from headrace.jobs.transforms.http.client import HttpCaller, RequestBatch, Service, caller_for
-from headrace.jobs.transforms.http.decode import AnswerError, DecodedResponse, ResponseDecoder, excerpt
+from headrace.connectors.http.call_metrics import CallCounter
+from headrace.connectors.http.client import HttpCaller, RequestBatch, Service, caller_for, excerpt
+from headrace.jobs.transforms.http.decode import AnswerError, DecodedResponse, ResponseDecoder
 from headrace.jobs.transforms.http.row_matching import match_request_rows, response_positions
 from headrace.pipeline.errors import DataError, HeadraceError, TransientError
 

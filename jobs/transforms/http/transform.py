@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING, Any, cast
 import pyarrow as pa
 from pyarrow import types as kinds
 
+from headrace.connectors.http.call_metrics import call_accumulator
+from headrace.connectors.http.client import Service
+from headrace.connectors.http.encode import row_json
+from headrace.connectors.http.endpoint import resolve_endpoint
 from headrace.connectors.row_errors import row_error
 from headrace.connectors.spark_types import arrow_schema, spark_schema
 from headrace.jobs.staging.pending_calls import PendingCall, waits_folder
 from headrace.jobs.transforms.base import RowTransform, TransformContext
-from headrace.jobs.transforms.http.call_metrics import call_accumulator
-from headrace.jobs.transforms.http.client import Service
 from headrace.jobs.transforms.http.decode import ResponseDecoder
-from headrace.jobs.transforms.http.encode import row_json
-from headrace.jobs.transforms.http.endpoint import resolve_endpoint
 from headrace.jobs.transforms.http.task import HandlerTask
 from headrace.pipeline.errors import SchemaError
-from headrace.pipeline.model.handler import HandlerTransformConfig, override_types, redact_url
+from headrace.pipeline.model.handler import HandlerTransformConfig, override_types
+from headrace.pipeline.model.http import redact_url
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.epochs import EpochPlan, Phase
 from headrace.pipeline.sql.system_columns import OP, POS, POS_TYPE

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from helpers.clickhouse_sink import clickhouse_sink_maker
+from helpers.file_sink import file_sink_maker
 from helpers.kafka_sink import kafka_sink_maker
 from helpers.sink_makers import KEYED, SinkMaker, frame, plan, position, sink_maker
 from pyspark.sql import SparkSession
@@ -18,13 +19,15 @@ from headrace.pipeline.protocol.claims import Claim
 from headrace.pipeline.protocol.epochs import CommitRecord
 
 
-@pytest.fixture(params=["postgres", "delta", "iceberg", "kafka", "clickhouse"])
+@pytest.fixture(params=["postgres", "delta", "iceberg", "kafka", "clickhouse", "file"])
 def maker(request: pytest.FixtureRequest, spark: SparkSession, pg: str, tmp_path: Path) -> SinkMaker:
     if request.param == "kafka":
         return kafka_sink_maker(spark, request.getfixturevalue("services").kafka.brokers, tmp_path)
     if request.param == "clickhouse":
         services, database = request.getfixturevalue("services"), request.getfixturevalue("ch_db")
         return clickhouse_sink_maker(spark, services, database, tmp_path)
+    if request.param == "file":
+        return file_sink_maker(spark, tmp_path)
     return sink_maker(request.param, spark, pg, tmp_path)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from helpers.clickhouse_sink import clickhouse_sink_maker
+from helpers.file_sink import file_sink_maker
 from helpers.kafka_sink import kafka_sink_maker
 from helpers.sink_makers import (
     KEYED,
@@ -29,6 +30,7 @@ from helpers.sink_makers import (
 from pyspark.sql import SparkSession
 
 from headrace.connectors.clickhouse import sink as clickhouse_sink
+from headrace.connectors.files import sink as file_sink
 from headrace.connectors.kafka import encoder
 from headrace.connectors.sink_base import Sink
 from headrace.pipeline.errors import DataError, FencedError, HeadraceError
@@ -39,7 +41,9 @@ TOPICS = ["kafka", "kafka-large"]
 """A topic; `kafka-large` streams every epoch from Spark's partitions."""
 CLICKHOUSE = ["clickhouse", "clickhouse-tasks"]
 """A table; the rows of `clickhouse-tasks` are inserted by Spark's tasks."""
-BUILT_IN = [*TABLES, *TOPICS, *CLICKHOUSE]
+FILES = ["file-parquet", "file-csv", "file-json", "file-tasks"]
+"""A folder; the files of `file-tasks` (parquet) are written by Spark's tasks."""
+BUILT_IN = [*TABLES, *TOPICS, *CLICKHOUSE, *FILES]
 # SQLite has neither the types nor versions: these tests run over the connectors that ship.
 only_built_in = pytest.mark.parametrize("maker", BUILT_IN, indirect=True)
 only_versions = pytest.mark.parametrize("maker", TABLES, indirect=True)
@@ -61,6 +65,13 @@ def maker(
             patch.setattr(clickhouse_sink, "collect_small_rows", lambda *_: None)
         services, database = request.getfixturevalue("services"), request.getfixturevalue("ch_db")
         yield clickhouse_sink_maker(spark, services, database, tmp_path)
+    elif request.param in FILES:
+        kind = request.param.removeprefix("file-")
+        if kind == "tasks":
+            patch = request.getfixturevalue("monkeypatch")
+            patch.setattr(file_sink, "collect_last_rows", lambda *_: None)
+            patch.setattr(file_sink, "collect_small_rows", lambda *_: None)
+        yield file_sink_maker(spark, tmp_path, "parquet" if kind == "tasks" else kind)
     elif request.param == "sqlite":
         with sqlite_connector(tmp_path) as package:
             yield sqlite_sink_maker(spark, tmp_path, package)
@@ -71,6 +82,8 @@ def maker(
 def counted(sink: Sink, counts: WriteCounts, sent: int) -> WriteCounts:
     """What a sink counts: changes, the messages that it sends, or the rows that it writes."""
     can = type(sink).capabilities
+    if can.appends_changes and can.counts_changes:
+        return WriteCounts(counts.rows, counts.rows, 0, 0)
     return (
         counts
         if can.counts_changes

@@ -9,6 +9,7 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 import pytest
+from helpers.file_sink import file_sink_maker
 from helpers.kafka_sink import kafka_sink_maker
 from helpers.nested_rows import NESTED, ROWS, from_json, same_as
 from helpers.sink_makers import SinkMaker, frame, plan, sink_maker
@@ -18,14 +19,20 @@ from pyspark.sql import SparkSession
 from headrace.pipeline.errors import DataError, SchemaError
 from headrace.pipeline.types.arrow import is_nested
 
-LAKES = ("delta", "iceberg")
+LAKES = ("delta", "iceberg", "file-parquet")
 """They hold lists, structs and maps as they are."""
+TEXTS = ("kafka", "file-json")
+"""They hold them as JSON without rules for characters."""
 
 
-@pytest.fixture(params=["postgres", "postgres-staged", "delta", "iceberg", "kafka"])
+@pytest.fixture(
+    params=["postgres", "postgres-staged", "delta", "iceberg", "kafka", "file-parquet", "file-json"]
+)
 def maker(request: pytest.FixtureRequest, spark: SparkSession, pg: str, tmp_path: Path) -> SinkMaker:
     if request.param == "kafka":
         return kafka_sink_maker(spark, request.getfixturevalue("services").kafka.brokers, tmp_path)
+    if request.param.startswith("file-"):
+        return file_sink_maker(spark, tmp_path, request.param.removeprefix("file-"))
     return sink_maker(request.param, spark, pg, tmp_path)
 
 
@@ -35,7 +42,7 @@ def target_rows(maker: SinkMaker, schema: pa.Schema) -> list[dict[str, Any]]:
     def value(found: Any, kind: pa.DataType) -> Any:
         if maker.kind in LAKES or not is_nested(kind):
             return same_as(found, kind)
-        return same_as(from_json(found, kind, hexadecimal=maker.kind == "kafka"), kind)
+        return same_as(from_json(found, kind, hexadecimal=maker.kind in TEXTS), kind)
 
     rows = maker.rows(schema.names)
     return sorted(
@@ -113,7 +120,7 @@ def test_the_character_nul_inside_is_held_or_named(maker: SinkMaker, kind: pa.Da
     schema = pa.schema([("id", pa.int64()), ("v", kind)])
     sink = maker.joined(schema)
     rows = frame(maker.spark, schema, [{"id": 1, "v": value}], "i")
-    if maker.kind in (*LAKES, "kafka"):
+    if maker.kind in (*LAKES, *TEXTS):
         sink.write(plan(1), rows)
         assert target_rows(maker, schema) == [{"id": 1, "v": same_as(value, kind)}]
     else:

@@ -40,7 +40,9 @@ _SHOWN = re.compile(
     r"^```yaml\n(?P<file>(?:version: 1|sources:)\n.*?)^```$(?P<prose>.*?)(?=^#|^```|\Z)",
     re.MULTILINE | re.DOTALL,
 )
-_LEAVES = re.compile(r"\*\*([\d,]+) rows\*\*\s+in\s+(Postgres|Delta|Iceberg|Kafka|ClickHouse)\s+`([^`]+)`")
+_LEAVES = re.compile(
+    r"\*\*([\d,]+) rows\*\*\s+in\s+(Postgres|Delta|Iceberg|Kafka|ClickHouse|files)\s+`([^`]+)`"
+)
 _COMPUTES = re.compile(r"Computes \*\*([\d,]+) rows\*\*")
 _PRINTS = re.compile(r"Shows \*\*([\d,]+) lines\*\*")
 _MODULE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -166,6 +168,8 @@ def _held(kind: str, where: str, settings: Settings, spark: SparkSession) -> int
         return spark.read.format("delta").load(str(settings.home / where)).count()
     if kind == "Iceberg":
         return WarehouseTable(str(settings.home / "warehouse"), where, "reader").frame(spark, None).count()
+    if kind == "files":
+        return spark.read.parquet(str(settings.home / where)).count()
     if kind == "Kafka":
         return len(read_messages(settings.kafka_sink.brokers, where))
     if kind == "ClickHouse":

@@ -12,11 +12,11 @@ import pytest
 from helpers.web_server import Asked, Service, served
 from pyspark.sql import SparkSession
 
+from headrace.connectors.http.call_metrics import drain_call_metrics
 from headrace.connectors.spark_types import spark_schema
 from headrace.jobs.planning.planner import FixedSchemaSource, PipelinePlanner
 from headrace.jobs.sources.source_batch import SourceBatch
 from headrace.jobs.spark.errors import as_headrace_error
-from headrace.jobs.transforms.http.call_metrics import drain_call_metrics
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import DataError, SchemaError, UserError
 from headrace.pipeline.file.loader import parse_pipeline

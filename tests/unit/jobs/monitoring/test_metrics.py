@@ -12,6 +12,7 @@ import pytest
 from helpers.otlp_collector import Collector
 from prometheus_client.parser import text_string_to_metric_families
 
+from headrace.connectors.http import call_metrics
 from headrace.jobs.monitoring.catalog import ANSWERS, BY_NAME, DURATIONS, METRICS, NODE_LABELS, MetricType
 from headrace.jobs.monitoring.frame_observer import EpochObserver
 from headrace.jobs.monitoring.instruments import Meters
@@ -20,7 +21,6 @@ from headrace.jobs.monitoring.monitor import NullMonitor, RunMonitor, open_monit
 from headrace.jobs.monitoring.plugin_metrics import offer
 from headrace.jobs.monitoring.spark_observation import EpochObservation, upstream_nodes
 from headrace.jobs.staging.determinism import nondeterministic_nodes
-from headrace.jobs.transforms.http import call_metrics
 from headrace.pipeline.config.sections import MetricsSettings
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import TransientError, UserError

@@ -23,18 +23,18 @@ from helpers.web_server import Asked, served
 from helpers.web_server import Service as Web
 from pyspark.accumulators import Accumulator
 
-from headrace.connectors.row_errors import explain_failure
-from headrace.connectors.spark_types import POS_ARROW
-from headrace.jobs.staging.pending_calls import PendingCall, read_pending_calls
-from headrace.jobs.transforms.http import client as calls
-from headrace.jobs.transforms.http.call_metrics import (
+from headrace.connectors.http import client as calls
+from headrace.connectors.http.call_metrics import (
     CallCounter,
     CallMetrics,
     call_accumulator,
     drain_call_metrics,
 )
-from headrace.jobs.transforms.http.circuit_breaker import Breaker
-from headrace.jobs.transforms.http.client import Service
+from headrace.connectors.http.circuit_breaker import Breaker
+from headrace.connectors.http.client import Service
+from headrace.connectors.row_errors import explain_failure
+from headrace.connectors.spark_types import POS_ARROW
+from headrace.jobs.staging.pending_calls import PendingCall, read_pending_calls
 from headrace.jobs.transforms.http.decode import ResponseDecoder
 from headrace.jobs.transforms.http.task import HandlerTask
 from headrace.pipeline.errors import DataError, HeadraceError, TransientError, UserError

@@ -17,7 +17,7 @@ from headrace.jobs.transforms.http.endpoint import find_endpoint_errors
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import PipelineFileError, SettingsError, UserError
 from headrace.pipeline.file.loader import PipelineFile, from_compiled, parse_pipeline
-from headrace.pipeline.model.handler import redact_url
+from headrace.pipeline.model.http import redact_url
 from headrace.pipeline.yaml.interpolation import interpolate
 
 FILE = """

@@ -8,17 +8,15 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
-from headrace.jobs.staging.pending_calls import PendingCall
-from headrace.jobs.transforms.http.call_metrics import CallCounter
-from headrace.jobs.transforms.http.circuit_breaker import Breaker
-from headrace.jobs.transforms.http.decode import excerpt
+from headrace.connectors.http.call_metrics import CallCounter
+from headrace.connectors.http.circuit_breaker import Breaker
 from headrace.pipeline.errors import HeadraceError, TransientError, UserError
 
 if TYPE_CHECKING:
@@ -31,6 +29,32 @@ _KEPT = 4
 _PATIENCE = 5.0
 """Seconds after which a retried request is reported."""
 _AGAIN = (408, 429)
+_EXCERPT = 200
+
+
+class WaitNote(Protocol):
+    """Where a caller notes that it waits for a service. Picklable."""
+
+    def note(self, message: str, good_for: float) -> None:
+        """Write what is waited for. The note expires after `good_for` seconds."""
+        ...
+
+    def over(self) -> None:
+        """Remove the note."""
+        ...
+
+
+class RefusedStatusError(Exception):
+    """The cause of an error that `send` raises because of the service's answers, the last one included."""
+
+
+@dataclass(frozen=True, slots=True)
+class _FailedAttempt:
+    reason: str
+    is_answered: bool = False
+    """Whether the service answered with a status."""
+    pause: float | None = None
+    """Seconds that the service asks to wait."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +72,7 @@ class Service:
     concurrency: int
     circuit_failures: int
     circuit_reset_after: float
-    wait: PendingCall | None = None
+    wait: WaitNote | None = None
     """Where tasks note that they wait for it."""
 
     @property
@@ -83,7 +107,7 @@ class HttpCaller:
     def __init__(self, service: Service) -> None:
         import httpx
 
-        from headrace.jobs.transforms.http.deadline import bounded
+        from headrace.connectors.http.deadline import bounded
 
         for name in ("httpx", "httpcore"):  # they log whole URLs
             logging.getLogger(name).setLevel(logging.WARNING)
@@ -116,28 +140,29 @@ class HttpCaller:
         self, batch: RequestBatch, stop: threading.Event, counter: CallCounter, noted: threading.Event
     ) -> HttpReply:
         began = time.monotonic()
-        attempt, pause, last = 0, _FIRST_PAUSE, "the service was failing"
+        attempt, pause, last = 0, _FIRST_PAUSE, _FailedAttempt("the service was failing")
         deadline = None if self._service.retry_timeout is None else began + self._service.retry_timeout
         while True:
             if not self.breaker.enter(deadline, stop):
-                raise self._given_up(attempt, time.monotonic() - began, last)
+                raise self._given_up(attempt, time.monotonic() - began, last.reason) from _cause(last)
             attempt += 1
             try:
-                reply, last, wait = self._send_once(batch, counter, retry=attempt > 1)
+                found = self._send_once(batch, counter, retry=attempt > 1)
             except HeadraceError:
                 raise
             except BaseException:
                 self.breaker.failed()  # whatever it was: others must not wait for this probe
                 raise
-            if reply is not None:
-                return reply
+            if isinstance(found, HttpReply):
+                return found
+            last = found
             spread = pause * random.uniform(0.5, 1.0)  # noqa: S311  so that tasks do not come back all at once
-            wait = spread if wait is None else wait
+            wait = spread if last.pause is None else last.pause
             pause = min(pause * 2, _LAST_PAUSE)
             over = deadline is not None and time.monotonic() + wait > deadline
-            self._note_wait(began, attempt, last, wait, noted)
+            self._note_wait(began, attempt, last.reason, wait, noted)
             if over or attempt == self._service.max_attempts or stop.wait(wait):
-                raise self._given_up(attempt, time.monotonic() - began, last)
+                raise self._given_up(attempt, time.monotonic() - began, last.reason) from _cause(last)
 
     def _note_wait(
         self, began: float, attempts: int, last: str, pause: float, noted: threading.Event
@@ -157,11 +182,8 @@ class HttpCaller:
 
     def _send_once(
         self, batch: RequestBatch, counter: CallCounter, *, retry: bool
-    ) -> tuple[HttpReply | None, str, float | None]:
-        """Return the response, or None with the reason and the seconds that the service asks to wait.
-
-        Raises UserError for a refusal.
-        """
+    ) -> HttpReply | _FailedAttempt:
+        """Return the response, or why there is none yet. Raises UserError for a refusal."""
         httpx, started = self._errors, time.monotonic()
 
         def count(outcome: str, status: str) -> None:
@@ -181,15 +203,15 @@ class HttpCaller:
                         if late
                         else f"could not be read: {_error_text(error)}"
                     )
-                    return None, f"HTTP {status}, and the body {why}", None
+                    return _FailedAttempt(f"HTTP {status}, and the body {why}")
         except httpx.TimeoutException:
             self.breaker.failed()
             count("retriable_error", "timeout")
-            return None, f"no answer within {self._service.timeout:g} s", None
+            return _FailedAttempt(f"no answer within {self._service.timeout:g} s")
         except httpx.TransportError as error:
             self.breaker.failed()
             count("retriable_error", "network_error")
-            return None, self._clean(_error_text(error)), None
+            return _FailedAttempt(self._clean(_error_text(error)))
         return self._classify_status(response, status, body, count)
 
     def _posted(self, batch: RequestBatch) -> AbstractContextManager[httpx.Response]:
@@ -199,17 +221,17 @@ class HttpCaller:
 
     def _classify_status(
         self, response: httpx.Response, status: int, body: bytes, count: Any
-    ) -> tuple[HttpReply | None, str, float | None]:
+    ) -> HttpReply | _FailedAttempt:
         if 200 <= status < 300:
             self.breaker.succeeded()
             count("success", "2xx")
-            return HttpReply(status, body), "", None
+            return HttpReply(status, body)
         refusal = f"HTTP {status}{self._excerpt(body)}"
         if status in _AGAIN or status >= 500:
             # A service that asks for a pause is up.
             (self.breaker.succeeded if status == 429 else self.breaker.failed)()
             count("retriable_error", f"{status // 100}xx")
-            return None, refusal, _retry_after(response.headers.get("Retry-After"))
+            return _FailedAttempt(refusal, True, _retry_after(response.headers.get("Retry-After")))
         self.breaker.succeeded()
         count("non_retriable_error", f"{status // 100}xx")
         where = f"POST {self._service.shown}"
@@ -218,13 +240,13 @@ class HttpCaller:
                 "Write the address that it redirects to as `url`: requests with rows in them do not follow."
             )
             msg = f"{where}: {refusal}"
-            raise UserError(msg, hint=hint, node=self._service.node)
+            raise UserError(msg, hint=hint, node=self._service.node) from RefusedStatusError(refusal)
         hint = (
             "The service refuses the request: see its log, and `url`, `headers` and `payload_version` of"
             " the node."
         )
         msg = f"{where}: non-retriable {refusal}"
-        raise UserError(msg, hint=hint, node=self._service.node)
+        raise UserError(msg, hint=hint, node=self._service.node) from RefusedStatusError(refusal)
 
     def _given_up(self, attempts: int, seconds: float, last: str) -> TransientError:
         circuit = (
@@ -247,6 +269,10 @@ class HttpCaller:
         for secret in self._service.secrets:
             text = text.replace(secret, "***") if secret else text
         return text
+
+
+def _cause(last: _FailedAttempt) -> RefusedStatusError | None:
+    return RefusedStatusError(last.reason) if last.is_answered else None
 
 
 _callers: dict[str, HttpCaller] = {}
@@ -280,3 +306,13 @@ def _retry_after(value: str | None) -> float | None:
 def _error_text(error: Exception) -> str:
     text = str(error).split("\n", maxsplit=1)[0]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def excerpt(body: bytes, secrets: Iterable[str] = ()) -> str:
+    """Return the beginning of a body on one line, with secrets masked."""
+    text = body[: 4 * _EXCERPT].decode("utf-8", "replace")
+    for secret in secrets:
+        if secret:
+            text = text.replace(secret, "***")
+    text = " ".join(text.split())
+    return text if len(text) <= _EXCERPT else f"{text[:_EXCERPT]}…"

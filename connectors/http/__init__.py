@@ -1,0 +1,1 @@
+"""Calls of HTTP services: the client of the handler transform and of the webhook sink."""

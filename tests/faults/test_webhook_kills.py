@@ -1,0 +1,106 @@
+"""A hybrid source into a service, with kill -9 and pauses around its requests.
+
+The service remembers idempotency keys. Each time it must have every change once, those of a key in their
+order, and a repeated key must have the same body.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+import pytest
+from helpers.appended_rows import expected_changes
+from helpers.pipeline_world import HYBRID_SOURCE, World, until
+from helpers.web_server import Asked, Service, served
+from helpers.webhook_sink import Receiver
+
+SINK = """\
+transforms:
+  shaped: {{type: sql, sql: "select id, day, upper(name) as name, amount * 2 as amount from src"}}
+sinks:
+  out: {{type: webhook, from: shaped, url: "{url}", batch_size: 100, retry: {{timeout: 30s}}}}
+epoch: {{interval: 0s, stream_rows: 250, history_rows: 1000}}
+"""
+
+# Requests of a run: 30 of history, then 2 to 3 of each epoch of the stream. (point, nth, who dies)
+STEPS = [
+    ("request-sending", 1, "driver"),
+    ("request-sending", 25, "group"),
+    ("request-sent", 1, "group"),
+    ("request-sent", 15, "driver"),
+    ("request-sent", 30, "driver"),
+    ("request-sent", 32, "group"),
+    ("request-under-way", 12, "driver"),
+    ("request-under-way", 33, "group"),
+    ("request-under-way", 20, "jvm"),
+    ("sinks-written", 2, "driver"),
+    ("sinks-written", 5, "group"),
+]
+
+
+@contextmanager
+def hooked(world: World) -> Iterator[tuple[Service, Receiver]]:
+    """A service, and the world with a pipeline into it."""
+    receiver = Receiver()
+    with served(receiver) as service:
+        values = {"name": world.name, "database": world.database, "topic": world.name, "url": service.url}
+        world.file.write_text((HYBRID_SOURCE + SINK).format(**values))
+        yield service, receiver
+
+
+def check(world: World, receiver: Receiver) -> None:
+    found: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
+    for row in receiver.rows():
+        found[row["id"]].append((row["_gs_op"], row["day"], row["name"], row["amount"]))
+    assert found == expected_changes(world)
+
+
+@pytest.mark.slow  # test_a_run_that_dies_between_two_requests is the daily sample
+@pytest.mark.parametrize(("point", "nth", "who"), STEPS)
+def test_every_change_arrives_under_one_key(world: World, point: str, nth: int, who: str) -> None:
+    with hooked(world) as (_, receiver):
+        assert world.crash(point, nth, who) != 0
+        answer = world.run()
+        assert answer["code"] == 0, answer
+        assert answer["caught_up"]
+        check(world, receiver)
+
+
+def test_a_run_that_dies_between_two_requests(world: World) -> None:
+    with hooked(world) as (_, receiver):
+        assert world.crash("request-sent", 15, "driver") != 0
+        assert world.run()["caught_up"]
+        check(world, receiver)
+        assert receiver.repeated >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nth", [5, 32])
+def test_a_paused_run_repeats_keys_after_a_takeover(world: World, nth: int) -> None:
+    with hooked(world) as (service, receiver):
+        zombie = world.start("request-sent", nth, "stop")
+        until(lambda: psutil.Process(zombie.pid).status() == psutil.STATUS_STOPPED, "the driver to stop", 240)
+        answer = until(lambda: (found := world.run())["code"] == 0 and found, "the takeover", 240)
+        assert answer["caught_up"]
+        check(world, receiver)
+        newest = max(int(asked.headers["headrace-generation"]) for asked in service.asked)
+        before = len(service.asked)
+        os.kill(zombie.pid, signal.SIGCONT)
+        assert world.answer(zombie)["error"] == "FencedError"
+        late: list[Asked] = service.asked[before:]
+        assert all(int(asked.headers["headrace-generation"]) < newest for asked in late)
+        check(world, receiver)
+
+
+@pytest.mark.slow
+def test_lost_answers_repeat_keys(world: World) -> None:
+    with hooked(world) as (service, receiver):
+        service.faults = [None, None, "torn", None, "reset", None, 503, "hang", None, "torn"]
+        assert world.run()["caught_up"]
+        check(world, receiver)
