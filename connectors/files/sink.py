@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from headrace.connectors.addresses import split_location
 from headrace.connectors.fencing import fenced
 from headrace.connectors.files.config import FileSinkConfig
 from headrace.connectors.files.layout import check_layout, check_schema
@@ -180,8 +181,14 @@ class FileFolderSink(TransactionalSink):
 
     def describe(self) -> Json:
         """Return the type, asset key and location."""
-        name = Path(self._path).name
-        return {"kind": "file", "asset_key": ["file", name], "table_name": name, "location": self._path}
+        *folders, name = split_location(self._path)
+        return {
+            "kind": "file",
+            "asset_key": ["file", name],
+            "scope": folders,
+            "table_name": name,
+            "location": self._path,
+        }
 
     @property
     def _key(self) -> tuple[str, ...]:

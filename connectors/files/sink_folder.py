@@ -153,7 +153,7 @@ class SinkFolder:
     ) -> int | None:
         """Make files of an attempt, and the record, the next commit in one step. Return its number.
 
-        Files that are not listed are not moved: a task that still runs can write no others. Return None if the
+        Files that are not listed are not moved: a task that still runs adds none. Return None if the
         generation no longer exists.
         """
         ready = self._of(generation) / f"{_READY}{uuid.uuid4().hex}"

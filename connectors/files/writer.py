@@ -94,7 +94,7 @@ class RowFiles:
         return self.write(rows.to_batches(), folder)
 
     def write_distributed(self, rows: DataFrame, folder: Path) -> list[WrittenFile]:
-        """Write rows of `select` by Spark's tasks. A task that runs twice writes files that are not listed."""
+        """Write rows of `select` by Spark's tasks. Files of a task that runs twice are not listed."""
         names, files = rows.columns, self
         if folders := self._folder_columns(names):
             rows = rows.repartition(*folders).sortWithinPartitions(*folders)
