@@ -20,6 +20,7 @@ from headrace.orchestration import metadata as report
 from headrace.orchestration import source_reports
 from headrace.orchestration.columns import ColumnCatalog
 from headrace.orchestration.execution import run_checks, run_pipeline, to_dagster_error
+from headrace.orchestration.operations import suggest_operations
 from headrace.orchestration.pipelines import (
     PIPELINE_TAG,
     REFRESH_TAG,
@@ -258,14 +259,16 @@ def _report_checks(
     """
     for key in sorted(context.selected_asset_check_keys, key=str):
         check = checks[pipeline.sink_for_key(key.asset_key)][key.name]
+        advice = suggest_operations(pipeline, check)
         for partition in partitions or ():
-            report.log_check(context, check, key.asset_key, partition=partition)
-        yield report.check_result(check, key.asset_key)
+            report.log_check(context, check, key.asset_key, partition=partition, advice=advice)
+        yield report.check_result(check, key.asset_key, advice)
     planned = {(key.asset_key, key.name) for key in context.selected_asset_check_keys}
     for sink, results in checks.items():
         for name in applicable_checks(pipeline, sink):
             if (pipeline.sinks[sink].key, name) not in planned and name in results:
-                report.log_check(context, results[name], pipeline.sinks[sink].key)
+                advice = suggest_operations(pipeline, results[name])
+                report.log_check(context, results[name], pipeline.sinks[sink].key, advice=advice)
 
 
 def _group_by_sink(results: Sequence[CheckResult]) -> Checks:

@@ -13,6 +13,7 @@ import dagster as dg
 
 from headrace.orchestration.asset_keys import KeyStyle, assign_keys
 from headrace.orchestration.assets import sink_assets
+from headrace.orchestration.operations import operations_job
 from headrace.orchestration.pipelines import PIPELINE_TAG, Pipeline, read_pipeline
 from headrace.orchestration.resources import SPARK, spark_resource
 from headrace.orchestration.schedules import pipeline_schedule
@@ -113,7 +114,7 @@ def build_pipeline_definitions(
     return PipelineDefinitions(
         pipeline=pipeline,
         assets=assets,
-        jobs=[materialize, *([stream] if stream else ())],
+        jobs=[materialize, *([stream] if stream else ()), operations_job(pipeline)],
         schedules=[schedule] if schedule else [],
         sensors=[build_supervisor(pipeline, stream, is_on=automation.supervisors)]
         if stream and continuous

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import dagster as dg
 
+from headrace.orchestration.alerts import build_alert_sensors
 from headrace.orchestration.build import AutomationDefaults, build_definitions
 from headrace.orchestration.instance import UI_VARIABLE
 from headrace.pipeline.file.discovery import find_pipeline_files
@@ -51,5 +52,5 @@ defs = dg.Definitions.merge(
         find_pipeline_files(pipeline_paths()), strict=False, automation=AutomationDefaults(in_ui, in_ui)
     ),
     # A run has one step, so a separate process for it would only add start-up time.
-    dg.Definitions(executor=dg.in_process_executor),
+    dg.Definitions(executor=dg.in_process_executor, sensors=build_alert_sensors(is_on=in_ui)),
 )

@@ -65,29 +65,37 @@ def target_metadata(checks: Mapping[str, CheckResult]) -> dict[str, Any]:
     return {} if rows is None else {"dagster/row_count": rows}
 
 
-def check_result(check: CheckResult, key: dg.AssetKey) -> dg.AssetCheckResult:
-    """Return the result for a step's own check.
+def check_result(check: CheckResult, key: dg.AssetKey, advice: str = "") -> dg.AssetCheckResult:
+    """Return the result for a step's own check. `advice` is what a person can do, as Markdown.
 
     A check that does not apply passes, with the reason and `applies: false`. Dagster has no third result, and
     a warning would ask for an action.
     """
+    instructions = {"what to do": dg.MetadataValue.md(advice)} if advice else {}
     return dg.AssetCheckResult(
         passed=check.passed is not False,
         asset_key=key,
         check_name=check.name,
         severity=dg.AssetCheckSeverity.WARN if check.severity == "warning" else dg.AssetCheckSeverity.ERROR,
         description=check.message,
-        metadata=check_metadata(check),
+        metadata=check_metadata(check) | instructions,
     )
 
 
-def log_check(context: Any, check: CheckResult, key: dg.AssetKey, *, partition: str | None = None) -> None:
+def log_check(
+    context: Any,
+    check: CheckResult,
+    key: dg.AssetKey,
+    *,
+    partition: str | None = None,
+    advice: str = "",
+) -> None:
     """Log a check result as a separate event, for one partition or outside the step that declares the check.
 
     `context` is that of an op or an asset. Both accept check evaluations, although their annotations do not
     show it.
     """
-    result = check_result(check, key)
+    result = check_result(check, key, advice)
     context.log_event(
         dg.AssetCheckEvaluation(
             asset_key=key,

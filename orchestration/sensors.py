@@ -7,6 +7,7 @@ import time
 import dagster as dg
 
 from headrace.jobs.run.status import history_complete
+from headrace.orchestration.alerts import GAVE_UP_TAG
 from headrace.orchestration.pipelines import PIPELINE_TAG, STREAM_TAG, Pipeline
 from headrace.orchestration.state import describe_blocked_epoch, read_pipeline_state
 from headrace.orchestration.supervision import (
@@ -86,6 +87,8 @@ def _apply_decision(
                 context.instance.report_run_failed(record.dagster_run, decision.reason)
             return dg.SensorResult(skip_reason=decision.reason, cursor=cursor)
         case SupervisorAction.GIVE_UP:
+            if record and GAVE_UP_TAG not in record.dagster_run.tags:
+                context.instance.add_run_tags(last, {GAVE_UP_TAG: decision.reason})
             raise SupervisorGaveUpError(decision.reason)
 
 

@@ -24,6 +24,7 @@ from headrace.orchestration import source_reports
 from headrace.orchestration.columns import ColumnCatalog
 from headrace.orchestration.drawing import draw_pipeline
 from headrace.orchestration.execution import run_checks, run_pipeline
+from headrace.orchestration.operations import suggest_operations
 from headrace.orchestration.pipelines import PIPELINE_TAG, STREAM_TAG, Pipeline, applicable_checks
 from headrace.orchestration.resources import SPARK
 from headrace.orchestration.stream_progress import (
@@ -252,7 +253,8 @@ class StreamReporter:
                 is_last or self._is_check_due(check)
             ):
                 self._checks[check.sink, check.name] = check.passed, started
-                report.log_check(self._context, check, self._pipeline.sinks[check.sink].key)
+                advice = suggest_operations(self._pipeline, check)
+                report.log_check(self._context, check, self._pipeline.sinks[check.sink].key, advice=advice)
         seconds = self._clock() - started
         self._next_checks = self._clock() + max(REPORT_SECONDS, seconds / _CHECK_SHARE)
 

@@ -68,7 +68,7 @@ EXPECTED = {
             "partitions": 12,
         },
     },
-    "jobs": ["flights_history", "flights_stream"],
+    "jobs": ["flights_history", "flights_operate", "flights_stream"],
     "schedules": {"flights_schedule": "15 3 * * *"},
     "sensors": ["flights_supervisor"],
 }
@@ -100,7 +100,7 @@ def test_the_example_that_ships():
         "postgres/public/flights",
         "delta/flights",
     }
-    assert found["jobs"] == ["flights_history", "flights_stream"]
+    assert found["jobs"] == ["flights_history", "flights_operate", "flights_stream"]
 
 
 def test_sink_metadata_has_columns_table_and_the_line_in_the_file(written):
@@ -224,7 +224,7 @@ class TestBrokenFiles:
             for number, name in enumerate(("a" * 70, "a" * 71, "a-b"))
         ]
         jobs = shown(build_definitions(files, strict=False))["jobs"]
-        assert len(jobs) == 6
+        assert len(jobs) == 9
         assert not [
             asset for asset in shown(build_definitions(files, strict=False))["assets"] if "broken" in asset
         ]
