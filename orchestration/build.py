@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,15 @@ import dagster as dg
 from headrace.orchestration.asset_keys import KeyStyle, assign_keys
 from headrace.orchestration.assets import sink_assets
 from headrace.orchestration.operations import operations_job
-from headrace.orchestration.pipelines import PIPELINE_TAG, Pipeline, read_pipeline
+from headrace.orchestration.options import PipelineOptions
+from headrace.orchestration.pipelines import PIPELINE_TAG, Pipeline, create_pipeline
 from headrace.orchestration.resources import SPARK, spark_resource
 from headrace.orchestration.schedules import pipeline_schedule
 from headrace.orchestration.sensors import build_supervisor
 from headrace.orchestration.specs import broken_assets, source_specs
 from headrace.orchestration.stream import stream_job
 from headrace.pipeline.errors import FileLocation, HeadraceError, PipelineFileError, UserError
+from headrace.pipeline.file.loader import PipelineFile, load_pipeline
 
 log = logging.getLogger(__name__)
 
@@ -45,21 +47,22 @@ class PipelineDefinitions:
 
 
 def build_definitions(
-    files: Iterable[Path],
+    files: Iterable[Path | PipelineFile],
     overrides: Mapping[str, Any] | None = None,
     *,
     strict: bool = True,
     sources: bool = True,
     automation: AutomationDefaults = AutomationDefaults(),
     asset_keys: KeyStyle = "short",
+    options: PipelineOptions | None = None,
 ) -> dg.Definitions:
-    """Return the definitions of all pipeline files.
+    """Return the definitions of all pipeline files, by their paths or after they were parsed.
 
     If `strict` is set, the first file with mistakes raises UserError, as `dg check defs` expects. Otherwise a
     broken file becomes an asset that shows its mistakes, and the other files load. `sources` declares the
     inputs of the pipelines as external assets with kind and columns. Without it they are plain dependencies
     that another component can declare. `automation` tells which supervisors and schedules are on at first.
-    `asset_keys`: see `assign_keys`.
+    `asset_keys`: see `assign_keys`. `options` are the component's.
     """
     broken: dict[Path, UserError] = {}
 
@@ -75,9 +78,11 @@ def build_definitions(
             broken[path] = mistake
 
     read: dict[Path, Pipeline] = {}
-    for path in files:
+    for file in files:
+        path = file if isinstance(file, Path) else Path(file.path) / file.name
         with collect_mistakes(path):
-            read[path] = _check_unique(read_pipeline(path, overrides), read.values())
+            pipeline = create_pipeline(load_pipeline(file) if isinstance(file, Path) else file, overrides)
+            read[path] = _check_unique(replace(pipeline, options=options or PipelineOptions()), read.values())
     loaded: list[PipelineDefinitions] = []
     for path, pipeline in zip(read, assign_keys([*read.values()], asset_keys), strict=True):
         with collect_mistakes(path):
@@ -106,7 +111,7 @@ def build_pipeline_definitions(
     materialize = dg.define_asset_job(
         f"{pipeline.name}_history",
         selection=dg.AssetSelection.assets(assets),
-        tags={PIPELINE_TAG: pipeline.name},
+        tags={**pipeline.options.run_tags, PIPELINE_TAG: pipeline.name},
     )
     stream = stream_job(pipeline) if pipeline.has_stream else None
     schedule = pipeline_schedule(pipeline, materialize, stream, is_on=automation.schedules)

@@ -55,7 +55,7 @@ def operations_job(pipeline: Pipeline) -> dg.JobDefinition:
         name=f"{pipeline.name}_operate",
         description=f"Operations on pipeline `{pipeline.file.name}`. Choose one in the launchpad. Without"
         " `dry_run: false` the run only reports what it would change.",
-        tags={PIPELINE_TAG: pipeline.name},
+        tags={**pipeline.options.run_tags, PIPELINE_TAG: pipeline.name},
         executor_def=dg.in_process_executor,
     )
     def job() -> None:

@@ -16,9 +16,11 @@ from headrace.connectors.sink_base import Sink
 from headrace.jobs.checks.content.scope import refusal
 from headrace.jobs.dynamic_tables.factory import value_tables
 from headrace.jobs.run.status import has_stream_work
+from headrace.orchestration.options import PipelineOptions, merge_asset_config
 from headrace.pipeline.config.settings import Settings, load_settings
 from headrace.pipeline.file.loader import PipelineFile, load_pipeline
 from headrace.pipeline.model import graph
+from headrace.pipeline.model.assets import AssetConfig
 from headrace.pipeline.model.capabilities import Delivery
 from headrace.pipeline.model.checks import SinkCheckConfig
 from headrace.pipeline.model.run_options import OPEN, PartitionsConfig
@@ -95,6 +97,8 @@ class Pipeline:
     """Sinks whose rows can be recomputed and read back, as far as the file shows."""
     dynamic_tables: Mapping[str, PhysicalAsset] = field(default_factory=dict)
     """Dynamic tables in Postgres, which other programs can write. Tables in memory are internal."""
+    options: PipelineOptions = field(default_factory=PipelineOptions)
+    """The options of the component."""
 
     @property
     def name(self) -> str:
@@ -108,7 +112,17 @@ class Pipeline:
     @property
     def pool(self) -> str:
         """The pool of all runs that write the pipeline. The instance lets one of them start at a time."""
-        return f"headrace/{self.name}"
+        return self.options.pool or f"headrace/{self.name}"
+
+    @property
+    def asset_config(self) -> AssetConfig:
+        """What the assets of the sinks have."""
+        return merge_asset_config(self.file.model, self.options.assets)
+
+    @property
+    def group(self) -> str:
+        """The group of the assets."""
+        return self.asset_config.group or self.name
 
     @property
     def history_partitions(self) -> list[str]:
@@ -144,7 +158,11 @@ def read_pipeline(path: Path, overrides: Mapping[str, Any] | None = None) -> Pip
 
     Raise SettingsError, or UserError (PipelineFileError with all mistakes and locations).
     """
-    file = load_pipeline(path)
+    return create_pipeline(load_pipeline(path), overrides)
+
+
+def create_pipeline(file: PipelineFile, overrides: Mapping[str, Any] | None = None) -> Pipeline:
+    """Return a pipeline of a valid file. Raise SettingsError."""
     settings = load_settings(**(overrides or {}))
     model = file.model
     sinks = {

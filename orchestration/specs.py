@@ -15,6 +15,7 @@ from headrace.orchestration.asset_keys import choose_keys
 from headrace.orchestration.columns import ColumnCatalog
 from headrace.orchestration.drawing import draw_pipeline
 from headrace.orchestration.metadata import CHECK_DESCRIPTIONS
+from headrace.orchestration.options import to_freshness_policy
 from headrace.orchestration.pipelines import (
     PIPELINE_TAG,
     PhysicalAsset,
@@ -85,7 +86,7 @@ def source_specs(pipelines: Sequence[Pipeline]) -> list[dg.AssetSpec]:
             for physical in assets:
                 if physical.key not in written and physical.key not in specs:
                     metadata = _physical_metadata(physical) | _column_metadata(catalog, name)
-                    group = pipeline.name if readers[physical.key] == 1 else SOURCE_GROUP
+                    group = pipeline.group if readers[physical.key] == 1 else SOURCE_GROUP
                     specs[physical.key] = dg.AssetSpec(
                         physical.key,
                         kinds={physical.storage_kind, SOURCE_LABEL},
@@ -131,12 +132,13 @@ def _broken_asset(key: dg.AssetKey, path: Path, error: UserError) -> dg.AssetsDe
 
 
 def _sink_spec(pipeline: Pipeline, sink: str, catalog: ColumnCatalog) -> dg.AssetSpec:
-    physical, file = pipeline.sinks[sink], pipeline.file
+    physical, file, config = pipeline.sinks[sink], pipeline.file, pipeline.asset_config
     location = file.place("sinks", sink)
     return dg.AssetSpec(
         physical.key,
         deps=[*dict.fromkeys(_upstream_keys(pipeline, sink))],
-        description=f"Sink `{sink}` of pipeline `{file.name}` ({Path(file.path).name}).\n\n"
+        description=(f"{config.description}\n\n" if config.description else "")
+        + f"Sink `{sink}` of pipeline `{file.name}` ({Path(file.path).name}).\n\n"
         + draw_pipeline(pipeline),
         metadata=_physical_metadata(physical)
         | _column_metadata(catalog, sink)
@@ -147,8 +149,10 @@ def _sink_spec(pipeline: Pipeline, sink: str, catalog: ColumnCatalog) -> dg.Asse
             "dagster/code_references": _code_references(Path(location.file), location.line or 1),
         },
         kinds={physical.storage_kind, "spark", SINK_LABEL},
-        tags={PIPELINE_TAG: pipeline.name},
-        group_name=pipeline.name,
+        tags=config.tags | {PIPELINE_TAG: pipeline.name},
+        owners=list(config.owners),
+        group_name=pipeline.group,
+        freshness_policy=to_freshness_policy(config.freshness, file.place("freshness")),
         partitions_def=pipeline.partitions,
         skippable=True,  # a run that writes nothing reports an observation
     )

@@ -95,7 +95,7 @@ def stream_job(pipeline: Pipeline) -> dg.JobDefinition:
         name=f"{pipeline.name}_stream",
         description=f"The rest of history, the handoff, then the stream of pipeline `{pipeline.file.name}`"
         f" ({pipeline.file.model.stream.mode}).\n\n{draw_pipeline(pipeline)}",
-        tags={PIPELINE_TAG: pipeline.name, STREAM_TAG: pipeline.name},
+        tags={**pipeline.options.run_tags, PIPELINE_TAG: pipeline.name, STREAM_TAG: pipeline.name},
         executor_def=dg.in_process_executor,
     )
     def job() -> None:

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from headrace.pipeline.model.assets import AssetConfig
 from headrace.pipeline.model.connectors import discriminated, sink_entries, source_entries
 from headrace.pipeline.model.http import RequestConfig
 from headrace.pipeline.model.hybrid import HybridSourceConfig
 from headrace.pipeline.model.plugins import PluginNodeConfig, with_plugins
 from headrace.pipeline.model.run_options import EpochOptions, PartitionsConfig, Schedule, StreamOptions
-from headrace.pipeline.model.strict import Strict
 from headrace.pipeline.model.testcases import CaseConfig
 from headrace.pipeline.model.transforms import TransformConfig
 
@@ -70,7 +70,7 @@ VERSION = 1
 """Of the file's format: what this release writes, and the only one so far."""
 
 
-class PipelineModel(Strict):
+class PipelineModel(AssetConfig):
     """A whole pipeline file."""
 
     version: Literal[1] = Field(default=1, description="The version of the format.")

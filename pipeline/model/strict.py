@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
 
 
-def _csv(value: object) -> object:
+def split_csv(value: object) -> object:
     """Return the names of a comma-separated string as a tuple, without blanks. Return a list unchanged."""
     return (
         tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
@@ -24,7 +24,7 @@ def _once(columns: tuple[str, ...]) -> tuple[str, ...]:
     return columns
 
 
-Columns = Annotated[tuple[str, ...], BeforeValidator(_csv), AfterValidator(_once)]
+Columns = Annotated[tuple[str, ...], BeforeValidator(split_csv), AfterValidator(_once)]
 
 
 class Strict(BaseModel):

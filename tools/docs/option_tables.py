@@ -71,6 +71,7 @@ def _table(fields: Mapping[str, FieldInfo]) -> str:
 
 def _type(key: str, field: FieldInfo) -> str:
     text = _cell(_describe_type(field.annotation, field.metadata))
+    text = text.replace("list of columns", "list") if key == "owners" else text
     return text.replace("(below)", f"([keys]({_ELSEWHERE[key]}))") if key in _ELSEWHERE else text
 
 
