@@ -19,6 +19,7 @@ import psutil
 import pytest
 from helpers.pipeline_world import World, clickhouse_database, filled_world, postgres_database
 from helpers.schema_registry import SchemaRegistry
+from helpers.spark_settings import SHORT_LIVED_SPARK
 
 from headrace import services as local
 from headrace.services import Services
@@ -48,14 +49,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     Its JVM compiles for a short life.
     """
     from headrace.jobs.spark.session import start_session, stop_session
-    from headrace.pipeline.config.sections import SparkSettings
     from headrace.pipeline.config.settings import Settings
 
     home = tmp_path_factory.mktemp("spark-home")
-    settings = Settings(
-        home=home,
-        spark=SparkSettings(master="local[2]", driver_memory="1g", jvm_options="-XX:TieredStopAtLevel=1"),
-    )
+    settings = Settings(home=home, spark=SHORT_LIVED_SPARK)
     session = start_session(settings, ("delta", "kafka", "iceberg"))
     yield session
     stop_session(session)

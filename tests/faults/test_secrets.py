@@ -24,6 +24,7 @@ from confluent_kafka import Producer
 from helpers.canary import Watched, forms, left_in, seen
 from helpers.depth import FULL
 from helpers.pipeline_world import World
+from helpers.spark_settings import SHORT_LIVED_SPARK
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 from ruamel.yaml import YAML
@@ -120,7 +121,7 @@ def scene(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sc
         "http_secret_value": {"KEY": words["http"]},
         "lease_seconds": 4,
         "commit_timeout_seconds": 2,
-        "spark": {"master": "local[2]", "driver_memory": "1g", "jvm_options": "-XX:TieredStopAtLevel=1"},
+        "spark": SHORT_LIVED_SPARK.model_dump(),
     }
     with (folder / "config.yaml").open("w") as file:
         YAML().dump(config, file)

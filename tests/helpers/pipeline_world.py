@@ -34,6 +34,7 @@ from pyspark.sql import SparkSession
 from headrace.pipeline.config.settings import Settings
 from headrace.services import Services
 from headrace.services.clickhouse import ClickHouse
+from helpers.spark_settings import SHORT_LIVED_SPARK_ENVIRONMENT
 
 HISTORY = 3_000
 FROM_TOPIC = 100
@@ -159,9 +160,7 @@ class World:
             "HEADRACE__POSTGRES_SINK__USER": str(found["user"]),
             "HEADRACE__POSTGRES_SINK__PASSWORD": str(found["password"]),
             "HEADRACE__POSTGRES_SINK__DB": str(found["dbname"]),
-            "HEADRACE__SPARK__MASTER": "local[2]",
-            "HEADRACE__SPARK__DRIVER_MEMORY": "1g",
-            "HEADRACE__SPARK__JVM_OPTIONS": "-XX:TieredStopAtLevel=1",
+            **SHORT_LIVED_SPARK_ENVIRONMENT,
             "HEADRACE__LEASE_SECONDS": "4",
             "HEADRACE__COMMIT_TIMEOUT_SECONDS": "2",
         }

@@ -20,6 +20,7 @@ import pytest
 from confluent_kafka import Producer
 from helpers.avro_messages import encode, frame, number, record
 from helpers.schema_registry import SchemaRegistry
+from helpers.spark_settings import SHORT_LIVED_SPARK_ENVIRONMENT
 from psycopg.conninfo import conninfo_to_dict
 from pyspark.sql import SparkSession
 
@@ -134,9 +135,7 @@ class Place:
                 "HEADRACE__KAFKA_SOURCE__BROKERS": self.brokers,
                 "HEADRACE__KAFKA_SOURCE__SCHEMA_REGISTRY_URL": self.registry.url,
                 "HEADRACE__POSTGRES_SINK__DB": str(found["dbname"]),
-                "HEADRACE__SPARK__MASTER": "local[2]",
-                "HEADRACE__SPARK__DRIVER_MEMORY": "1g",
-                "HEADRACE__SPARK__JVM_OPTIONS": "-XX:TieredStopAtLevel=1",
+                **SHORT_LIVED_SPARK_ENVIRONMENT,
                 "HEADRACE__LEASE_SECONDS": "4",
                 "HEADRACE__COMMIT_TIMEOUT_SECONDS": "2",
             }

@@ -319,12 +319,11 @@ sys.path.append("tests")
 from pathlib import Path
 from headrace.connectors.delta.log_writer import LogWriter
 from headrace.jobs.spark.session import start_session
-from headrace.pipeline.config.sections import SparkSettings
+from helpers.spark_settings import SHORT_LIVED_SPARK
 from headrace.pipeline.config.settings import Settings
 from tests.spark.connectors.test_delta_sink import Table, plan
 home, late, key = Path(sys.argv[1]), sys.argv[2] == "late", tuple(sys.argv[3:])
-quick = SparkSettings(master="local[2]", driver_memory="1g", jvm_options="-XX:TieredStopAtLevel=1")
-spark = start_session(Settings(home=home, spark=quick), ("delta",))
+spark = start_session(Settings(home=home, spark=SHORT_LIVED_SPARK), ("delta",))
 table = Table(spark, home / "flights", key)
 sink = table.joined()
 sink.write(plan(1), table.frame((1, "a", "i"), (2, "b", "i")))

@@ -188,12 +188,11 @@ from pathlib import Path
 from headrace.connectors.iceberg import metadata_files
 from headrace.connectors.iceberg.metadata_files import MetadataFiles
 from headrace.jobs.spark.session import start_session
-from headrace.pipeline.config.sections import SparkSettings
+from helpers.spark_settings import SHORT_LIVED_SPARK
 from headrace.pipeline.config.settings import Settings
 from tests.spark.connectors.test_iceberg_metadata_files import Folder, KEPT, Table, write
 home, step = Path(sys.argv[1]), sys.argv[2]
-quick = SparkSettings(master="local[2]", driver_memory="1g", jvm_options="-XX:TieredStopAtLevel=1")
-spark = start_session(Settings(home=home, spark=quick), ("iceberg",))
+spark = start_session(Settings(home=home, spark=SHORT_LIVED_SPARK), ("iceberg",))
 metadata_files.VERSIONS_KEPT, metadata_files.PRUNE_EVERY = KEPT, 1
 table = Table(spark, home / "lake", ())
 writer = table.joined()

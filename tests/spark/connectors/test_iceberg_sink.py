@@ -304,12 +304,11 @@ sys.path.append("tests")
 from pathlib import Path
 from headrace.connectors.iceberg.metadata import IcebergMetadata
 from headrace.jobs.spark.session import start_session
-from headrace.pipeline.config.sections import SparkSettings
+from helpers.spark_settings import SHORT_LIVED_SPARK
 from headrace.pipeline.config.settings import Settings
 from tests.spark.connectors.test_iceberg_sink import Gate, Table, plan
 home = Path(sys.argv[1])
-quick = SparkSettings(master="local[2]", driver_memory="1g", jvm_options="-XX:TieredStopAtLevel=1")
-spark = start_session(Settings(home=home, spark=quick), ("iceberg",))
+spark = start_session(Settings(home=home, spark=SHORT_LIVED_SPARK), ("iceberg",))
 table = Table(spark, home / "lake", ("id",))
 sink = table.joined()
 sink.write(plan(1), table.frame((1, "a", "i"), (2, "b", "i")))

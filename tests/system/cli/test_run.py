@@ -17,6 +17,7 @@ import psutil
 import psycopg
 import pytest
 from confluent_kafka import Producer
+from helpers.spark_settings import PRODUCT_SPARK_ENVIRONMENT
 
 from headrace.pipeline.protocol.ledger import PipelineState
 from headrace.pipeline.protocol.ledger.sqlite import open_sqlite
@@ -51,9 +52,7 @@ class Runs:
             "HEADRACE__CLICKHOUSE_SOURCE__USER": services.clickhouse.user,
             "HEADRACE__CLICKHOUSE_SOURCE__PASSWORD": services.clickhouse.password,
             "HEADRACE__KAFKA_SOURCE__BROKERS": services.kafka.brokers,
-            "HEADRACE__SPARK__MASTER": "local[2]",
-            "HEADRACE__SPARK__DRIVER_MEMORY": "1g",
-            "HEADRACE__SPARK__JVM_OPTIONS": "-XX:TieredStopAtLevel=1",
+            **PRODUCT_SPARK_ENVIRONMENT,
         }
         self.sessions: list[int] = []
 

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 from helpers.checkout import ROOT
+from helpers.spark_settings import PRODUCT_SPARK_ENVIRONMENT
 from ruamel.yaml import YAML
 
 from headrace.commands.init import TEMPLATES, Servers, TemplateName, render
@@ -32,13 +33,6 @@ SERVED = pytest.mark.parametrize(
     "template", [template for template, kind in TEMPLATES.items() if kind.start_command]
 )
 EACH = pytest.mark.parametrize("template", list(TemplateName))
-
-
-QUICK = {
-    "HEADRACE__SPARK__MASTER": "local[2]",
-    "HEADRACE__SPARK__DRIVER_MEMORY": "1g",
-    "HEADRACE__SPARK__JVM_OPTIONS": "-XX:TieredStopAtLevel=1",
-}
 
 
 def clean() -> dict[str, str]:
@@ -360,7 +354,7 @@ def test_the_commands_of_the_readme_lead_to_the_rows(
     env = {
         "HEADRACE_HOME": str(services.home),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-    } | QUICK
+    } | PRODUCT_SPARK_ENVIRONMENT
     made = headrace("init", "--template", template, "--name", name, "--key", "nr", cwd=tmp_path, **env)
     assert made.returncode == 0, made.stderr
     commands = readme(tmp_path)
@@ -420,7 +414,7 @@ def _sales(_services: Services, folder: Path, name: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", code, name],
         cwd=folder,
-        env=clean() | QUICK,
+        env=clean() | PRODUCT_SPARK_ENVIRONMENT,
         capture_output=True,
         text=True,
         check=False,
