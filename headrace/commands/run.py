@@ -22,7 +22,7 @@ from headrace.console import (
 )
 from headrace.jobs.run.events import RunResult, Until
 from headrace.pipeline.config.settings import Settings, load_settings
-from headrace.pipeline.errors import UserError
+from headrace.pipeline.errors import HeadraceError, UserError
 from headrace.pipeline.file.discovery import find_pipeline_files
 from headrace.pipeline.file.loader import PipelineFile, load_pipeline
 from headrace.pipeline.protocol.partitions import describe_keys, window_keys
@@ -110,7 +110,7 @@ def _run_file(path: Path, options: RunOptions) -> None:
 
 def _run_group(paths: Sequence[Path], options: RunOptions) -> None:
     """Run several pipelines in this process. Print the result or the error of each when it ends."""
-    files = [load_pipeline(path) for path in paths]
+    files = _load_files(paths)
     until = _choose_until(options)
     settings = _prepare_console(files)
     from headrace.jobs.run.group import GroupMember, run_group
@@ -144,6 +144,21 @@ def _run_group(paths: Sequence[Path], options: RunOptions) -> None:
         )
     if failed and not stopper.event.is_set():
         raise typer.Exit(1)
+
+
+def _load_files(paths: Sequence[Path]) -> list[PipelineFile]:
+    """Load pipeline files. Raise typer.Exit after the errors of all wrong files were printed."""
+    files, wrong = [], 0
+    for path in paths:
+        try:
+            files.append(load_pipeline(path))
+        except HeadraceError as error:
+            show_failure(error)
+            wrong += 1
+    if wrong:
+        stderr_console().print(f"{wrong} of {len(paths)} files are wrong. No pipeline was started.")
+        raise typer.Exit(1)
+    return files
 
 
 def _prepare_console(files: Sequence[PipelineFile]) -> Settings:

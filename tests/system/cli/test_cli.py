@@ -232,6 +232,17 @@ def test_several_files_are_checked_in_one_go(good: Path) -> None:
     ]
 
 
+def test_a_group_with_wrong_files_names_each_and_starts_nothing(good: Path) -> None:
+    for name in ("first", "second"):
+        (good.parent / f"{name}.yaml").write_text(BAD.replace("tiny", name))
+    done = headrace("run", ".", cwd=good.parent)
+    assert done.returncode == 1
+    for name in ("first", "second"):
+        assert f"{name}.yaml:5:" in done.stderr
+    assert "2 of 3 files are wrong. No pipeline was started." in done.stderr
+    assert not (good.parent / ".headrace").exists()
+
+
 def test_the_schema_of_a_file_is_printed_as_json(good: Path) -> None:
     found = headrace("validate", "--schema", cwd=good.parent)
     assert (found.returncode, found.stderr) == (0, "")
