@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from headrace.connectors.lazy_session import ensure_started
 from headrace.connectors.local_relation import collect_arrow
 
 if TYPE_CHECKING:
@@ -42,8 +43,9 @@ class EpochFrame:
 
     @property
     def rows(self) -> DataFrame:
-        """Return the sink's rows, as a lazy frame."""
-        return self.node_rows if self.boundary is None else self.boundary(self.node_rows)
+        """Return the sink's rows, as a lazy frame. Start Spark if nothing has used it before."""
+        rows = ensure_started(self.node_rows)
+        return rows if self.boundary is None else self.boundary(rows)
 
     def get_local_rows(self, limit: int) -> pa.Table | None:
         """Return `table` if it has at most `limit` rows."""

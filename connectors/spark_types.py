@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
 
-from headrace.pipeline.sql.system_columns import OP, POS, POS_TYPE
+from headrace.pipeline.sql.system_columns import OP, POS
 from headrace.pipeline.types.arrow import parse_type
 from headrace.pipeline.types.int256 import WideInteger, digits, is_wide, stored
 
@@ -55,10 +55,11 @@ def row_schema(payload: pa.Schema) -> StructType:
 
 @functools.cache
 def _system_fields() -> tuple[StructField, ...]:
-    """Return `_gs_op` and `_gs_pos`. The JVM parses their types, which takes a few calls."""
-    from pyspark.sql.types import StructType
+    """Return `_gs_op` and `_gs_pos`. The JVM is not needed for them."""
+    from pyspark.sql.pandas.types import from_arrow_type
+    from pyspark.sql.types import StringType, StructField
 
-    return tuple(cast("StructType", StructType.fromDDL(f"{OP} string, {POS} {POS_TYPE}")).fields)
+    return StructField(OP, StringType()), StructField(POS, from_arrow_type(POS_ARROW))
 
 
 def arrow_schema(columns: StructType) -> pa.Schema:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from headrace.connectors.lazy_session import ensure_started
 from headrace.jobs.monitoring.errors import log_errors
 from headrace.jobs.monitoring.spark_observation import EpochObservation, observe_frame
 from headrace.pipeline.model import graph
@@ -60,6 +61,7 @@ class EpochObserver:
             self.observation.frames[name] = frame
         if name not in self.counted:
             return frame
+        frame = ensure_started(frame)
         try:
             observed, observation = observe_frame(frame, self.times.get(name, {}))
         except Exception as error:  # noqa: BLE001  monitoring must not fail an epoch

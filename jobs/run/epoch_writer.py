@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from headrace.connectors.frame import EpochFrame
+from headrace.connectors.lazy_session import find_started_session
 from headrace.connectors.sink_base import DirectSink, Sink
 from headrace.connectors.source_base import SplitReader
 from headrace.jobs.monitoring.monitor import NullMonitor
@@ -259,8 +260,9 @@ def _in_pool(
     """Run the function in its own scheduler pool, so that sinks share the cores instead of queueing."""
 
     def run(*args: object) -> WriteCounts:
-        spark.sparkContext.setLocalProperty("spark.scheduler.pool", pool)
-        inherit_job_tag(spark)
+        if (started := find_started_session(spark)) is not None:
+            started.sparkContext.setLocalProperty("spark.scheduler.pool", pool)
+            inherit_job_tag(started)
         return function(*args)
 
     return run

@@ -34,7 +34,6 @@ from headrace.jobs.run.subscribers import HeartbeatDetails, create_event_stream
 from headrace.jobs.sources.backfill import EpochRange
 from headrace.jobs.sources.retention import RetentionCheck
 from headrace.jobs.sources.snapshots import create_token, keep_opening, open_sources
-from headrace.jobs.spark.session import jvm_process
 from headrace.jobs.staging.pending_calls import waits_folder
 from headrace.jobs.staging.store import ResultStore
 from headrace.pipeline.config.settings import Settings
@@ -131,10 +130,9 @@ class PipelineRun:
             waits = waits_folder(self.settings, lease.pipeline)
             self.coordinator.heartbeat.details = lambda: self._heartbeat.read(waits, self.reporter.publish)
             stack.callback(self.monitor.close)
-            seen = self.monitor.start(self.coordinator.generation, self.coordinator.committed)
-            ledger.set_holder(
-                self.coordinator.lease, self._holder | {"jvm": jvm_process(self.session.spark)} | seen
-            )
+            self._holder |= self.monitor.start(self.coordinator.generation, self.coordinator.committed)
+            self._set_holder(self.session.jvm)
+            self.session.on_start = self._set_holder
             if not self.coordinator.committed:  # an earlier start may have created some and not stored them
                 drop_unused_snapshots(self.assembly, self.coordinator, self.reporter)
             stack.callback(self.session.abort_after_stop(self._stop))
@@ -200,6 +198,10 @@ class PipelineRun:
         """Stop as after a signal. Called by the heartbeat's thread."""
         self._request = request
         self._stop.set()
+
+    def _set_holder(self, jvm: Json | None) -> None:
+        """Store the run's JVM with its lease: a successor kills it if it outlives this process."""
+        self._ledger.set_holder(self.coordinator.lease, self._holder | {"jvm": jvm})
 
     def _check_file(self, state: PipelineState) -> None:
         for note in check_file(self.file, state, self._ledger).notes:

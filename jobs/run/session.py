@@ -5,15 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
+from headrace.connectors.lazy_session import LazySession, find_started_session
 from headrace.jobs.planning.compiled_pipeline import node_types
 from headrace.jobs.spark.errors import translate_spark_errors
 from headrace.jobs.spark.job_tags import tag_jobs, untag_jobs
-from headrace.jobs.spark.session import explain_death, jvm_alive, start_session, stop_session
+from headrace.jobs.spark.session import explain_death, jvm_alive, jvm_process, start_session, stop_session
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import SparkJvmError
 from headrace.pipeline.file.loader import PipelineFile
+from headrace.pipeline.protocol.epochs import Json
 from headrace.pipeline.protocol.log_context import with_log_context
 
 if TYPE_CHECKING:
@@ -30,21 +32,33 @@ class RunSession:
         self._file = file
         self._settings = settings
         self._callers = callers
-        self._spark = callers
+        self._own = LazySession(self._start)
+        self.on_start: Callable[[Json | None], None] = lambda _: None
+        """Called with the JVM's process when a session of the run's own starts, before anything uses it."""
+        self.spark = callers or cast("SparkSession", self._own)
+        """The session. It starts on first use: some pipelines never need it."""
 
     @property
-    def spark(self) -> SparkSession:
-        """The session.
+    def jvm(self) -> Json | None:
+        """The process of the JVM. None if there is none yet, or if it is not on this host."""
+        return jvm_process(self._started) if self._started is not None else None
 
-        It starts on first use, so that a pipeline with a lease is refused without starting Spark.
-        """
-        if self._spark is None:
-            self._spark = start_session(self._settings, node_types(self._file))
-        return self._spark
+    @property
+    def _started(self) -> SparkSession | None:
+        return find_started_session(self.spark)
+
+    def _start(self) -> SparkSession:
+        spark = start_session(self._settings, node_types(self._file))
+        try:
+            self.on_start(jvm_process(spark))
+        except BaseException:
+            stop_session(spark)
+            raise
+        return spark
 
     def explain_death(self, patience: float) -> SparkJvmError | None:
         """Return why the JVM ended; None while it runs. `patience`: seconds that it gets to end."""
-        return explain_death(self.spark, self._settings, patience)
+        return explain_death(self._started, self._settings, patience) if self._started else None
 
     @contextmanager
     def translate_errors(self) -> Iterator[None]:
@@ -53,7 +67,7 @@ class RunSession:
             with translate_spark_errors():
                 yield
         except SparkJvmError as error:
-            death = self.explain_death(5.0) if self._spark is not None else None
+            death = self.explain_death(5.0)
             if death is None or death.message == error.message:
                 raise
             raise death from error
@@ -63,14 +77,14 @@ class RunSession:
 
         A cancelled epoch is as safe as a crash.
         """
-        done, tag = threading.Event(), tag_jobs(self.spark)
+        done, tag = threading.Event(), tag_jobs(self._callers) if self._callers else ""
         watch = with_log_context(self._abort_late)
         threading.Thread(target=watch, args=(stop, done, tag), name="headrace-abort", daemon=True).start()
 
         def end() -> None:
             done.set()
             if self._callers is not None and jvm_alive(self._callers):
-                untag_jobs(self.spark, tag)
+                untag_jobs(self._callers, tag)
 
         return end
 
@@ -80,13 +94,12 @@ class RunSession:
                 return
         if done.wait(ABORT_AFTER):
             return
-        context = self.spark.sparkContext
-        if self._callers is None:
-            context.cancelAllJobs()
-        else:
-            context.cancelJobsWithTag(tag)
+        if self._callers is not None:
+            self._callers.sparkContext.cancelJobsWithTag(tag)
+        elif self._started is not None:
+            self._started.sparkContext.cancelAllJobs()
 
     def stop(self) -> None:
         """Stop the session, unless it is the caller's."""
-        if self._spark is not None and self._callers is None:
-            stop_session(self._spark)
+        if self._callers is None and self._started is not None:
+            stop_session(self._started)

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 from headrace.connectors import registry
 from headrace.connectors.filters import quote_identifier
+from headrace.connectors.lazy_session import ensure_started
 from headrace.connectors.row_errors import row_error
 from headrace.connectors.source_base import BoundedSource, ReadLimits, Snapshot, SplitReader, UnboundedSource
-from headrace.connectors.spark_types import arrow_schema, row_schema
+from headrace.connectors.spark_types import arrow_schema
 from headrace.jobs.sources.casts import cast_column
 from headrace.jobs.sources.handoff import Handoff
 from headrace.jobs.sources.history_columns import check_history_columns
-from headrace.jobs.sources.source_batch import SourceBatch, separate_rows
+from headrace.jobs.sources.source_batch import SourceBatch, read_in_driver, separate_rows
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import HeadraceError, RetentionError, SinkStateError
 from headrace.pipeline.model.error_outputs import errors_output
@@ -285,8 +286,7 @@ class PipelineSource:
             table = self.unbounded.read_table(spark, start, end)
             if table is None:
                 return SourceBatch(self.unbounded.read(spark, start, end), None)
-            whole = spark.createDataFrame(table, row_schema(self.unbounded.schema()))
-            found = SourceBatch(whole, None, None, table, is_local=True)
+            found = read_in_driver(table, self.unbounded.schema(), spark)
         frame = self.unbounded.filter_rows(found.frame)
         # A filter leaves rows out of the frame that the table still has.
         return found if frame is found.frame else replace(found, frame=frame, table=None)
@@ -299,7 +299,7 @@ class PipelineSource:
         """
         from pyspark.sql import functions as F  # noqa: N812
 
-        column = self.node.cursor.column
+        frame, column = ensure_started(frame), self.node.cursor.column
         ends = F.from_json(F.lit(json.dumps(positions.offsets(overlap["end"]))), "map<string,bigint>")
         inside = F.col(f"{POS}.off") < F.coalesce(
             F.element_at(ends, F.col(f"{POS}.part").cast("string")), F.lit(0)

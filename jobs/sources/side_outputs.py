@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
+from headrace.connectors.lazy_session import ensure_started
 from headrace.connectors.plugins.contract_checks import create_checked
 from headrace.jobs.sources.source_batch import SourceBatch
 from headrace.pipeline.config.settings import Settings
@@ -80,7 +81,7 @@ class SideOutputs:
                     self._open(plugin_id, source) for plugin_id in self._settings.plugin.side_output_ids
                 ]
             for output in self._instances[source]:
-                output.epoch(plan, reading.frame)
+                output.epoch(plan, ensure_started(reading.frame))
 
     def _open(self, plugin_id: str, source: str) -> SideOutput:
         found, plugin, options = _named(plugin_id, self._settings)

@@ -10,6 +10,7 @@ import pyarrow.compute
 
 from headrace.connectors import dead_letters
 from headrace.connectors.dead_letters import ERROR
+from headrace.connectors.lazy_session import create_frame
 from headrace.connectors.spark_types import row_schema
 from headrace.pipeline.errors import DataError
 from headrace.pipeline.model.error_outputs import EPOCH, LIMITED_ROWS, NODE, REASON, ErrorsOutput
@@ -112,16 +113,15 @@ def _separate_table(
         ]
         names = pa.schema([*output.schema, (OP, pa.string()), (POS, bad[POS].type)])
         bad = pa.table(values, schema=names)
-    rejected = replace(_in_driver(bad, output.schema, spark), rows=bad.num_rows, size=0)
-    return replace(_in_driver(good, columns, spark), rejected=rejected)
+    rejected = replace(read_in_driver(bad, output.schema, spark), rows=bad.num_rows, size=0)
+    return replace(read_in_driver(good, columns, spark), rejected=rejected)
 
 
-def _in_driver(rows: pa.Table, columns: pa.Schema, spark: SparkSession) -> SourceBatch:
+def read_in_driver(rows: pa.Table, columns: pa.Schema, spark: SparkSession) -> SourceBatch:
     """Return rows that are in the driver. `columns` are their payload."""
-    kinds = row_schema(columns)
-    if not rows.num_rows:  # Spark makes no frame of a table without batches
-        return SourceBatch(spark.createDataFrame([], kinds), None, is_local=True)
-    return SourceBatch(spark.createDataFrame(rows, kinds), None, None, rows, is_local=True)
+    # Spark makes no frame of a table without batches.
+    frame = create_frame(spark, rows if rows.num_rows else [], row_schema(columns))
+    return SourceBatch(frame, None, None, rows, is_local=True)
 
 
 def _check_rate(output: ErrorsOutput, rejected: int, total: int, reason: str) -> None:

@@ -1,0 +1,98 @@
+"""Spark starts when something needs it. A stream whose messages pass through the driver never does."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import clickhouse_connect
+import psutil
+import psycopg
+import pytest
+from confluent_kafka import Producer
+from helpers.pipeline_world import World, leftovers, until
+
+from headrace.pipeline.protocol.ledger.sqlite import open_sqlite
+from headrace.services import Services
+
+PIPELINE = """
+name: {name}
+sources: {{src: {{type: kafka, topic: {topic}, primary_key: id, schema: {{id: int64, v: int64}}}}}}
+sinks:
+  pg: {{type: postgres, from: src, table: target}}
+  ch: {{type: clickhouse, from: src, table: {database}.target}}
+epoch: {{interval: 0s, stream_rows: 150}}
+"""
+SENT = {key: key * 7 for key in range(500)}
+
+
+class Stream(World):
+    """A topic into a table of Postgres and one of ClickHouse. `driver_rows` is the setting of the source."""
+
+    driver_rows = 100_000
+
+    def create(self, topic: str) -> None:
+        self.file.write_text(PIPELINE.format(name=self.name, topic=topic, database=self.database))
+        producer = Producer({"bootstrap.servers": self.services.kafka.brokers})
+        for key, value in SENT.items():
+            producer.produce(topic, json.dumps({"id": key, "v": value}))
+        assert producer.flush(30) == 0
+
+    def env(self) -> dict[str, str]:
+        return super().env() | {"HEADRACE__KAFKA_SOURCE__DRIVER_ROWS": str(self.driver_rows)}
+
+    def check_sinks(self) -> None:
+        with psycopg.connect(self.conninfo) as connection:
+            rows = connection.execute("SELECT id, v FROM target").fetchall()
+        assert len(rows) == len(SENT)
+        assert dict(rows) == SENT
+        with clickhouse_connect.get_client(**self.services.clickhouse.client_arguments()) as client:
+            found = client.query(f"SELECT id, v FROM {self.database}.target").result_rows
+        assert len(found) == len(SENT)
+        assert dict(found) == SENT
+
+    def has_started_spark(self) -> bool:
+        return (self.folder / "home" / "logs" / "spark.log").exists()
+
+    def find_jvm(self) -> psutil.Process | None:
+        """The JVM that the ledger has for the run that owns the pipeline."""
+        ledger = open_sqlite(self.ledger)
+        state = ledger.state(self.name)
+        ledger.close()
+        jvm = ((state.holder if state else None) or {}).get("jvm")
+        return psutil.Process(jvm["pid"]) if jvm else None
+
+
+@pytest.fixture
+def stream(
+    services: Services, pg: str, ch_db: str, topic: Callable[..., str], tmp_path: Path
+) -> Iterator[Stream]:
+    found = Stream(services, tmp_path, ch_db, pg)
+    found.create(topic())
+    yield found
+    found.close()
+
+
+def test_small_epochs_start_no_jvm(stream: Stream) -> None:
+    assert stream.crash("sinks-written", 2) != 0
+    assert until(lambda: stream.run()["code"] == 0, "a run after the lease of the first")
+    stream.check_sinks()
+    assert not stream.has_started_spark()
+    assert leftovers(stream) == []
+
+
+def test_a_jvm_that_starts_with_an_epoch_is_known_to_successors(stream: Stream) -> None:
+    stream.driver_rows = 100  # epochs have 150 messages, the last one 50
+    process = stream.start("sinks-written", 1, "stop")
+    assert process.stdout
+    assert process.stdout.readline().startswith("now: stop")
+    jvm = stream.find_jvm()
+    assert jvm is not None
+    assert "java" in jvm.name()
+    os.kill(process.pid, 9)
+    assert until(lambda: stream.run()["code"] == 0, "a run after the lease of the first")
+    stream.check_sinks()
+    assert stream.has_started_spark()
+    until(lambda: not jvm.is_running() or jvm.status() == psutil.STATUS_ZOMBIE, "the end of the first JVM")
