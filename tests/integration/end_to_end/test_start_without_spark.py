@@ -49,7 +49,7 @@ class Stream(World):
         assert sorted(rows) == sorted(SENT.items())
         with clickhouse_connect.get_client(**self.services.clickhouse.client_arguments()) as client:
             found = client.query(f"SELECT id, v FROM {self.database}.target").result_rows
-        assert sorted(found) == sorted(SENT.items())
+        assert sorted(tuple(row) for row in found) == sorted(SENT.items())
 
     def has_started_spark(self) -> bool:
         return (self.folder / "home" / "logs" / "spark.log").exists()
