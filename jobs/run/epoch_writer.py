@@ -111,6 +111,8 @@ class EpochWriter:
         show them.
         """
         started = time.monotonic()
+        if (session := find_started_session(self._planner.spark)) is not None:
+            inherit_job_tag(session)
         readings: dict[str, SourceBatch] = {}
         try:
             staging = self.staging(plan, pending, replayed=replayed)

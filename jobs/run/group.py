@@ -11,7 +11,9 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
 
+from headrace.connectors.lazy_session import LazySession
 from headrace.jobs.planning.compiled_pipeline import node_types
 from headrace.jobs.run.events import Event, Listener, RunResult, Until
 from headrace.jobs.run.runner import run
@@ -19,6 +21,9 @@ from headrace.jobs.spark.session import start_session, stop_session
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import UserError
 from headrace.pipeline.file.loader import PipelineFile
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
 
@@ -58,10 +63,10 @@ def run_group(
 
     Raises:
         UserError: two files have the same pipeline name. Nothing was started.
-        ServiceError: Spark cannot start.
     """
     _check_names(members)
-    spark = start_session(settings, frozenset().union(*(node_types(member.file) for member in members)))
+    kinds = frozenset().union(*(node_types(member.file) for member in members))
+    spark = LazySession(lambda: start_session(settings, kinds))
     opening = threading.Semaphore(os.cpu_count() or 2)
     stops = [threading.Event() for _ in members]
 
@@ -76,7 +81,7 @@ def run_group(
                     listener=turn.on_event,
                     stop=own_stop,
                     launched_by=launched_by,
-                    spark=spark,
+                    spark=cast("SparkSession", spark),
                 )
         except Exception as error:  # noqa: BLE001  the other pipelines go on
             on_end(member, error)
@@ -94,7 +99,8 @@ def run_group(
                     break
             return sum(not one.result() for one in runs)
     finally:
-        stop_session(spark)
+        if spark.started_session is not None:
+            stop_session(spark.started_session)
 
 
 class _OpeningTurn:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 from headrace.connectors.lazy_session import LazySession, find_started_session
 from headrace.jobs.planning.compiled_pipeline import node_types
 from headrace.jobs.spark.errors import translate_spark_errors
-from headrace.jobs.spark.job_tags import tag_jobs, untag_jobs
+from headrace.jobs.spark.job_tags import inherit_job_tag, tag_jobs, untag_jobs
 from headrace.jobs.spark.session import explain_death, jvm_alive, jvm_process, start_session, stop_session
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import SparkJvmError
@@ -32,10 +32,10 @@ class RunSession:
         self._file = file
         self._settings = settings
         self._callers = callers
-        self._own = LazySession(self._start)
         self.on_start: Callable[[Json | None], None] = lambda _: None
-        """Called with the JVM's process when a session of the run's own starts, before anything uses it."""
-        self.spark = callers or cast("SparkSession", self._own)
+        """Called with the JVM's process before the run first uses a session that was not started."""
+        is_started = callers is not None and find_started_session(callers) is not None
+        self.spark = cast("SparkSession", callers if is_started else LazySession(self._start))
         """The session. It starts on first use: some pipelines never need it."""
 
     @property
@@ -48,12 +48,17 @@ class RunSession:
         return find_started_session(self.spark)
 
     def _start(self) -> SparkSession:
-        spark = start_session(self._settings, node_types(self._file))
+        if isinstance(self._callers, LazySession):
+            spark = self._callers.start()
+        else:
+            spark = start_session(self._settings, node_types(self._file))
         try:
             self.on_start(jvm_process(spark))
         except BaseException:
-            stop_session(spark)
+            if self._callers is None:
+                stop_session(spark)
             raise
+        inherit_job_tag(spark)
         return spark
 
     def explain_death(self, patience: float) -> SparkJvmError | None:
@@ -77,14 +82,14 @@ class RunSession:
 
         A cancelled epoch is as safe as a crash.
         """
-        done, tag = threading.Event(), tag_jobs(self._callers) if self._callers else ""
+        done, tag = threading.Event(), tag_jobs(self._started)
         watch = with_log_context(self._abort_late)
         threading.Thread(target=watch, args=(stop, done, tag), name="headrace-abort", daemon=True).start()
 
         def end() -> None:
             done.set()
-            if self._callers is not None and jvm_alive(self._callers):
-                untag_jobs(self._callers, tag)
+            started = self._started
+            untag_jobs(started if self._callers is not None and started and jvm_alive(started) else None, tag)
 
         return end
 
@@ -94,9 +99,11 @@ class RunSession:
                 return
         if done.wait(ABORT_AFTER):
             return
+        if self._started is None:
+            return
         if self._callers is not None:
-            self._callers.sparkContext.cancelJobsWithTag(tag)
-        elif self._started is not None:
+            self._started.sparkContext.cancelJobsWithTag(tag)
+        else:
             self._started.sparkContext.cancelAllJobs()
 
     def stop(self) -> None:

@@ -12,18 +12,23 @@ if TYPE_CHECKING:
 _tag: contextvars.ContextVar[str] = contextvars.ContextVar("headrace_job_tag", default="")
 
 
-def tag_jobs(spark: SparkSession) -> str:
-    """Tag the jobs that this thread starts from now on. Return the tag."""
+def tag_jobs(spark: SparkSession | None) -> str:
+    """Tag the jobs that this thread starts from now on. Return the tag.
+
+    Without a session, the thread that starts one calls `inherit_job_tag`.
+    """
     tag = f"headrace-{secrets.token_hex(8)}"
     _tag.set(tag)
-    spark.sparkContext.addJobTag(tag)
+    if spark is not None:
+        spark.sparkContext.addJobTag(tag)
     return tag
 
 
-def untag_jobs(spark: SparkSession, tag: str) -> None:
-    """Remove the tag from this thread."""
+def untag_jobs(spark: SparkSession | None, tag: str) -> None:
+    """Remove the tag from this thread, and from the jobs of a session that goes on."""
     _tag.set("")
-    spark.sparkContext.removeJobTag(tag)
+    if spark is not None:
+        spark.sparkContext.removeJobTag(tag)
 
 
 def inherit_job_tag(spark: SparkSession) -> None:
