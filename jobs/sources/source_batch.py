@@ -99,6 +99,7 @@ def _separate_table(
     """Separate rows in the driver."""
     bad = read.filter(pc.is_valid(read[ERROR]))
     good = (read.filter(pc.is_null(read[ERROR])) if bad.num_rows else read).drop_columns([ERROR])
+    names = pa.schema([*output.schema, (OP, pa.string()), read.schema.field(POS)])
     if bad.num_rows:
         errors = bad[ERROR].combine_chunks()
         reasons = errors.field(dead_letters.REASON)
@@ -111,8 +112,9 @@ def _separate_table(
             pa.repeat("i", bad.num_rows),
             bad[POS],
         ]
-        names = pa.schema([*output.schema, (OP, pa.string()), (POS, bad[POS].type)])
         bad = pa.table(values, schema=names)
+    else:
+        bad = names.empty_table()
     rejected = replace(read_in_driver(bad, output.schema, spark), rows=bad.num_rows, size=0)
     return replace(read_in_driver(good, columns, spark), rejected=rejected)
 
