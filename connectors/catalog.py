@@ -47,6 +47,15 @@ CONNECTORS: tuple[Connector, ...] = (
         ),
     ),
     Connector(
+        "postgres_aggregate",
+        extra="postgres",
+        sink=SinkEntry(
+            config=f"{_PACKAGE}.postgres_aggregate.config:PostgresAggregateSinkConfig",
+            implementation=f"{_PACKAGE}.postgres_aggregate.sink:PostgresAggregateSink",
+            capabilities=SinkCapabilities(**_TRANSACTIONAL, can_truncate=True, without_spark=True),
+        ),
+    ),
+    Connector(
         "delta",
         extra="delta",
         sink=SinkEntry(

@@ -11,7 +11,6 @@ TYPES: Mapping[str, Mapping[str, str]] = {
     "sources": {},
     "transforms": {},
     "sinks": {
-        "postgres_aggregate": "Write the rows to a `postgres` sink and aggregate in a view over its table.",
         "memory": "Use a `print` sink to look at rows, or a `blackhole` sink to throw them away.",
     },
 }

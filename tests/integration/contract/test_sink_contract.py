@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from helpers.aggregate_sink import aggregate_sink_maker, compare_totals
 from helpers.clickhouse_sink import clickhouse_sink_maker
 from helpers.file_sink import file_sink_maker
 from helpers.kafka_sink import kafka_sink_maker
@@ -49,7 +50,7 @@ only_built_in = pytest.mark.parametrize("maker", BUILT_IN, indirect=True)
 only_versions = pytest.mark.parametrize("maker", TABLES, indirect=True)
 
 
-@pytest.fixture(params=[*BUILT_IN, "sqlite"])
+@pytest.fixture(params=[*BUILT_IN, "sqlite", "aggregate"])
 def maker(
     request: pytest.FixtureRequest, spark: SparkSession, pg: str, tmp_path: Path
 ) -> Iterator[SinkMaker]:
@@ -72,6 +73,9 @@ def maker(
             patch.setattr(file_sink, "collect_last_rows", lambda *_: None)
             patch.setattr(file_sink, "collect_small_rows", lambda *_: None)
         yield file_sink_maker(spark, tmp_path, "parquet" if kind == "tasks" else kind)
+    elif request.param == "aggregate":
+        yield aggregate_sink_maker(spark, pg, tmp_path)
+        compare_totals(pg, "name, rows", "SELECT name, count(*) FROM target GROUP BY name")
     elif request.param == "sqlite":
         with sqlite_connector(tmp_path) as package:
             yield sqlite_sink_maker(spark, tmp_path, package)
@@ -216,6 +220,7 @@ def test_a_null_in_the_key_is_an_error_that_names_it(maker: SinkMaker) -> None:
     sink.close()
 
 
+@pytest.mark.parametrize("maker", [*BUILT_IN, "sqlite"], indirect=True)
 def test_rows_without_a_key_are_appended(maker: SinkMaker) -> None:
     sink = maker.joined(KEYED, ())
     sink.write(plan(1), frame(maker.spark, KEYED, people((1, "a"), (1, "a")), "ii", ()))

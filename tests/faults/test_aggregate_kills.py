@@ -1,0 +1,108 @@
+"""A hybrid source into totals, with kill -9 and pauses around the transaction of an epoch."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import defaultdict
+
+import psutil
+import psycopg
+import pytest
+from helpers.appended_rows import expected_rows
+from helpers.pipeline_world import HYBRID_SOURCE, World, until
+from pyspark.sql import SparkSession
+
+from headrace.jobs.checks.audit import audit
+from headrace.jobs.run.repair import replay
+from headrace.pipeline.file.loader import load_pipeline
+
+SINK = """\
+transforms:
+  shaped: {{type: sql, sql: "select id, day, upper(name) as name, amount * 2 as amount from src"}}
+sinks:
+  out:
+    type: postgres_aggregate
+    from: shaped
+    landing_table: landing
+    agg_table: totals
+    max_driver_rows: {rows}
+    group_by: {{day: {{}}}}
+    aggregate:
+      amount: {{fn: sum}}
+      n: {{fn: count}}
+      low: {{from: amount, fn: min}}
+      high: {{from: amount, fn: max}}
+epoch: {{interval: 0s, stream_rows: 250, history_rows: 1000}}
+"""
+
+# Commits of a run: 1 the generation, 2 the first record, 3 to 5 history, then the stream.
+STEPS = [
+    ("postgres-committing", 1, "group"),
+    ("postgres-committed", 2, "driver"),
+    ("postgres-committing", 3, "driver"),
+    ("postgres-committing", 6, "group"),
+    ("postgres-committing", 7, "jvm"),
+    ("postgres-committed", 4, "group"),
+    ("postgres-committed", 7, "driver"),
+    ("sinks-written", 2, "driver"),
+    ("sinks-written", 5, "group"),
+]
+
+
+def with_totals(world: World, *, large: bool = False) -> World:
+    values = {"name": world.name, "database": world.database, "topic": world.name}
+    world.file.write_text((HYBRID_SOURCE + SINK).format(**values, rows=1 if large else 20_000))
+    return world
+
+
+def check(world: World) -> None:
+    """The totals are those of the rows that this test computes without a database."""
+    days = defaultdict(list)
+    for _, day, _, amount in expected_rows(world):
+        days[day].append(amount)
+    wanted = [(day, sum(found), len(found), min(found), max(found)) for day, found in sorted(days.items())]
+    with psycopg.connect(world.conninfo) as client:
+        assert (
+            client.execute("SELECT day, amount, n, low, high FROM totals ORDER BY day").fetchall() == wanted
+        )
+
+
+@pytest.mark.slow  # test_a_run_that_dies_within_its_transaction is the daily sample
+@pytest.mark.parametrize(("point", "nth", "who"), STEPS)
+@pytest.mark.parametrize("large", [False, True], ids=["driver", "staged"])
+def test_totals_are_right_after_kills(world: World, point: str, nth: int, who: str, large: bool) -> None:
+    with_totals(world, large=large)
+    assert world.crash(point, nth, who) != 0
+    answer = world.run()
+    assert answer["code"] == 0, answer
+    assert answer["caught_up"]
+    check(world)
+
+
+def test_a_run_that_dies_within_its_transaction(world: World, spark: SparkSession) -> None:
+    with_totals(world)
+    assert world.crash("postgres-committing", 6, "driver") != 0
+    assert world.run()["caught_up"]
+    check(world)
+    file, settings = load_pipeline(world.file), world.settings()
+    replay(file, settings, sink="out", from_epoch=1, spark=spark)
+    check(world)
+    checks = {one.name: one.passed for one in audit(file, settings, spark=spark)}
+    assert checks["exactly_once_epochs"] is True
+    assert checks["row_count_matches"] is True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", ["postgres-committing", "postgres-committed", "sinks-written"])
+def test_a_paused_run_wakes_up_after_a_takeover(world: World, point: str) -> None:
+    with_totals(world)
+    zombie = world.start(point, 6, "stop")
+    until(lambda: psutil.Process(zombie.pid).status() == psutil.STATUS_STOPPED, "the driver to stop", 240)
+    answer = until(lambda: (found := world.run())["code"] == 0 and found, "the takeover after the lease", 240)
+    assert answer["caught_up"]
+    check(world)
+    os.kill(zombie.pid, signal.SIGCONT)
+    world.answer(zombie)
+    assert zombie.returncode != 0
+    check(world)
