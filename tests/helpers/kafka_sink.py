@@ -10,12 +10,14 @@ from datetime import UTC
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 from pyarrow import types as kinds
 from pyspark.sql import SparkSession
 
+from headrace.connectors.kafka import driver_reader
 from headrace.connectors.kafka.config import KafkaSinkConfig, KafkaSourceConfig
 from headrace.connectors.kafka.source import KafkaStream
 from headrace.connectors.sink_base import Sink
@@ -104,7 +106,9 @@ def read_back(
     source = KafkaStream("back", node, Settings(kafka_source=connection), 0)
     try:
         start, end = source.earliest_offsets(), source.end_offsets()
-        table = source.read_table(spark, start, end)
+        # On a slow machine the driver may need longer than a user should wait before Spark reads the range.
+        with mock.patch.object(driver_reader, "PATIENCE_S", 120.0):
+            table = source.read_table(spark, start, end)
         assert by == "any" or (table is None) == (by == "spark")
         if table is None:
             table = source.read(spark, start, end).toArrow()
