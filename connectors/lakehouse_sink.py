@@ -47,7 +47,7 @@ class LakehouseSink(TransactionalSink):
 
         Return None if other sinks share the table.
         """
-        if any(claim.key != self._context.key for claim in self.claims()):
+        if self._context.owner.others(self.claims()):
             return None
         state = self.read_state()
         return (state.record, self.read_rows(state).count()) if state else (None, 0)

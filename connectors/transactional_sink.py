@@ -180,9 +180,7 @@ class TransactionalSink(Sink):
         """
         if not self.capabilities.can_truncate:
             super().truncate()
-        claims = self.claims()
-        former = self._context.owner.former(claims)
-        if any(claim.key != self._context.key and claim not in former for claim in claims):
+        if self._context.owner.others(self.claims()):
             msg = f"other sinks write to {self.target} too"
             hint = "Delete the rows of this sink yourself, then `headrace reset FILE --keep-targets`."
             raise UserError(msg, hint=hint, node=self._name)

@@ -15,16 +15,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from headrace.connectors.addresses import split_location
-from headrace.connectors.delta.arrow_writer import ArrowWriter
 from headrace.connectors.delta.claims import claim, end_claims, read_claims
+from headrace.connectors.delta.commit_history import CommitHistory
+from headrace.connectors.delta.epoch_writer import DeltaEpochWriter
 from headrace.connectors.delta.errors import explain, is_duplicate_transaction
 from headrace.connectors.delta.log_replay import local_folder
 from headrace.connectors.delta.log_writer import LogWriter
-from headrace.connectors.delta.merge import conf_for, merge
-from headrace.connectors.delta.session import USER_METADATA, open_session
+from headrace.connectors.delta.session import open_session
+from headrace.connectors.delta.spark_writer import SparkWriter
 from headrace.connectors.delta.table import check_columns, check_location, create
 from headrace.connectors.delta.transaction_log import (
-    NO_TABLE,
     DeltaCommit,
     TableLog,
     TableVersion,
@@ -32,28 +32,18 @@ from headrace.connectors.delta.transaction_log import (
     first_step,
 )
 from headrace.connectors.fencing import check_generation, fenced
-from headrace.connectors.frame import EpochFrame
-from headrace.connectors.lakehouse_rows import (
-    build_merge_source,
-    collect_last_rows,
-    collect_small_rows,
-    select_append_rows,
-)
 from headrace.connectors.lakehouse_sink import LakehouseSink
-from headrace.connectors.session_options import with_options
 from headrace.connectors.sink_base import SinkContext
 from headrace.connectors.transactional_sink import CommitKind, SinkCommit, SinkState
 from headrace.pipeline.errors import InternalError, SinkStateError
 from headrace.pipeline.model.capabilities import SinkCapabilities
 from headrace.pipeline.model.connectors import sink_entries
 from headrace.pipeline.protocol.claims import Claim
-from headrace.pipeline.protocol.epochs import CommitRecord, Json, WriteCounts
+from headrace.pipeline.protocol.epochs import CommitRecord, Json
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
-
-_APP, _TXN = "spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion"
 
 
 class _OpenTable(NamedTuple):
@@ -61,9 +51,10 @@ class _OpenTable(NamedTuple):
 
     session: SparkSession
     log: TableLog
+    history: CommitHistory
     log_writer: LogWriter
-    arrow_writer: ArrowWriter | None
-    """Writes small epochs of a local table; None for another file system."""
+    spark_writer: SparkWriter
+    epoch_writer: DeltaEpochWriter
 
 
 class DeltaTableSink(LakehouseSink):
@@ -77,8 +68,6 @@ class DeltaTableSink(LakehouseSink):
         self._app = context.key.text
         self._path: str = _absolute(context.node.path)
         self._opened: _OpenTable | None = None
-        self._seen: tuple[TableVersion, DeltaCommit | None] = (NO_TABLE, None)
-        """The last version that was read, and the newest commit of this sink then."""
 
     @property
     def target(self) -> str:
@@ -113,8 +102,7 @@ class DeltaTableSink(LakehouseSink):
 
         `version` is the version of the table and the step of the commit.
         """
-        newest = self._read_newest_commit()
-        version = self._seen[0]
+        version, newest = self._open().history.read_newest()
         if newest is None:
             return SinkState(version=(version, 0)) if version.exists else None
         return SinkState(newest.generation, newest.record, (version, newest.txn), newest.lost)
@@ -132,9 +120,10 @@ class DeltaTableSink(LakehouseSink):
             record = replace(record, baseline=self._count_rows(expected))
         try:
             if change.frame is not None:
-                committed = self._commit_epoch(version, txn, change, change.frame)
+                committed = self._open().epoch_writer.write(version, txn, change, change.frame)
             elif change.kind is CommitKind.TRUNCATE:
-                self._append(self._empty_rows(), txn, self._metadata(txn, record), mode="overwrite")
+                metadata = encode_commit_metadata(self._app, txn, record)
+                self._open().spark_writer.truncate(txn, metadata)
                 committed = True
             else:
                 lost = expected.lost if record is None else ""
@@ -144,10 +133,10 @@ class DeltaTableSink(LakehouseSink):
             raise self._explain(error) from error
         if not committed:
             return None
-        done = self._read_back(txn, change)
+        newest, done = self._read_back(txn, change)
         if change.kind is CommitKind.REGISTER and done.version != version.number + 1:
             return None
-        return SinkState(done.generation, done.record, (self._seen[0], txn))
+        return SinkState(done.generation, done.record, (newest, txn))
 
     def find_conflicting_record(self) -> CommitRecord | None:
         """Return the record of the same pipeline name, `lane` and sink under another UUID."""
@@ -194,114 +183,32 @@ class DeltaTableSink(LakehouseSink):
     def _open(self) -> _OpenTable:
         if self._opened is None:
             session = open_session(self._spark)
-            table = TableLog(session, self._path)
-            arrow_writer = ArrowWriter(table.replay) if table.replay is not None else None
-            self._opened = _OpenTable(session, table, LogWriter(session, table), arrow_writer)
+            log = TableLog(session, self._path)
+            log_writer = LogWriter(session, log)
+            spark_writer = SparkWriter(session, self._path, self._app)
+            self._opened = _OpenTable(
+                session,
+                log,
+                CommitHistory(log, self._app, self.target),
+                log_writer,
+                spark_writer,
+                DeltaEpochWriter(self._context, log, log_writer, spark_writer),
+            )
         return self._opened
 
     def _count_rows(self, state: SinkState) -> int:
         """Return the rows of the table version of `state`, from the log if it tells."""
         table = self._open()
         snapshot = table.log.snapshot()
-        if table.arrow_writer is not None and table.log.version(snapshot) == state.version[0]:
-            count = table.arrow_writer.count_rows(snapshot)
+        if table.log.version(snapshot) == state.version[0]:
+            count = table.epoch_writer.count_rows(snapshot)
             if count is not None:
                 return count
         return self.read_rows(state).count()
 
-    def _read_newest_commit(self) -> DeltaCommit | None:
-        """Return our newest commit. Only log entries since the last call are read."""
-        table = self._open().log
-        snapshot = table.snapshot()
-        newest = table.version(snapshot)
-        seen, before = self._seen
-        if newest == seen:
-            return before
-        known = newest.identity == seen.identity and newest.number > seen.number
-        found, is_restored = table.find(self._app, newest.number, seen.number + 1 if known else 0)
-        found = found or (before if known and not is_restored else None)
-        found = self._at_step(found, table.transactions(snapshot).get(self._app), is_restored=is_restored)
-        self._seen = newest, found
-        return found
-
-    def _at_step(
-        self, found: DeltaCommit | None, txn: int | None, *, is_restored: bool
-    ) -> DeltaCommit | None:
-        """Return our newest commit with the newest step of this sink, which the snapshot has.
-
-        The snapshot outlives the log, so it distinguishes a lost record from a new sink. It keeps the step if
-        the table is restored to an earlier version.
-        """
-        if txn is None or (found is not None and found.txn == txn):
-            return found
-        if is_restored:
-            return replace(found or DeltaCommit(-1, txn, None), txn=txn)
-        lost = (
-            f"{self.target} remembers step {txn} of this sink, but its log no longer has the record: it was"
-            " cleaned up (delta.logRetentionDuration), or the table is a clone"
-        )
-        return DeltaCommit(-1, txn, None, lost)
-
-    def _commit_epoch(self, since: TableVersion, txn: int, change: SinkCommit, frame: EpochFrame) -> bool:
-        """Write and commit an epoch: a small one from the driver if the table qualifies, else by Spark."""
-        table = self._open()
-        rows = self._collect_rows(frame)
-        if rows is not None and table.arrow_writer is not None:
-            snapshot = table.log.snapshot()
-            written = table.arrow_writer.write(rows, frame.key, self._context.node.version_column, snapshot)
-            if written is not None:
-                metadata = self._metadata(txn, change.complete(written.counts))
-                read_version = int(snapshot.version()) if frame.key else None
-                return table.log_writer.commit(
-                    since, self._app, txn, metadata, written.actions, written.counts, read_version
-                )
-        metadata = self._metadata(txn, change.complete(WriteCounts()), derive=True)
-        if frame.key:
-            self._merge(frame, rows, txn, metadata)
-        else:
-            self._append(select_append_rows(self._name, frame), txn, metadata)
-        return True
-
-    def _collect_rows(self, frame: EpochFrame) -> pa.Table | None:
-        """Return the rows of a small epoch: all of them, or with a key the last row of each.
-
-        Return None if Spark has to write the epoch. Rows to append are not collected in vain, because Spark
-        would compute them again.
-        """
-        if frame.key:
-            return collect_last_rows(self._name, frame, self._context.node.version_column)
-        table = self._open()
-        if table.arrow_writer is None or not table.arrow_writer.can_write(table.log.snapshot()):
-            return None
-        return collect_small_rows(frame, select_append_rows(self._name, frame))
-
-    def _merge(self, frame: EpochFrame, last: pa.Table | None, txn: int, metadata: str) -> None:
-        session, version = self._open().session, self._context.node.version_column
-        source = build_merge_source(self._name, frame, session, version, last)
-        options = {_APP: self._app, _TXN: str(txn), USER_METADATA: metadata, **conf_for(source)}
-        with with_options(session, options):
-            merge(session, self._path, source, frame, version)
-
-    def _append(self, rows: DataFrame, txn: int, metadata: str, *, mode: str = "append") -> None:
-        options = {
-            "txnAppId": self._app,
-            "txnVersion": txn,
-            "userMetadata": metadata,
-            "optimizeWrite": "false",
-            "mergeSchema": "false",
-        }
-        rows.write.format("delta").mode(mode).options(**options).save(self._path)
-
-    def _empty_rows(self) -> DataFrame:
-        session = self._open().session
-        return session.createDataFrame([], session.read.format("delta").load(self._path).schema)
-
-    def _metadata(self, txn: int, record: CommitRecord | None, *, derive: bool = False) -> str:
-        return encode_commit_metadata(self._app, txn, record, derive=derive)
-
-    def _read_back(self, txn: int, change: SinkCommit) -> DeltaCommit:
-        """Return the commit of step `txn`. Raise an error if Delta skipped it."""
-        newest = self._read_newest_commit()
+    def _read_back(self, txn: int, change: SinkCommit) -> tuple[TableVersion, DeltaCommit]:
+        """Return the table's version and the commit of step `txn`. Raise an error if Delta skipped it."""
+        version, newest = self._open().history.read_newest()
         if newest is not None and newest.lost and change.kind is not CommitKind.FENCE:
             raise SinkStateError(newest.lost, node=self._name)
         if newest is None or newest.txn != txn:
@@ -319,12 +226,12 @@ class DeltaTableSink(LakehouseSink):
                 f" {newest.record and newest.record.epoch}"
             )
             raise InternalError(msg, node=self._name)
-        return newest
+        return version, newest
 
     def _explain(self, error: Exception) -> Exception:
         """Return the Headrace error of a failed write, or the error itself if there is none."""
         if is_duplicate_transaction(error):
-            newest = self._read_newest_commit()
+            _, newest = self._open().history.read_newest()
             if newest is not None and newest.generation > self._generation:
                 return fenced(newest.generation, self._generation, target=self.target, sink=self._name)
         return explain(error, self._path, self._name)

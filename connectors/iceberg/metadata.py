@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 from headrace.connectors.iceberg.catalog import WarehouseTable
 from headrace.connectors.iceberg.metadata_files import MetadataFiles
 from headrace.pipeline.errors import InternalError
-from headrace.pipeline.protocol.epochs import CommitRecord
+from headrace.pipeline.protocol.claims import Claim
+from headrace.pipeline.protocol.epochs import CommitRecord, SinkKey
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -60,6 +61,11 @@ class IcebergSinkState:
         return json.dumps(data | ({"share": True} if self.share else {}))
 
     @classmethod
+    def at(cls, snapshot: Any, generation: int, record: CommitRecord, *, share: bool) -> IcebergSinkState:
+        """Return the state after a record was stored together with the rows of `snapshot`."""
+        return cls(generation, int(snapshot.snapshotId()), int(snapshot.sequenceNumber()), record, share)
+
+    @classmethod
     def of(cls, text: str) -> IcebergSinkState:
         """Restore the state from `text`. Raise InternalError for a format that this version does not know."""
         data = json.loads(text)
@@ -95,11 +101,6 @@ class IcebergMetadata:
         return int(found[1])
 
     @property
-    def is_pruned(self) -> bool:
-        """Whether Headrace removes old metadata of the table."""
-        return str(self._base.properties().get(PRUNED)) == "true"
-
-    @property
     def version(self) -> int:
         """The table format's version."""
         return int(self._base.formatVersion())
@@ -125,6 +126,26 @@ class IcebergMetadata:
         """Return this sink's state, even if the table was rolled back since."""
         text = self._base.properties().get(PREFIX + self._app)
         return IcebergSinkState.of(str(text)) if text is not None else None
+
+    def claims(self) -> list[Claim]:
+        """Return the claims of all sinks with a record."""
+        return [
+            Claim(stored.record.key, stored.share, stored.record.epoch)
+            for _, stored in self.properties()
+            if stored.record is not None
+        ]
+
+    def find_conflicting_record(self, mine: SinkKey) -> CommitRecord | None:
+        """Return the record of the same pipeline name, `lane` and sink under another UUID."""
+        for app, stored in self.properties():
+            if (
+                app.endswith(f"/{mine.lane}/{mine.sink}")
+                and app != mine.text
+                and stored.record is not None
+                and stored.record.key.name == mine.name
+            ):
+                return stored.record
+        return None
 
     def contains(self, held: IcebergSinkState) -> bool:
         """Return whether the newest snapshot contains the rows written with a record.
@@ -198,6 +219,11 @@ class IcebergMetadata:
                 return False
             raise
         return True
+
+    def prune(self) -> None:
+        """Remove old versions of the metadata if that is due and Headrace's to do."""
+        if str(self._base.properties().get(PRUNED)) == "true":
+            self._files.prune(self.number)
 
     def start(self) -> None:
         """Give a table without a snapshot an empty one, because branches start at a snapshot."""

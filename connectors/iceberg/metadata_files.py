@@ -44,6 +44,8 @@ class MetadataFiles:
         self._jvm: Any = spark._jvm  # noqa: SLF001  Hadoop's file systems have a Java interface only
         self._files, self._folder = table.metadata_folder(spark)
         self._table = table
+        self._prune_at = 0
+        """The version from which `prune` is due."""
 
     def repair_hint(self, *, suspect: bool = False) -> None:
         """Point a hint that is too old to lead to the newest version at that version.
@@ -59,7 +61,9 @@ class MetadataFiles:
                 return
             newest = max(self._list(), default=0)
             if hint < newest:
-                log.warning("table=%s hint=%s is older than version=%s", self._table.name, hint, newest)
+                log.warning(
+                    "event=version_hint_repaired table=%s hint=%s version=%s", self._table.name, hint, newest
+                )
                 self._write_number(HINT, newest)
         except Py4JJavaError as error:
             msg = f"the metadata folder of the Iceberg table `{self._table.name}` cannot be read"
@@ -72,20 +76,22 @@ class MetadataFiles:
             return hint <= version
         return max(self._list(), default=0) == version
 
-    def prune(self) -> int:
-        """Replace old versions by placeholders and delete expired placeholders. Log a failure.
+    def prune(self, version: int) -> None:
+        """Replace old versions by placeholders and delete expired placeholders, if that is due at `version`.
 
-        Every step leaves a table that opens, so a crash in between is harmless. Return the number of versions
-        after which the next call is due: more in a large folder, because listing it takes long.
+        Every step leaves a table that opens, so a crash in between is harmless. A failure is logged. A large
+        folder is pruned less often, because listing it takes long.
         """
+        if version < self._prune_at:
+            return
         names: dict[int, str] = {}
         try:
             names = self._list()
             self._prune(names)
         except Exception as error:  # noqa: BLE001  the epoch is committed, and the next call does the rest
             reason = getattr(error, "java_exception", error)
-            log.warning("table=%s old metadata stays: %s", self._table.name, reason)
-        return max(PRUNE_EVERY, len(names) // 100)
+            log.warning("event=metadata_not_pruned table=%s error=%s", self._table.name, reason)
+        self._prune_at = version + max(PRUNE_EVERY, len(names) // 100)
 
     def _prune(self, names: dict[int, str]) -> None:
         if not names:

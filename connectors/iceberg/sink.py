@@ -10,23 +10,21 @@ checks the epoch again.
 from __future__ import annotations
 
 import logging
-import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from headrace.connectors.addresses import split_location
-from headrace.connectors.filters import quote_identifier
 from headrace.connectors.frame import EpochFrame
+from headrace.connectors.iceberg.branches import EpochBranches
 from headrace.connectors.iceberg.catalog import WarehouseTable
+from headrace.connectors.iceberg.errors import explain
 from headrace.connectors.iceberg.metadata import IcebergMetadata, IcebergSinkState
 from headrace.connectors.iceberg.metadata_files import MetadataFiles
 from headrace.connectors.iceberg.table import check_columns, check_warehouse, create
-from headrace.connectors.iceberg.writer import append, counted, merge
-from headrace.connectors.lakehouse_rows import build_merge_source, collect_last_rows, select_append_rows
+from headrace.connectors.iceberg.writer import counted, write_epoch
 from headrace.connectors.lakehouse_sink import LakehouseSink
-from headrace.connectors.row_errors import explain_failure
 from headrace.connectors.sink_base import SinkContext
 from headrace.connectors.transactional_sink import CommitKind, SinkCommit, SinkState
 from headrace.pipeline.errors import TargetError, TransientError
@@ -57,7 +55,7 @@ class IcebergTableSink(LakehouseSink):
         super().__init__(context)
         self._warehouse: str | None = context.node.warehouse or context.settings.iceberg.warehouse
         self._table = WarehouseTable(self._warehouse, context.node.table_name, self._name)
-        self._prune_at = 0
+        self._branches = EpochBranches(context.key, self._read_metadata)
 
     @property
     def target(self) -> str:
@@ -93,12 +91,8 @@ class IcebergTableSink(LakehouseSink):
 
     def remove_stale_attempts(self) -> None:
         """Drop the branches of attempts that were not published, and remove old metadata."""
-        for _ in range(_ATTEMPTS):
-            metadata = self._read_metadata()
-            branches = tuple(metadata.branches(self._branches))
-            if not branches or metadata.commit_if_unchanged(drop=branches):
-                self._prune(metadata)
-                return
+        self._branches.drop_all()
+        self._read_metadata().prune()
 
     def read_state(self) -> SinkState | None:
         """Return this sink's state in the table's properties.
@@ -114,7 +108,7 @@ class IcebergTableSink(LakehouseSink):
             return SinkState(version=metadata)
         if stored.record is not None and not metadata.contains(stored):
             log.warning(
-                "sink=%s table=%s rolled back: snapshot=%s is not part of it",
+                "event=table_rolled_back node=%s table=%s snapshot=%s",
                 self._name,
                 self._table.name,
                 stored.snapshot,
@@ -131,7 +125,7 @@ class IcebergTableSink(LakehouseSink):
         if change.frame is not None:
             done = self._commit_epoch(expected, change, change.frame)
             if done is not None:
-                self._prune(metadata)
+                metadata.prune()
             return done
         if change.kind is CommitKind.FENCE:
             stored = metadata.sink_state() or IcebergSinkState(change.generation, None, 0, None)
@@ -142,20 +136,11 @@ class IcebergTableSink(LakehouseSink):
 
     def find_conflicting_record(self) -> CommitRecord | None:
         """Return the record of the same pipeline name, `lane` and sink under another UUID."""
-        mine = self._context.key
-        for app, stored in self._read_metadata().properties():
-            if (
-                app.endswith(f"/{mine.lane}/{mine.sink}")
-                and app != mine.text
-                and stored.record
-                and stored.record.key.name == mine.name
-            ):
-                return stored.record
-        return None
+        return self._read_metadata().find_conflicting_record(self._context.key)
 
     def claims(self) -> Sequence[Claim]:
         """Return the claims of the records in the table's properties."""
-        return _claims(self._read_metadata()) if self._exists() else ()
+        return self._read_metadata().claims() if self._exists() else ()
 
     def release(self, claims: Sequence[Claim]) -> None:
         """Fence each sink with the generation after its own and remove its record, in one commit."""
@@ -192,10 +177,6 @@ class IcebergTableSink(LakehouseSink):
         """Release planned scans. The Spark context belongs to the pipeline run."""
         self._table.close()
 
-    @property
-    def _branches(self) -> str:
-        return f"headrace_{uuid.uuid5(uuid.NAMESPACE_OID, self._context.key.text).hex[:12]}_"
-
     @cached_property
     def _files(self) -> MetadataFiles:
         return MetadataFiles(self._spark, self._table)
@@ -208,22 +189,18 @@ class IcebergTableSink(LakehouseSink):
     def _read_metadata(self) -> IcebergMetadata:
         return IcebergMetadata(self._spark, self._table, self._context.key.text, self._files)
 
-    def _prune(self, metadata: IcebergMetadata) -> None:
-        """Remove old metadata if that is due and Headrace's to do."""
-        if metadata.is_pruned and metadata.number >= self._prune_at:
-            self._prune_at = metadata.number + self._files.prune()
-
     def _commit_registration(self, metadata: IcebergMetadata, change: SinkCommit) -> SinkState | None:
         """Set the first record, and remove the states that it replaces.
 
         The same step detects a rival's claim.
         """
         assert change.record is not None  # noqa: S101
-        owner, claims = self._context.owner, _claims(metadata)
+        owner, claims = self._context.owner, metadata.claims()
         owner.refuse(claims, self.target)
         record = replace(change.record, baseline=self.read_rows(SinkState(version=metadata)).count())
         former = [claim.key.text for claim in owner.former(claims)]
-        done = metadata.commit_if_unchanged(held=self._stored(metadata.newest, change, record), remove=former)
+        state = IcebergSinkState.at(metadata.newest, change.generation, record, share=owner.share)
+        done = metadata.commit_if_unchanged(held=state, remove=former)
         return SinkState(change.generation, record) if done else None
 
     def _commit_epoch(self, expected: SinkState, change: SinkCommit, frame: EpochFrame) -> SinkState | None:
@@ -231,12 +208,14 @@ class IcebergTableSink(LakehouseSink):
 
         Return None if another writer changed rows or record.
         """
-        branch, begun = f"{self._branches}{uuid.uuid4().hex[:8]}", expected.version.newest_id
-        if not expected.version.commit_if_unchanged(begin=branch):
+        begun = expected.version.newest_id
+        branch = self._branches.begin(expected.version)
+        if branch is None:
             return None
         published = None
         try:
-            self._write_rows(frame, branch)
+            path = self._table.path(self._spark)
+            write_epoch(self._name, frame, path, branch, self._context.node.version_column)
             while published is None:
                 state = self._read_own_state()
                 metadata: IcebergMetadata = state.version
@@ -244,27 +223,17 @@ class IcebergTableSink(LakehouseSink):
                 if staged is None or metadata.newest_id != begun or state.record != expected.record:
                     return None
                 record = change.complete(counted(staged, begun, keyed=bool(frame.key)))
-                stored = self._stored(staged, change, record)
+                share = self._context.owner.share
+                stored = IcebergSinkState.at(staged, change.generation, record, share=share)
                 if metadata.commit_if_unchanged(held=stored, main=int(staged.snapshotId()), drop=(branch,)):
                     published = SinkState(change.generation, record)
             self._read_back(published)
         except Exception as error:
-            raise self._explain(error) from error
+            raise explain(error, self.target, self._name) from error
         finally:
             if published is None:
-                self._drop(branch)
+                self._branches.drop(branch)
         return published
-
-    def _write_rows(self, frame: EpochFrame, branch: str) -> None:
-        path = self._table.path(frame.spark)
-        target = f"{path}.{quote_identifier('branch_' + branch)}"
-        if not frame.key:
-            append(select_append_rows(self._name, frame), frame.spark.table(path).schema, target)
-            return
-        version = self._context.node.version_column
-        last = collect_last_rows(self._name, frame, version)
-        source = build_merge_source(self._name, frame, frame.spark, version, last)
-        merge(source, target, frame, version)
 
     def _read_back(self, published: SinkState) -> None:
         """Raise TransientError if another writer's concurrent commit replaced this one.
@@ -277,39 +246,3 @@ class IcebergTableSink(LakehouseSink):
         if state.generation != published.generation or state.record is None or state.record.epoch != epoch:
             msg = f"the commit of epoch {epoch} to {self.target} was lost to another one of the same moment"
             raise TransientError(msg, node=self._name)
-
-    def _drop(self, branch: str) -> None:
-        """Drop a branch that was not published. If this fails, the next `prepare` drops it."""
-        try:
-            for _ in range(_ATTEMPTS):
-                metadata = self._read_metadata()
-                if metadata.branch(branch) is None or metadata.commit_if_unchanged(drop=(branch,)):
-                    return
-        except Exception as error:  # noqa: BLE001  the error that led here is more useful
-            log.debug("sink=%s branch=%s left=%s", self._name, branch, error)
-
-    def _stored(self, snapshot: Any, change: SinkCommit, record: CommitRecord) -> IcebergSinkState:
-        share = self._context.owner.share
-        return IcebergSinkState(
-            change.generation, int(snapshot.snapshotId()), int(snapshot.sequenceNumber()), record, share
-        )
-
-    def _explain(self, error: Exception) -> Exception:
-        """Return the Headrace error of a failed write, or the error itself if there is none."""
-        if found := explain_failure(error):
-            return found
-        text = str(error)
-        if "ValidationException" in text or "CommitFailedException" in text:
-            reason = text.split("\n", maxsplit=1)[0]
-            return TransientError(
-                f"another writer changed {self.target} at the same moment: {reason}", node=self._name
-            )
-        return error
-
-
-def _claims(metadata: IcebergMetadata) -> list[Claim]:
-    return [
-        Claim(stored.record.key, stored.share, stored.record.epoch)
-        for _, stored in metadata.properties()
-        if stored.record is not None
-    ]

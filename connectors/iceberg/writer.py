@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.connectors.filters import quote_identifier
 from headrace.connectors.frame import EpochFrame
-from headrace.connectors.lakehouse_rows import MergeSource
+from headrace.connectors.lakehouse_rows import (
+    MergeSource,
+    build_merge_source,
+    collect_last_rows,
+    select_append_rows,
+)
 from headrace.connectors.versions import ENDED
 from headrace.pipeline.protocol.epochs import WriteCounts
 from headrace.pipeline.sql.system_columns import OP
@@ -22,6 +27,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _MERGED = "spark.merge-into.num-target-rows-"
+
+
+def write_epoch(sink: str, frame: EpochFrame, path: str, branch: str, version: str | None) -> None:
+    """Write the rows of an epoch to a branch of the table at `path`, in one snapshot."""
+    target = f"{path}.{quote_identifier('branch_' + branch)}"
+    if not frame.key:
+        append(select_append_rows(sink, frame), frame.spark.table(path).schema, target)
+        return
+    last = collect_last_rows(sink, frame, version)
+    merge(build_merge_source(sink, frame, frame.spark, version, last), target, frame, version)
 
 
 def append(rows: DataFrame, columns: StructType, target: str) -> None:
@@ -112,6 +127,6 @@ def counted(staged: Any, begun: int | None, *, keyed: bool) -> WriteCounts:
         or inserted + updated + max(copied, 0) != added
         or updated + deleted + max(copied, 0) != gone
     ):
-        log.warning("iceberg summary=%s disagrees with itself", found)
+        log.warning("event=snapshot_summary_inconsistent summary=%s", found)
         return WriteCounts(added, None, None, None)
     return WriteCounts(inserted + updated + deleted, inserted, updated, deleted)

@@ -37,10 +37,13 @@ class TargetClaimant:
         """
         return [claim for claim in claims if claim.key != self.key and self._is_former(claim.key)]
 
+    def others(self, claims: Iterable[Claim]) -> list[Claim]:
+        """Return the claims of other sinks, which this sink does not replace."""
+        return [claim for claim in claims if claim.key != self.key and not self._is_former(claim.key)]
+
     def rivals(self, claims: Iterable[Claim]) -> list[Claim]:
         """Return the claims that exclude this sink from the target."""
-        others = (claim for claim in claims if claim.key != self.key and not self._is_former(claim.key))
-        return [claim for claim in others if not (self.share and claim.share)]
+        return [claim for claim in self.others(claims) if not (self.share and claim.share)]
 
     def refuse(self, claims: Iterable[Claim], target: str, *, file: str = "FILE") -> None:
         """Raise SinkStateError if a rival is among `claims`."""

@@ -15,7 +15,7 @@ from helpers.lakehouse_tables import plan
 from pyspark.sql import SparkSession
 
 from headrace.connectors.delta.log_writer import LogWriter
-from headrace.connectors.delta.merge import merge
+from headrace.connectors.delta.spark_writer import merge
 from headrace.connectors.frame import EpochFrame
 from headrace.pipeline.errors import FencedError, SinkStateError, TransientError
 from headrace.pipeline.protocol.epochs import WriteCounts
@@ -85,7 +85,7 @@ def spark_merges(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         calls.append(1)
         merge(*args, **options)
 
-    monkeypatch.setattr("headrace.connectors.delta.sink.merge", count)
+    monkeypatch.setattr("headrace.connectors.delta.spark_writer.merge", count)
     return calls
 
 

@@ -159,7 +159,7 @@ def test_a_failure_to_prune_fails_no_epoch(
     monkeypatch.setattr(MetadataFiles, "_empty", refuse)
     with caplog.at_level(logging.WARNING, "headrace.connectors.iceberg.metadata_files"):
         write(table, writer, 1, 2)
-    assert "old metadata stays: no right to replace v1.metadata.json" in caplog.text
+    assert "error=no right to replace v1.metadata.json" in caplog.text
     assert table.rows() == expected(2)
 
 

@@ -509,10 +509,10 @@ def test_a_commit_that_was_lost_is_told(table: Any, monkeypatch: pytest.MonkeyPa
     sink = t.joined()
     real = IcebergMetadata.commit_if_unchanged
 
-    def lost(state: IcebergMetadata, **values: Any) -> bool:
+    def lose_commit(state: IcebergMetadata, **values: Any) -> bool:
         return True if values.get("main") is not None else real(state, **values)
 
-    monkeypatch.setattr(IcebergMetadata, "commit_if_unchanged", lost)
+    monkeypatch.setattr(IcebergMetadata, "commit_if_unchanged", lose_commit)
     with pytest.raises(TransientError, match="was lost to another one"):
         sink.write(plan(1), t.frame((1, "a", "i")))
     monkeypatch.setattr(IcebergMetadata, "commit_if_unchanged", real)

@@ -1,4 +1,4 @@
-"""The MERGE of an epoch's rows into a Delta table."""
+"""Commits of Spark to a Delta table: appends, and MERGE by primary key."""
 
 from __future__ import annotations
 
@@ -6,16 +6,58 @@ from collections.abc import Mapping
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Any
 
+from headrace.connectors.delta.session import USER_METADATA
 from headrace.connectors.filters import quote_identifier
 from headrace.connectors.frame import EpochFrame
 from headrace.connectors.lakehouse_rows import MergeSource
+from headrace.connectors.session_options import with_options
 from headrace.connectors.versions import ENDED
 from headrace.pipeline.sql.system_columns import OP
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
+_APP, _TXN = "spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion"
 _MATERIALIZE = "spark.databricks.delta.merge.materializeSource"
+
+
+class SparkWriter:
+    """Writes rows to the table at `path` under steps of the transaction identifier `app`.
+
+    Delta silently skips a write whose step is not newer.
+    """
+
+    def __init__(self, session: SparkSession, path: str, app: str) -> None:
+        self.session = session
+        self._path = path
+        self._app = app
+
+    def append(self, rows: DataFrame, txn: int, metadata: str) -> None:
+        """Append all rows in one commit with user metadata."""
+        self._save(rows, "append", txn, metadata)
+
+    def truncate(self, txn: int, metadata: str) -> None:
+        """Replace all rows by none in one commit."""
+        columns = self.session.read.format("delta").load(self._path).schema
+        self._save(self.session.createDataFrame([], columns), "overwrite", txn, metadata)
+
+    def merge(
+        self, source: MergeSource, frame: EpochFrame, version: str | None, txn: int, metadata: str
+    ) -> None:
+        """Merge rows by the key of `frame` in one commit. See `merge`."""
+        options = {_APP: self._app, _TXN: str(txn), USER_METADATA: metadata, **conf_for(source)}
+        with with_options(self.session, options):
+            merge(self.session, self._path, source, frame, version)
+
+    def _save(self, rows: DataFrame, mode: str, txn: int, metadata: str) -> None:
+        options = {
+            "txnAppId": self._app,
+            "txnVersion": txn,
+            "userMetadata": metadata,
+            "optimizeWrite": "false",
+            "mergeSchema": "false",
+        }
+        rows.write.format("delta").mode(mode).options(**options).save(self._path)
 
 
 def _literal(value: Any) -> Column:
