@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING
 
-from headrace.pipeline import errors
+from headrace.connectors.task_failures import TaskFailure
 from headrace.pipeline.errors import ROW_ERROR, DataError, HeadraceError, RetentionError
 from headrace.pipeline.protocol.epochs import Json
 
@@ -93,8 +93,7 @@ class RowConditions:
 
 def task_error(error: HeadraceError) -> RuntimeError:
     """Return the error for a Python task to raise; `explain_failure` restores its class, hint and node."""
-    found = {"node": error.node, "what": error.message, "hint": error.hint, "kind": type(error).__name__}
-    return RuntimeError(ROW_ERROR + json.dumps(found))
+    return RuntimeError(ROW_ERROR + TaskFailure.of(error).to_json())
 
 
 def explain_failure(error: BaseException) -> HeadraceError | None:
@@ -106,7 +105,7 @@ def explain_failure(error: BaseException) -> HeadraceError | None:
     for text in _texts(error):
         if (at := text.find(ROW_ERROR)) >= 0:
             found, _ = json.JSONDecoder().raw_decode(text, at + len(ROW_ERROR))
-            return _data_error(found)
+            return TaskFailure(**found).error() if "kind" in found else _data_error(found)
         if "OffsetOutOfRangeException" in text or "Some data may have been lost" in text:
             msg = "Kafka no longer holds offsets that this epoch was planned with"
             hint = (
@@ -118,8 +117,6 @@ def explain_failure(error: BaseException) -> HeadraceError | None:
 
 
 def _data_error(found: Json) -> HeadraceError:
-    if kind := found.get("kind"):
-        return getattr(errors, kind, DataError)(found["what"], hint=found["hint"], node=found["node"])
     facts = dict(found.get("facts", {}))
     payload, columns = facts.pop("payload", None), facts.pop("columns", None)
     where = ", ".join(f"{name} {value}" for name, value in facts.items())

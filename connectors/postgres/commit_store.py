@@ -1,6 +1,8 @@
-"""The schema `headrace` of the target's database: a row per sink key, its history, markers of direct loads.
+"""The schema `headrace` of the target's database: a row per sink key, and markers of direct loads.
 
-Every change of a row is a compare-and-set under the generation that `announce` wrote.
+Every change of a row is a compare-and-set under the generation that `announce` wrote. A marker is written
+first in the transaction that loads its split. So a split is loaded once, whichever task, try or process gets
+to it.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from psycopg import sql
 
 from headrace.connectors.fencing import fenced
 from headrace.connectors.postgres.session import Session, trusted
-from headrace.connectors.transactional_sink import SinkState
+from headrace.connectors.transactional_sink import SinkState, find_committed_record
 from headrace.pipeline.errors import SinkStateError
 from headrace.pipeline.protocol.claims import Claim, TargetClaimant
 from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, SinkKey, WriteCounts
@@ -23,8 +25,6 @@ from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, SinkKey, 
 log = logging.getLogger(__name__)
 
 SCHEMA = "headrace"
-KEPT = 100
-"""Epochs of history kept per sink key."""
 
 _TABLES = (
     "CREATE SCHEMA IF NOT EXISTS headrace",
@@ -33,10 +33,6 @@ _TABLES = (
         name text NOT NULL, target text NOT NULL, target_oid bigint, shared boolean,
         generation bigint NOT NULL, epoch bigint, body jsonb, changed_at timestamptz NOT NULL DEFAULT now(),
         PRIMARY KEY (pipeline, lane, sink))""",
-    """CREATE TABLE IF NOT EXISTS headrace.history (
-        pipeline text NOT NULL, lane text NOT NULL, sink text NOT NULL, epoch bigint NOT NULL,
-        generation bigint NOT NULL, body jsonb NOT NULL,
-        PRIMARY KEY (pipeline, lane, sink, epoch))""",
     """CREATE TABLE IF NOT EXISTS headrace.splits (
         pipeline text NOT NULL, lane text NOT NULL, sink text NOT NULL, epoch bigint NOT NULL,
         split text NOT NULL,
@@ -48,10 +44,7 @@ _CURRENT = (
     "SELECT EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass('headrace.records') AND"
     " attname = 'shared')"
 )
-_THERE = (
-    "SELECT count(*) FROM (VALUES ('records'), ('history'), ('splits')) t(name) WHERE"
-    " to_regclass('headrace.' || name) IS NOT NULL"
-)
+_EXISTS = "SELECT to_regclass('headrace.records') IS NOT NULL AND to_regclass('headrace.splits') IS NOT NULL"
 
 
 def _sql(text: str) -> sql.Composed:
@@ -88,14 +81,14 @@ class RecordStore:
 
     def create(self, session: Session) -> None:
         """Create the schema and missing tables. An advisory lock makes concurrent processes wait."""
-        if self._there(session) and session.run(_CURRENT)[0][0]:
+        if self._exists(session) and session.run(_CURRENT)[0][0]:
             return
         session.run("SELECT pg_advisory_xact_lock(hashtext('headrace create'))")
         for statement in (*_TABLES, *_UPGRADES):
             session.run(statement)
 
-    def _there(self, session: Session) -> bool:
-        return session.run(_THERE)[0][0] == 3
+    def _exists(self, session: Session) -> bool:
+        return session.run(_EXISTS)[0][0]
 
     def announce(self, session: Session, generation: int) -> None:
         """Raise the row's generation. Raise FencedError if the row has a newer generation."""
@@ -113,14 +106,14 @@ class RecordStore:
             self.owner.share,
         )
         if not raised:
-            self._fenced(session, generation)
+            self._raise_fenced(session, generation)
 
     def read_state(self, session: Session) -> SinkState | None:
         """Return generation and record, or None without a row.
 
         The record is None if its table was dropped or recreated.
         """
-        if not self._there(session):
+        if not self._exists(session):
             return None
         rows = session.run(
             _sql(
@@ -135,14 +128,14 @@ class RecordStore:
             return SinkState(generation)
         if target != self.target or recorded != current:
             log.warning(
-                "event=record_without_its_table node=%s recorded=%s target=%s", self.node, target, self.target
+                "event=record_without_table node=%s recorded=%s table=%s", self.node, target, self.target
             )
             return SinkState(generation)
         return SinkState(generation, CommitRecord.from_json(json.loads(body)))
 
     def find_conflicting_record(self, session: Session) -> CommitRecord | None:
         """Return the newest record of the same pipeline name, `lane`, sink and target under another UUID."""
-        if not self._there(session):
+        if not self._exists(session):
             return None
         query = (
             "SELECT body::text FROM headrace.records WHERE pipeline <> $1::text AND lane = $2::text AND"
@@ -153,23 +146,9 @@ class RecordStore:
         rows = session.run(_sql(query), *self._id, self.key.name, self.target)
         return CommitRecord.from_json(json.loads(rows[0][0])) if rows else None
 
-    def shared(self, session: Session) -> bool:
-        """Return whether another sink has a record for the same target.
-
-        This sink under the UUID of a lost ledger does not count as another sink.
-        """
-        if not self._there(session):
-            return False
-        query = (
-            "SELECT 1 FROM headrace.records WHERE NOT ({mine}) AND NOT (name = $5::text AND lane = $2::text"
-            " AND sink = $3::text)"
-            " AND target = $4::text AND target_oid = {oid} AND body IS NOT NULL LIMIT 1"
-        )
-        return bool(session.run(_sql(query), *self._id, self.target, self.key.name))
-
     def claims(self, session: Session) -> list[Claim]:
         """Return the claims of all records for the table that now has the target's name, under any name."""
-        if not self._there(session):
+        if not self._exists(session):
             return []
         query = (
             "SELECT pipeline, name, lane, sink, coalesce((to_jsonb(r) ->> 'shared')::boolean, false), epoch"
@@ -200,49 +179,75 @@ class RecordStore:
         )
         rows = session.run(_sql(query + ("SHARE OF r" if share else "UPDATE OF r")), *self._id)
         if not rows or rows[0][0] != generation:
-            self._fenced(session, generation)
+            self._raise_fenced(session, generation)
         _, body, marked = rows[0]
         return LockedRow(CommitRecord.from_json(json.loads(body)), marked) if body else None
 
     def lock_for_epoch(
-        self, session: Session, plan: EpochPlan, generation: int, *, share: bool = False
+        self,
+        session: Session,
+        plan: EpochPlan,
+        generation: int,
+        *,
+        share: bool = False,
+        by_splits: bool = False,
     ) -> LockedRow | WriteCounts:
         """Return the locked row if it is at the epoch before `plan`, or the counts if it has `plan` already.
 
         The latter happens if the connection died at the commit, so the client did not see the result. Raise
-        FencedError for another generation, and SinkStateError if the row is at any other epoch.
+        FencedError for another generation, and SinkStateError if the row is at any other epoch, or if tasks
+        began to load the epoch split by split: without `by_splits` its splits would be written again.
         """
-        held = self.lock(session, generation, share=share)
-        record = held.record if held else None
-        if held and record and record.epoch == plan.number - 1:
-            return held
-        if record and record.epoch == plan.number and record.is_of(plan):
-            log.info("event=epoch_already_held node=%s epoch=%d", self.node, plan.number)
-            return record.counts
-        msg = (
-            f"epoch {plan.number} cannot follow {f'epoch {record.epoch}' if record else 'no record'},"
-            f" which {self.target} holds"
+        row = self.lock(session, generation, share=share)
+        committed = find_committed_record(
+            row.record if row else None, plan, target=self.target, sink=self.node
         )
-        raise SinkStateError(
-            msg,
-            node=self.node,
-            hint="Start with `headrace replay --from`, or `accept-target` the sink's record.",
-        )
+        if committed is not None:
+            log.info("event=epoch_already_committed node=%s epoch=%d", self.node, plan.number)
+            return committed.counts
+        assert row is not None  # noqa: S101  `find_committed_record` refuses a missing record
+        if row.marked and not by_splits:
+            msg = f"epoch {plan.number} was begun by direct load and cannot be finished by another path"
+            hint = "Run it with the plan that it was begun with, or `headrace replay --from` this epoch."
+            raise SinkStateError(msg, node=self.node, hint=hint)
+        return row
 
     def advance(
-        self, session: Session, held: LockedRow, plan: EpochPlan, generation: int, counts: WriteCounts
+        self, session: Session, row: LockedRow, plan: EpochPlan, generation: int, counts: WriteCounts
     ) -> None:
-        """Set the row from N-1 to N, write history, and delete old history and markers of older epochs."""
-        record = held.record.after_epoch(plan, generation, counts)
-        self._set(session, record, after=held.record.epoch)
-        session.run(
-            _sql("DELETE FROM headrace.history WHERE {mine} AND epoch <= $4::bigint"),
-            *self._id,
-            plan.number - KEPT,
+        """Set the row from N-1 to N, and delete the markers of older epochs."""
+        self._set(session, row.record.after_epoch(plan, generation, counts), after=row.record.epoch)
+        query = "DELETE FROM headrace.splits WHERE {mine} AND epoch < $4::bigint"
+        session.run(_sql(query), *self._id, plan.number)
+
+    def mark_split(self, session: Session, epoch: int, split: str, generation: int) -> bool:
+        """Mark a split as loaded by this transaction; return False if another transaction did.
+
+        An open transaction with the same marker is waited for.
+        """
+        query = (
+            "INSERT INTO headrace.splits (pipeline, lane, sink, epoch, split, generation)"
+            " VALUES ($1::text, $2::text, $3::text, $4::bigint, $5::text, $6::bigint) ON CONFLICT DO NOTHING"
+            " RETURNING 1"
         )
-        session.run(
-            _sql("DELETE FROM headrace.splits WHERE {mine} AND epoch < $4::bigint"), *self._id, plan.number
+        return bool(session.run(query, *self._id, epoch, split, generation))
+
+    def store_split_counts(self, session: Session, epoch: int, split: str, counts: WriteCounts) -> None:
+        """Store the split's row counts in the transaction that marked it."""
+        query = (
+            "UPDATE headrace.splits SET rows = $6::bigint, inserted = $7::bigint, updated = $8::bigint"
+            " WHERE {mine} AND epoch = $4::bigint AND split = $5::text"
         )
+        values = (counts.rows, counts.inserted, counts.updated)
+        session.run(_sql(query), *self._id, epoch, split, *values)
+
+    def read_splits(self, session: Session, epoch: int) -> dict[str, WriteCounts]:
+        """Return the loaded and committed splits of an epoch with their row counts."""
+        query = (
+            "SELECT split, rows, inserted, updated FROM headrace.splits WHERE {mine} AND epoch = $4::bigint"
+        )
+        rows = session.run(_sql(query), *self._id, epoch)
+        return {split: WriteCounts(count, inserted, updated, 0) for split, count, inserted, updated in rows}
 
     def register(self, session: Session, record: CommitRecord, baseline: int) -> CommitRecord:
         """Write the first record, or overwrite the row to set the sink back.
@@ -258,9 +263,9 @@ class RecordStore:
         )
         claims = self.claims(session)
         self.owner.refuse(claims, self.target)
-        held = self.lock(session, record.generation)
+        row = self.lock(session, record.generation)
         written = replace(record, baseline=baseline)
-        self._set(session, written, after=held.record.epoch if held else None)
+        self._set(session, written, after=row.record.epoch if row else None)
         session.run(_sql("DELETE FROM headrace.splits WHERE {mine}"), *self._id)
         self.release(session, self.owner.former(claims))
         others = (
@@ -272,7 +277,7 @@ class RecordStore:
         return written
 
     def _set(self, session: Session, record: CommitRecord, *, after: int | None) -> None:
-        """Compare and set the row, and write its line of history."""
+        """Compare and set the row."""
         body = json.dumps(record.to_json())
         update = (
             "UPDATE headrace.records SET epoch = $4::bigint, body = $5::text::jsonb, changed_at = now(),"
@@ -282,15 +287,8 @@ class RecordStore:
         )
         values = (record.epoch, body, self.target, record.generation, -1 if after is None else after)
         if not session.run(_sql(update), *self._id, *values):
-            self._fenced(session, record.generation)
-        history = (
-            "INSERT INTO headrace.history (pipeline, lane, sink, epoch, generation, body)"
-            " VALUES ($1::text, $2::text, $3::text, $4::bigint, $5::bigint, $6::text::jsonb)"
-            " ON CONFLICT (pipeline, lane, sink, epoch) DO UPDATE SET generation = EXCLUDED.generation,"
-            " body = EXCLUDED.body"
-        )
-        session.run(history, *self._id, record.epoch, record.generation, body)
+            self._raise_fenced(session, record.generation)
 
-    def _fenced(self, session: Session, generation: int) -> NoReturn:
+    def _raise_fenced(self, session: Session, generation: int) -> NoReturn:
         rows = session.run(_sql("SELECT generation FROM headrace.records WHERE {mine}"), *self._id)
         raise fenced(rows[0][0] if rows else None, generation, target=self.target, sink=self.node)

@@ -6,17 +6,24 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
+from headrace.connectors.content import TargetContent
+from headrace.connectors.frame import DRIVER_BYTES
 from headrace.connectors.postgres.commit_store import RecordStore
 from headrace.connectors.postgres.session import Address, LoadSession, translate_errors, trusted
+from headrace.pipeline.errors import GuaranteeError
 from headrace.pipeline.protocol.partitions import HistoryPartition
 from headrace.pipeline.types.arrow import postgres_type
+from headrace.pipeline.types.int256 import is_wide
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 pc: Any = pyarrow.compute
 """Its functions are made at import, so type checkers do not see them."""
@@ -52,21 +59,27 @@ _PLAIN: tuple[Callable[[pa.DataType], bool], ...] = (
 
 def readable(schema: pa.Schema) -> list[str]:
     """Return the columns that can be read back and compared."""
-    return [field.name for field in schema if _kind(field) in _READ_AS and not _is_wide(field)]
+    return [field.name for field in schema if _kind(field) in _READ_AS and not is_wide(field.type)]
 
 
 def _kind(field: pa.Field) -> str:
     return postgres_type(field.type).split("(")[0].strip().upper()
 
 
-def _is_wide(field: pa.Field) -> bool:
-    from headrace.pipeline.types.int256 import is_wide
-
-    return is_wide(field.type)
+def check_readable_keys(sink: str, schema: pa.Schema, key: Sequence[str]) -> None:
+    """Raise GuaranteeError for a key of a type that is not read back, such as a time of day."""
+    unreadable = [name for name in key if name not in readable(schema)]
+    if unreadable:
+        msg = f"key column `{unreadable[0]}` ({schema.field(unreadable[0]).type}) cannot be read back"
+        raise GuaranteeError(msg, hint="Start over with: headrace reset FILE.", node=sink)
 
 
 class TargetReader:
-    """Record and rows of one snapshot, over one read-only transaction. `close` ends it."""
+    """Record and rows of one snapshot, over one read-only transaction.
+
+    Each reader answers one question and closes its transaction then. Rows that are too large for the driver
+    go through the parquet file `path`.
+    """
 
     def __init__(
         self,
@@ -75,10 +88,13 @@ class TargetReader:
         table: sql.Identifier,
         schema: pa.Schema,
         key: Sequence[str],
+        path: Path,
+        spark: Any,
     ) -> None:
         from adbc_driver_postgresql import dbapi
 
         self._node, self._table, self._schema, self._key = address.node, table, schema, tuple(key)
+        self._path, self._spark = path, spark
         self._closing = ExitStack()
         with self._closing, translate_errors(address.node):
             connection = self._closing.enter_context(dbapi.connect(make_conninfo(**address.parameters())))
@@ -87,48 +103,61 @@ class TargetReader:
             self._session.run("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
             self._session.run("SET LOCAL TimeZone = 'UTC'")
             state = store.read_state(self._session)
-            self.record = state.record if state else None
+            self._record = state.record if state else None
             self._closing = self._closing.pop_all()
 
-    def has_more_than(self, limit: int) -> bool:
+    def content(self, limit: int | None) -> TargetContent | None:
+        """Return the record and all rows; None without a record.
+
+        Of a table with more than `limit` rows, rows are only looked up by their keys. The transaction is then
+        open until the content is closed.
+        """
+        columns = tuple(readable(self._schema))
+        with self._closing, translate_errors(self._node):
+            if self._record is None:
+                return None
+            if limit is not None and self._has_more_than(limit):
+                close = self._closing.pop_all().close
+                return TargetContent(self._record, None, columns, lookup=self._lookup, close=close)
+            table = self._read(columns, sql.SQL(""))
+        frame = self._spark.read.parquet(str(self._path)) if table is None else None
+        return TargetContent(self._record, frame, columns, table)
+
+    def keys(self, partition: HistoryPartition | None) -> DataFrame:
+        """Return the keys of the rows in a partition, or of all rows."""
+        with self._closing, translate_errors(self._node):
+            table = self._read(self._key, self._is_within(partition) if partition else sql.SQL(""))
+        if table is None:
+            return self._spark.read.parquet(str(self._path))
+        return self._spark.createDataFrame(table)
+
+    def _has_more_than(self, limit: int) -> bool:
         """Return whether the table has more than `limit` rows. Counting stops after `limit` + 1 rows."""
         query = sql.SQL("SELECT count(*) FROM (SELECT 1 FROM {} LIMIT {}) t").format(
             self._table, sql.Literal(limit + 1)
         )
-        with translate_errors(self._node):
-            return int(self._session.run(query)[0][0]) > limit
+        return int(self._session.run(query)[0][0]) > limit
 
-    def read(self, path: Path, most: int) -> pa.Table | None:
-        """Return all rows. If they exceed `most` bytes, write them to a parquet file and return None."""
-        return self._read(path, most, readable(self._schema), sql.SQL(""))
-
-    def read_keys(self, path: Path, most: int, partition: HistoryPartition | None) -> pa.Table | None:
-        """Return the keys of the rows in a partition, or of all rows, in the way of `read`."""
-        condition = self._is_within(partition) if partition else sql.SQL("")
-        return self._read(path, most, self._key, condition)
-
-    def _read(
-        self, path: Path, most: int, columns: Sequence[str], condition: sql.Composable
-    ) -> pa.Table | None:
+    def _read(self, columns: Sequence[str], condition: sql.Composable) -> pa.Table | None:
+        """Return rows. If they exceed `DRIVER_BYTES`, write them to the parquet file and return None."""
         import pyarrow.parquet as pq
 
-        with translate_errors(self._node):
-            reader = self._select(columns, condition)
-            few: list[pa.RecordBatch] = []
-            size = 0
-            for batch in reader:
-                few.append(batch)
-                size += batch.nbytes
-                if size > most:
-                    break
-            else:
-                return pa.Table.from_batches(few, reader.schema)
-            with pq.ParquetWriter(path, reader.schema) as writer:
-                for batch in chain(few, reader):
-                    writer.write_batch(batch)
+        reader = self._select(columns, condition)
+        few: list[pa.RecordBatch] = []
+        size = 0
+        for batch in reader:
+            few.append(batch)
+            size += batch.nbytes
+            if size > DRIVER_BYTES:
+                break
+        else:
+            return pa.Table.from_batches(few, reader.schema)
+        with pq.ParquetWriter(self._path, reader.schema) as writer:
+            for batch in chain(few, reader):
+                writer.write_batch(batch)
         return None
 
-    def lookup(self, keys: pa.Table) -> pa.Table | None:
+    def _lookup(self, keys: pa.Table) -> pa.Table | None:
         """Return the rows of these keys; None if a key's type cannot be sent to the server."""
         listed = [array_text(keys[name]) for name in self._key]
         if None in listed or not self._key:
@@ -145,10 +174,6 @@ class TargetReader:
         )
         with translate_errors(self._node):
             return self._select(readable(self._schema), joined).read_all()
-
-    def close(self) -> None:
-        """End the transaction and the connection."""
-        self._closing.close()
 
     def _is_within(self, partition: HistoryPartition) -> sql.Composable:
         (name,) = [name for name in self._schema.names if name.lower() == partition.column.lower()]

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute
 
+from headrace.connectors.filters import quote_identifier
 from headrace.connectors.json_text import as_json
+from headrace.connectors.lakehouse_rows import NO_NULL_KEY
 from headrace.connectors.versions import refuse_unversioned
 from headrace.pipeline.errors import DataError, GuaranteeError, SchemaError
 from headrace.pipeline.sql.system_columns import OP, POS
@@ -32,7 +34,7 @@ def flatten_columns(rows: DataFrame, schema: pa.Schema) -> DataFrame:
     from pyspark.sql import functions as f
 
     def column(field: pa.Field) -> Any:
-        there = f.col(_quoted(field.name))
+        there = f.col(quote_identifier(field.name))
         if is_nested(field.type):
             return as_json(there, field.type).alias(field.name)
         kind = "STRING" if postgres_type(field.type) == "TEXT" else spark_type(field.type)
@@ -48,10 +50,6 @@ def flatten_table(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     places = rows[POS].combine_chunks()
     flat = {name: rows[name] for name in (*schema.names, OP)}
     return pa.table(flat | {f"_gs_{field.name}": places.field(field.name) for field in places.type})
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
 
 
 _WIRE = {
@@ -165,9 +163,8 @@ class RowChecks:
             column = rows.column(name)
             if (value := _first(column, pc.match_substring(column, "\x00"))) is not None:
                 msg = f"column '{name}' holds {value!r}: Postgres text cannot hold the character NUL"
-                raise DataError(
-                    msg, node=self.node, hint=f"Take it out in a transform: replace({name}, chr(0), '')."
-                )
+                hint = f"Take it out in a transform: replace({name}, chr(0), '')."
+                raise DataError(msg, hint=hint, node=self.node)
         for name in self.jsons:
             column = rows.column(name)
             if (value := _first(column, pc.match_substring_regex(column, _ESCAPED_NUL))) is not None:
@@ -175,29 +172,20 @@ class RowChecks:
                     f"column '{name}' holds {value}: strings inside of Postgres JSON cannot hold the"
                     " character NUL"
                 )
-                raise DataError(
-                    msg,
-                    node=self.node,
-                    hint="Take it out in a transform: transform(…, x -> replace(x, chr(0), '')).",
-                )
+                hint = "Take it out in a transform: transform(…, x -> replace(x, chr(0), ''))."
+                raise DataError(msg, hint=hint, node=self.node)
         for name, kind, good in self.wides:
             column = rows.column(name)
             if (value := _first(column, pc.invert(pc.match_substring_regex(column, good)))) is not None:
                 msg = f"column '{name}' is {kind}, which cannot hold '{value[:100]}'"
-                raise DataError(
-                    msg,
-                    node=self.node,
-                    hint="Write its digits, without an exponent, or give the column another name and type.",
-                )
+                hint = "Write its digits, without an exponent, or give the column another name and type."
+                raise DataError(msg, hint=hint, node=self.node)
         self._check_keys(rows)
         deletes = pc.sum(pc.equal(rows.column(OP), "d")).as_py() if OP in rows.schema.names else 0
         if deletes and not self.key:
             msg = "a delete arrived, and a table without a key cannot apply it"
-            raise GuaranteeError(
-                msg,
-                node=self.node,
-                hint="Set `primary_key` on the sink, or filter `_gs_op <> 'd'` in a transform.",
-            )
+            hint = "Set `primary_key` on the sink, or filter `_gs_op <> 'd'` in a transform."
+            raise GuaranteeError(msg, node=self.node, hint=hint)
         return deletes or 0
 
     def _check_keys(self, rows: pa.RecordBatch | pa.Table) -> None:
@@ -209,20 +197,13 @@ class RowChecks:
                     f"key column '{name}' holds {value[:100]!r}, which is longer than the {most}"
                     " characters of the target's column"
                 )
-                raise DataError(
-                    msg,
-                    node=self.node,
-                    hint=f"Make the target's column longer: ALTER TABLE … ALTER COLUMN {name} TYPE text.",
-                )
+                hint = f"Make the target's column longer: ALTER TABLE … ALTER COLUMN {name} TYPE text."
+                raise DataError(msg, hint=hint, node=self.node)
         for name in self.key:
             if (column := rows.column(name)).null_count:
                 row = rows.slice(pc.index(pc.is_null(column), True).as_py(), 1).to_pylist()[0]
                 shown = ", ".join(f"{other}={value!r}" for other, value in list(row.items())[:8])
                 msg = f"key column '{name}' is null in a row ({shown})"
-                raise DataError(
-                    msg,
-                    node=self.node,
-                    hint="Filter such rows out in a transform, or choose another `primary_key`.",
-                )
+                raise DataError(msg, hint=NO_NULL_KEY, node=self.node)
         if self.version is not None:
             refuse_unversioned(rows, self.version, self.node)

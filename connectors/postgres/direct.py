@@ -6,35 +6,38 @@ in. Readers see an epoch grow by splits; the record follows once every planned s
 
 from __future__ import annotations
 
-import logging
+import hashlib
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import stamina
-from psycopg import sql
 
 from headrace.connectors.keys import canonical
 from headrace.connectors.postgres.commit_store import RecordStore
 from headrace.connectors.postgres.convert import cast_to_schema, wire_schema
-from headrace.connectors.postgres.errors import Failure, UniqueError
-from headrace.connectors.postgres.load import LoadContext
-from headrace.connectors.postgres.markers import fill_marker, markers, set_marker, split_id
-from headrace.connectors.postgres.merge import OP, POSITION, StagingTable, create_stage, merge
+from headrace.connectors.postgres.errors import UniqueError
+from headrace.connectors.postgres.load import TEMPORARY, LoadContext
+from headrace.connectors.postgres.merge import POSITION
 from headrace.connectors.postgres.session import Address, ControlConnection, Loader, LoadSession
-from headrace.connectors.postgres.small_batches import TEMPORARY
 from headrace.connectors.source_base import SplitReader
+from headrace.connectors.task_failures import TaskFailure, raise_task_failure
 from headrace.pipeline.errors import HeadraceError, SchemaError, SinkStateError, TransientError
 from headrace.pipeline.protocol.epochs import EpochPlan, Json, WriteCounts
+from headrace.pipeline.sql.system_columns import OP
 from headrace.pipeline.types.arrow import is_nested
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-log = logging.getLogger(__name__)
-
 TASK_TRIES = 3
+
+
+def split_id(split: Json) -> str:
+    """Return an id of a split made from its content, not from its index in a list."""
+    return hashlib.sha256(json.dumps(split, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,20 +70,20 @@ class SplitTask:
                         conflict = True
                         self._load_split(split, straight=False)
         except HeadraceError as error:
-            return {"conflict": conflict, "failure": Failure.of(error).to_json()}
+            return {"conflict": conflict, "failure": TaskFailure.of(error).to_json()}
         return {"conflict": conflict, "failure": None}
 
     def _load_split(self, split: Json, *, straight: bool) -> None:
-        loader, key, name = Loader(self.address), self.store.key, split_id(split)
+        loader, store, plan, name = Loader(self.address), self.store, self.plan, split_id(split)
         try:
             with loader.transaction() as session:
-                held = self.store.lock_for_epoch(session, self.plan, self.load.generation, share=True)
-                if isinstance(held, WriteCounts) or not set_marker(
-                    session, key, self.plan.number, name, self.load.generation
+                row = store.lock_for_epoch(session, plan, self.load.generation, share=True, by_splits=True)
+                if isinstance(row, WriteCounts) or not store.mark_split(
+                    session, plan.number, name, self.load.generation
                 ):
                     return
                 counts = self._straight(session, split) if straight else self._merged(session, split)
-                fill_marker(session, key, self.plan.number, name, counts)
+                store.store_split_counts(session, plan.number, name, counts)
         finally:
             loader.close()
 
@@ -93,13 +96,12 @@ class SplitTask:
 
     def _merged(self, session: LoadSession, split: Json) -> WriteCounts:
         """Load the split through a temporary table. Later rows of a split win, in reading order."""
-        table = sql.Identifier("pg_temp", TEMPORARY)
-        session.run(create_stage(self.load.target, table, kind="TEMPORARY", tail="ON COMMIT DROP"))
+        stage = self.load.create_temporary(session)
         columns = pa.schema(
             [*wire_schema(self.load.schema), (OP, pa.string()), *zip(POSITION, _POSITION_TYPES, strict=True)]
         )
         session.stream(TEMPORARY, columns, _add_positions(self._batches(split), columns), schema=None)
-        return merge(session, self.load.target, StagingTable(table), self.load.policy, deletes=False)
+        return self.load.merge(session, stage, deletes=False)
 
     def _batches(self, split: Json) -> Iterator[pa.RecordBatch]:
         for batch in self.fetch.fetch(split):
@@ -165,10 +167,10 @@ class DirectLoad:
             )
         planned = {split_id(split): split for split in fetch.splits}
         with self.control.transaction() as session:
-            held = self.store.lock_for_epoch(session, plan, self.load.generation)
-            if isinstance(held, WriteCounts):
-                return held
-            done = markers(session, self.store.key, plan.number)
+            row = self.store.lock_for_epoch(session, plan, self.load.generation, by_splits=True)
+            if isinstance(row, WriteCounts):
+                return row
+            done = self.store.read_splits(session, plan.number)
         self._check(plan, planned, done)
         self._run(plan, fetch, spark, [split for name, split in planned.items() if name not in done])
         return self._finish(plan, planned)
@@ -184,15 +186,14 @@ class DirectLoad:
         results: list[Json] = (rdd.mapPartitions(_in_turn(task)) if alone else rdd.map(task)).collect()
         if any(result["conflict"] for result in results):
             self.conflicts = True
-        if failures := [Failure.from_json(result["failure"]) for result in results if result["failure"]]:
-            raise next((failure for failure in failures if not failure.retriable), failures[0]).error()
+        raise_task_failure(result["failure"] for result in results)
 
     def _finish(self, plan: EpochPlan, planned: Mapping[str, Json]) -> WriteCounts:
         with self.control.transaction() as session:
-            held = self.store.lock_for_epoch(session, plan, self.load.generation)
-            if isinstance(held, WriteCounts):
-                return held
-            done = markers(session, self.store.key, plan.number)
+            row = self.store.lock_for_epoch(session, plan, self.load.generation, by_splits=True)
+            if isinstance(row, WriteCounts):
+                return row
+            done = self.store.read_splits(session, plan.number)
             self._check(plan, planned, done)
             if missing := len(planned.keys() - done.keys()):
                 msg = (
@@ -201,7 +202,7 @@ class DirectLoad:
                 )
                 raise TransientError(msg, node=self.load.node)
             counts = sum(done.values(), WriteCounts())
-            self.store.advance(session, held, plan, self.load.generation, counts)
+            self.store.advance(session, row, plan, self.load.generation, counts)
         return counts
 
     def _check(self, plan: EpochPlan, planned: Mapping[str, Json], done: Mapping[str, WriteCounts]) -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 
-from headrace.pipeline import errors
 from headrace.pipeline.errors import DataError, HeadraceError, TargetError, TransientError
 
 TRANSIENT_CLASSES = ("08", "40", "53", "55", "57", "58")
@@ -42,40 +39,6 @@ class UniqueError(DataError):
 
     code = "HR109"
     action = "Correct the duplicate in the source, or make the constraint the key of the sink."
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """An error on its way from a task to the driver: class, message, hint and node, as JSON."""
-
-    kind: str
-    message: str
-    hint: str
-    node: str
-
-    @classmethod
-    def of(cls, error: HeadraceError) -> Failure:
-        """Return the serializable part of an error. Subclasses of this package become their parent class."""
-        kind = next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
-        return cls(kind, error.message, error.hint, error.node)
-
-    @property
-    def retriable(self) -> bool:
-        """Whether a retry may help."""
-        return getattr(errors, self.kind).retriable
-
-    def error(self) -> HeadraceError:
-        """Return the error to raise."""
-        return getattr(errors, self.kind)(self.message, hint=self.hint, node=self.node)
-
-    def to_json(self) -> str:
-        """Return the failure as a JSON string."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Failure:
-        """Restore a failure from the result of `to_json`."""
-        return cls(**json.loads(text))
 
 
 @contextmanager

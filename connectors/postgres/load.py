@@ -1,21 +1,25 @@
-"""What all paths into the target share."""
+"""What all paths into the target share, and the path of small epochs: the driver's connection alone."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import pyarrow as pa
+from psycopg import sql
 
+from headrace.connectors.postgres.commit_store import RecordStore
 from headrace.connectors.postgres.convert import RowChecks
-from headrace.connectors.postgres.merge import ConflictPolicy
+from headrace.connectors.postgres.merge import ConflictPolicy, StagedMerge, StagingTable, create_stage
+from headrace.connectors.postgres.session import Loader, LoadSession, Session
 from headrace.connectors.postgres.target import PostgresTarget
-from headrace.pipeline.errors import SinkStateError
-from headrace.pipeline.protocol.epochs import EpochPlan
+from headrace.pipeline.protocol.epochs import EpochPlan, WriteCounts
+
+TEMPORARY = "_headrace_rows"
 
 
 @dataclass(frozen=True, slots=True)
 class LoadContext:
-    """A prepared sink, as the paths into it need it. `schema` is the payload's."""
+    """A prepared sink, as the paths into it need it. `schema` is the payload's. Picklable."""
 
     node: str
     target: PostgresTarget
@@ -24,15 +28,33 @@ class LoadContext:
     checks: RowChecks
     generation: int
 
-    def refuse_marked(self, plan: EpochPlan, *, marked: bool) -> None:
-        """Raise SinkStateError if `marked`: tasks began to load this epoch split by split.
+    def create_temporary(self, session: LoadSession) -> StagingTable:
+        """Create the table `TEMPORARY`, which lives until the transaction ends."""
+        table = sql.Identifier("pg_temp", TEMPORARY)
+        session.run(create_stage(self.target, table, kind="TEMPORARY", tail="ON COMMIT DROP"))
+        return StagingTable(table)
 
-        Only direct load may finish such an epoch, because other paths would write its splits again.
-        """
-        if marked:
-            msg = f"epoch {plan.number} was begun by direct load and cannot be finished by another path"
-            raise SinkStateError(
-                msg,
-                node=self.node,
-                hint="Run it with the plan that it was begun with, or `headrace replay --from` this epoch.",
-            )
+    def merge(self, session: Session, stage: StagingTable, *, deletes: bool) -> WriteCounts:
+        """Merge staged rows into the target. `deletes` is whether any of them is a delete."""
+        return StagedMerge(self.target, stage, self.policy).run(session, deletes=deletes)
+
+
+def write_table(
+    loader: Loader, store: RecordStore, load: LoadContext, plan: EpochPlan, rows: pa.Table
+) -> WriteCounts:
+    """Write rows and record in one transaction.
+
+    A crash before its commit leaves nothing. After the commit, the record shows that the epoch is written.
+    """
+    deletes = load.checks.check(rows)
+    with loader.transaction() as session:
+        row = store.lock_for_epoch(session, plan, load.generation)
+        if isinstance(row, WriteCounts):
+            return row
+        counts = WriteCounts()
+        if rows.num_rows:
+            stage = load.create_temporary(session)
+            session.load(TEMPORARY, rows, schema=None)
+            counts = load.merge(session, stage, deletes=bool(deletes))
+        store.advance(session, row, plan, load.generation, counts)
+    return counts

@@ -11,13 +11,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import pyarrow as pa
 from psycopg import sql
 
 from headrace.connectors.postgres.session import Session, trusted
 from headrace.connectors.postgres.target import PostgresTarget
+from headrace.pipeline.errors import SchemaError
 from headrace.pipeline.protocol.epochs import WriteCounts
+from headrace.pipeline.sql.system_columns import OP
 
-OP = "_gs_op"
 POSITION = ("_gs_source", "_gs_part", "_gs_off", "_gs_sub")
 """The four fields of `_gs_pos`, flat."""
 ATTEMPT = "_gs_attempt"
@@ -37,6 +39,19 @@ class ConflictPolicy:
     nothing: bool
     where: tuple[tuple[str, str], ...] = ()
     version: str | None = None
+
+    def check(self, sink: str, schema: pa.Schema, key: Sequence[str]) -> None:
+        """Raise SchemaError unless `where` names columns of the rows and the sink updates by key."""
+        problem = ""
+        if self.where and not key:
+            problem = "the sink has no primary_key"
+        elif self.where and self.nothing:
+            problem = "on_conflict is nothing, so nothing is ever updated"
+        elif unknown := [name for name, _ in self.where if name not in schema.names]:
+            problem = f"no column '{unknown[0]}'; the rows have {', '.join(schema.names)}"
+        if problem:
+            msg = f"update_where validation failed for sink '{sink}': {problem}"
+            raise SchemaError(msg, node=sink, hint="Correct `update_where` in the pipeline file.")
 
     @property
     def plain(self) -> bool:
@@ -87,212 +102,167 @@ def create_stage(
     )
 
 
-def merge(
-    session: Session, target: PostgresTarget, stage: StagingTable, policy: ConflictPolicy, *, deletes: bool
-) -> WriteCounts:
-    """Merge the staged rows into the target and return the counts of changes.
+@dataclass(frozen=True, slots=True)
+class StagedMerge:
+    """The merge of staged rows into a target. In its SQL `s` is a staged row and `t` a row of the target."""
 
-    `deletes` is whether any staged row is a delete.
-    """
-    if not target.key:
-        ((rows,),) = session.run(append(target, stage), *stage.values())
-        return WriteCounts(rows, rows, 0, 0)
-    only, gone = session.run(delete(target, stage, policy), *stage.values())[0] if deletes else (0, 0)
-    ((rows, inserted, updated),) = session.run(
-        upsert(target, stage, policy, deletes=deletes), *stage.values()
-    )
-    return WriteCounts(rows + only, inserted, updated, gone)
+    target: PostgresTarget
+    stage: StagingTable
+    policy: ConflictPolicy
 
+    def run(self, session: Session, *, deletes: bool) -> WriteCounts:
+        """Merge, and return the counts of changes. `deletes` is whether any staged row is a delete."""
+        values = self.stage.values()
+        if not self.target.key:
+            ((rows,),) = session.run(self._append(), *values)
+            return WriteCounts(rows, rows, 0, 0)
+        only, gone = session.run(self._delete(), *values)[0] if deletes else (0, 0)
+        ((rows, inserted, updated),) = session.run(self._upsert(deletes=deletes), *values)
+        return WriteCounts(rows + only, inserted, updated, gone)
 
-def append(target: PostgresTarget, stage: StagingTable) -> sql.Composed:
-    """Return an INSERT of all rows that returns (rows)."""
-    query = sql.SQL(
-        "WITH put AS (INSERT INTO {target} ({columns}) SELECT {columns} FROM {rows} s RETURNING 1) SELECT"
-        " count(*) FROM put"
-    )
-    return query.format(target=target.identifier, columns=_names(_all(target)), rows=_rows(target, stage))
+    def _format(self, text: str, **parts: sql.Composable) -> sql.Composed:
+        """Return a statement with the parts that most statements share, and with `parts`."""
+        same = [sql.SQL("t.{0} = e.{0}").format(sql.Identifier(name)) for name in self.target.key]
+        shared = {
+            "target": self.target.identifier,
+            "columns": _names(self._columns),
+            "rows": self._rows(),
+            "key": _names(self.target.key, "s"),
+            "same": sql.SQL(" AND ").join(same),
+            "order": self.policy.preference(),
+            "version": sql.Identifier(self.policy.version or ""),
+        }
+        return trusted(text).format(**(shared | parts))
 
+    def _append(self) -> sql.Composed:
+        """Return an INSERT of all rows that returns (rows)."""
+        return self._format(
+            "WITH put AS (INSERT INTO {target} ({columns}) SELECT {columns} FROM {rows} s RETURNING 1) SELECT"
+            " count(*) FROM put"
+        )
 
-def upsert(
-    target: PostgresTarget, stage: StagingTable, policy: ConflictPolicy, *, deletes: bool
-) -> sql.Composed:
-    """Return INSERT … ON CONFLICT of the preferred row per key, which returns (rows, inserted, updated)."""
-    query = sql.SQL(
-        "WITH src AS ({winners}), put AS (INSERT INTO {target} AS t ({columns}) SELECT {columns} FROM src"
-        " WHERE {op} <> 'd'"
-        " ON CONFLICT ({key}) {action} RETURNING {returned})"
-        " SELECT {rows}, count(*) FILTER (WHERE {fresh}), count(*) FILTER (WHERE NOT {fresh}) FROM put"
-    )
-    returned, fresh = _freshness(target)
-    return query.format(
-        winners=_winners(target, stage, policy, deletes=deletes),
-        target=target.identifier,
-        columns=_names(_all(target)),
-        op=sql.Identifier(OP),
-        key=_names(target.key),
-        action=_action(target, policy),
-        returned=returned,
-        fresh=fresh,
-        rows=sql.SQL(
-            "count(*)"
-            if policy.plain and _others(target)
-            else "(SELECT count(*) FROM src WHERE _gs_op <> 'd')"
-        ),
-    )
+    def _upsert(self, *, deletes: bool) -> sql.Composed:
+        """Return an upsert of the preferred row per key that returns (rows, inserted, updated)."""
+        returned, fresh = self._freshness()
+        every = self.policy.plain and self._others
+        return self._format(
+            "WITH src AS ({winners}), put AS (INSERT INTO {target} AS t ({columns}) SELECT {columns} FROM src"
+            " WHERE _gs_op <> 'd' ON CONFLICT ({conflict}) {action} RETURNING {returned})"
+            " SELECT {count}, count(*) FILTER (WHERE {fresh}), count(*) FILTER (WHERE NOT {fresh}) FROM put",
+            winners=self._winners(deletes=deletes),
+            conflict=_names(self.target.key),
+            action=self._action(),
+            returned=returned,
+            fresh=fresh,
+            count=sql.SQL("count(*)" if every else "(SELECT count(*) FROM src WHERE _gs_op <> 'd')"),
+        )
 
+    def _freshness(self) -> tuple[sql.Composable, sql.Composable]:
+        """Return what an upsert returns per row, and the expression that detects an insert in it.
 
-def _freshness(target: PostgresTarget) -> tuple[sql.Composable, sql.Composable]:
-    """Return what an upsert returns per row, and the expression that detects an insert in it.
+        A row that was updated on conflict has the transaction's lock in xmax. Partitioned tables do not
+        expose xmax. For them the expression queries the statement's own snapshot, which does not see the
+        statement's writes.
+        """
+        if not self.target.partitioned:
+            return sql.SQL("(xmax = 0) AS fresh"), sql.SQL("fresh")
+        same = [sql.SQL("b.{0} = put.{0}").format(sql.Identifier(name)) for name in self.target.key]
+        fresh = sql.SQL("NOT EXISTS (SELECT FROM {} b WHERE {})").format(
+            self.target.identifier, sql.SQL(" AND ").join(same)
+        )
+        return _names(self.target.key, "t"), fresh
 
-    A row that was updated on conflict has the transaction's lock in xmax. Partitioned tables do not expose
-    xmax. For them the expression queries the statement's own snapshot, which does not see the statement's
-    writes.
-    """
-    if not target.partitioned:
-        return sql.SQL("(xmax = 0) AS fresh"), sql.SQL("fresh")
-    same = [sql.SQL("b.{0} = put.{0}").format(sql.Identifier(name)) for name in target.key]
-    fresh = sql.SQL("NOT EXISTS (SELECT FROM {} b WHERE {})").format(
-        target.identifier, sql.SQL(" AND ").join(same)
-    )
-    return _names(target.key, "t"), fresh
+    def _delete(self) -> sql.Composed:
+        """Return a DELETE of keys that returns (keys whose last row is a delete, rows deleted).
 
+        If a conflict may keep the old row, a delete before an insert in one epoch must remove that row first.
+        Otherwise the insert alone has the same effect, and does not violate foreign keys. With a version, it
+        deletes keys that an unversioned delete ends, or whose winning row is a delete that is not older than
+        the row in the target.
+        """
+        if self.policy.version is not None:
+            return self._format(
+                "WITH ends AS (SELECT DISTINCT ON ({key}) {key}, s._gs_op = 'd' AS last,"
+                " s._gs_end IS NOT NULL AS ended, s.{version} AS version"
+                " FROM {ended} s WHERE {alive} ORDER BY {key}, {order}),"
+                " gone AS (DELETE FROM {target} t USING ends e WHERE {same}"
+                " AND (e.ended OR (e.last AND (t.{version} IS NULL OR t.{version} <= e.version)))"
+                " RETURNING 1)"
+                " SELECT (SELECT count(*) FROM ends WHERE last), (SELECT count(*) FROM gone)",
+                ended=self._ended(),
+                alive=_ALIVE,
+            )
+        return self._format(
+            "WITH ends AS (SELECT DISTINCT ON ({key}) {key}, _gs_op = 'd' AS last, bool_or(_gs_op = 'd') OVER"
+            " (PARTITION BY {key}) AS any FROM {rows} s ORDER BY {key}, {order}),"
+            " gone AS (DELETE FROM {target} t USING ends e WHERE {same} AND e.{which} RETURNING 1)"
+            " SELECT (SELECT count(*) FROM ends WHERE last), (SELECT count(*) FROM gone)",
+            order=_order("DESC"),
+            which=sql.Identifier("last" if self.policy.plain else "any"),
+        )
 
-def delete(target: PostgresTarget, stage: StagingTable, policy: ConflictPolicy) -> sql.Composed:
-    """Return a DELETE of keys that returns (keys whose last row is a delete, rows deleted).
+    def _ended(self) -> sql.Composed:
+        """Return the staged rows with their position and the position of the last ending delete of their key.
 
-    If a conflict may keep the old row, a delete before an insert in one epoch must remove that row first.
-    Otherwise the insert alone has the same effect, and does not violate foreign keys.
-    """
-    if policy.version is not None:
-        return _versioned_delete(target, stage, policy, policy.version)
-    query = sql.SQL(
-        "WITH ends AS (SELECT DISTINCT ON ({key}) {key}, {op} = 'd' AS last, bool_or({op} = 'd') OVER"
-        " (PARTITION BY {key}) AS any"
-        " FROM {rows} s ORDER BY {key}, {order}),"
-        " gone AS (DELETE FROM {target} t USING ends e WHERE {same} AND e.{which} RETURNING 1)"
-        " SELECT (SELECT count(*) FROM ends WHERE last), (SELECT count(*) FROM gone)"
-    )
-    return query.format(
-        key=_names(target.key, "s"),
-        op=sql.Identifier(OP),
-        rows=_rows(target, stage),
-        order=_order("DESC"),
-        target=target.identifier,
-        same=_same_key(target),
-        which=sql.Identifier("last" if policy.plain else "any"),
-    )
+        An ending delete removes what came before it.
+        """
+        return self._format(
+            "(SELECT s.*, {place} AS _gs_place, max({place}) FILTER (WHERE {ends}) OVER (PARTITION BY"
+            " {key}) AS _gs_end FROM {rows} s)",
+            place=sql.SQL("ARRAY[{}]::bigint[]").format(_names(POSITION, "s")),
+            ends=self._format("s._gs_op = 'd'" + (" AND s.{version} IS NULL" if self.policy.version else "")),
+        )
 
+    def _winners(self, *, deletes: bool) -> sql.Composed:
+        rows, alive = self._rows(), sql.SQL("")
+        if deletes and not self.policy.plain:
+            rows = self._ended()
+            alive = sql.SQL("WHERE {}" if self.policy.version else "WHERE s._gs_op <> 'd' AND {}").format(
+                _ALIVE
+            )
+        return self._format(
+            "SELECT DISTINCT ON ({key}) {columns} FROM {rows} s {alive} ORDER BY {key}, {order}",
+            columns=_names((*self._columns, OP), "s"),
+            rows=rows,
+            alive=alive,
+        )
 
-def _same_key(target: PostgresTarget) -> sql.Composed:
-    """Return the condition that a target row `t` and an ended key `e` are equal in all key columns."""
-    return sql.SQL(" AND ").join(sql.SQL("t.{0} = e.{0}").format(sql.Identifier(name)) for name in target.key)
+    def _rows(self) -> sql.Composed:
+        """Return the staged rows of the attempts that count, in the target's types."""
+        parts = [
+            sql.SQL("r.{0}::{1} AS {0}").format(sql.Identifier(column.name), trusted(column.cast))
+            if column.cast
+            else sql.SQL("r.{}").format(sql.Identifier(column.name))
+            for column in self.target.columns
+        ]
+        columns = sql.SQL(", ").join([*parts, _names((OP, *POSITION), "r")])
+        counted = sql.SQL("" if self.stage.attempts is None else "WHERE r._gs_attempt = ANY($1::bigint[])")
+        return sql.SQL("(SELECT {} FROM {} r {})").format(columns, self.stage.table, counted)
 
+    def _action(self) -> sql.Composable:
+        if self.policy.nothing or not self._others:
+            return sql.SQL("DO NOTHING")
+        sets = [sql.SQL("{0} = EXCLUDED.{0}").format(sql.Identifier(name)) for name in self._others]
+        tests: list[sql.Composable] = [
+            sql.SQL("EXCLUDED.{0} {1} t.{0}").format(sql.Identifier(name), trusted(op))
+            for name, op in self.policy.where
+        ]
+        if self.policy.version is not None:
+            version = sql.Identifier(self.policy.version)
+            tests.append(sql.SQL("(t.{0} IS NULL OR EXCLUDED.{0} >= t.{0})").format(version))
+        where = sql.SQL(" WHERE {}").format(sql.SQL(" AND ").join(tests)) if tests else sql.SQL("")
+        return sql.SQL("DO UPDATE SET {}{}").format(sql.SQL(", ").join(sets), where)
 
-def _versioned_delete(
-    target: PostgresTarget, stage: StagingTable, policy: ConflictPolicy, version: str
-) -> sql.Composed:
-    """Return a DELETE of keys that an unversioned delete ends, or whose winning row is a delete.
+    @property
+    def _columns(self) -> list[str]:
+        return [column.name for column in self.target.columns]
 
-    The winning delete must not be older than the row in the target.
-    """
-    query = sql.SQL(
-        "WITH ends AS (SELECT DISTINCT ON ({key}) {key}, s._gs_op = 'd' AS last, s._gs_end IS NOT NULL AS"
-        " ended, s.{version} AS version"
-        " FROM {rows} s WHERE {alive} ORDER BY {key}, {order}),"
-        " gone AS (DELETE FROM {target} t USING ends e"
-        " WHERE {same} AND (e.ended OR (e.last AND (t.{version} IS NULL OR t.{version} <= e.version)))"
-        " RETURNING 1)"
-        " SELECT (SELECT count(*) FROM ends WHERE last), (SELECT count(*) FROM gone)"
-    )
-    return query.format(
-        key=_names(target.key, "s"),
-        version=sql.Identifier(version),
-        rows=_ended(target, stage, policy),
-        alive=_ALIVE,
-        order=policy.preference(),
-        target=target.identifier,
-        same=_same_key(target),
-    )
+    @property
+    def _others(self) -> list[str]:
+        return [name for name in self._columns if name not in self.target.key]
 
 
 _ALIVE = sql.SQL("(s._gs_end IS NULL OR s._gs_place >= s._gs_end)")
-
-
-def _ended(target: PostgresTarget, stage: StagingTable, policy: ConflictPolicy) -> sql.Composed:
-    """Return the staged rows with their position and the position of the last ending delete of their key.
-
-    An ending delete removes what came before it.
-    """
-    ends = sql.SQL("s._gs_op = 'd'")
-    if policy.version is not None:
-        ends = sql.SQL("s._gs_op = 'd' AND s.{} IS NULL").format(sql.Identifier(policy.version))
-    place = sql.SQL("ARRAY[{}]::bigint[]").format(_names(POSITION, "s"))
-    query = (
-        "(SELECT s.*, {place} AS _gs_place, max({place}) FILTER (WHERE {ends}) OVER (PARTITION BY"
-        " {key}) AS _gs_end FROM {rows} s)"
-    )
-    return sql.SQL(query).format(
-        place=place, ends=ends, key=_names(target.key, "s"), rows=_rows(target, stage)
-    )
-
-
-def _winners(
-    target: PostgresTarget, stage: StagingTable, policy: ConflictPolicy, *, deletes: bool
-) -> sql.Composed:
-    rows, alive = _rows(target, stage), sql.SQL("")
-    if deletes and not policy.plain:
-        rows = _ended(target, stage, policy)
-        alive = (
-            sql.SQL("WHERE {}").format(_ALIVE)
-            if policy.version
-            else sql.SQL("WHERE s._gs_op <> 'd' AND {}").format(_ALIVE)
-        )
-    query = sql.SQL("SELECT DISTINCT ON ({key}) {columns} FROM {rows} s {alive} ORDER BY {key}, {order}")
-    return query.format(
-        key=_names(target.key, "s"),
-        columns=_names((*_all(target), OP), "s"),
-        rows=rows,
-        alive=alive,
-        order=policy.preference(),
-    )
-
-
-def _rows(target: PostgresTarget, stage: StagingTable) -> sql.Composed:
-    """Return the staged rows of the attempts that count, in the target's types."""
-    parts = [
-        sql.SQL("r.{0}::{1} AS {0}").format(sql.Identifier(column.name), trusted(column.cast))
-        if column.cast
-        else sql.SQL("r.{}").format(sql.Identifier(column.name))
-        for column in target.columns
-    ]
-    columns = sql.SQL(", ").join([*parts, _names((OP, *POSITION), "r")])
-    counted = sql.SQL("" if stage.attempts is None else "WHERE r._gs_attempt = ANY($1::bigint[])")
-    return sql.SQL("(SELECT {} FROM {} r {})").format(columns, stage.table, counted)
-
-
-def _action(target: PostgresTarget, policy: ConflictPolicy) -> sql.Composable:
-    others = _others(target)
-    if policy.nothing or not others:
-        return sql.SQL("DO NOTHING")
-    sets = sql.SQL(", ").join(sql.SQL("{0} = EXCLUDED.{0}").format(sql.Identifier(name)) for name in others)
-    tests: list[sql.Composable] = [
-        sql.SQL("EXCLUDED.{0} {1} t.{0}").format(sql.Identifier(name), trusted(op))
-        for name, op in policy.where
-    ]
-    if policy.version is not None:
-        tests.append(
-            sql.SQL("(t.{0} IS NULL OR EXCLUDED.{0} >= t.{0})").format(sql.Identifier(policy.version))
-        )
-    where = sql.SQL(" WHERE {}").format(sql.SQL(" AND ").join(tests)) if tests else sql.SQL("")
-    return sql.SQL("DO UPDATE SET {}{}").format(sets, where)
-
-
-def _others(target: PostgresTarget) -> list[str]:
-    return [name for name in _all(target) if name not in target.key]
-
-
-def _all(target: PostgresTarget) -> list[str]:
-    return [column.name for column in target.columns]
 
 
 def _names(names: Sequence[str], alias: str = "") -> sql.Composed:

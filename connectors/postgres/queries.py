@@ -11,6 +11,7 @@ from headrace.connectors.postgres.commit_store import RecordStore
 from headrace.connectors.postgres.session import ControlConnection, ControlSession, translate_errors
 from headrace.connectors.target_query import QueryColumn, QueryResult, TargetQuery, to_query_column
 from headrace.pipeline.errors import TargetError
+from headrace.pipeline.protocol.claims import TargetClaimant
 
 _COLUMNS = (
     "SELECT a.attname, format_type(a.atttypid, a.atttypmod) FROM pg_attribute AS a"
@@ -19,7 +20,7 @@ _COLUMNS = (
 
 
 def open_query(
-    control: ControlConnection, store: RecordStore, table: sql.Identifier, node: str
+    control: ControlConnection, store: RecordStore, table: sql.Identifier, owner: TargetClaimant
 ) -> TargetQuery | None:
     """Return queries of one snapshot, until they are closed. Return None if there is no table."""
     closing = ExitStack()
@@ -34,9 +35,9 @@ def open_query(
             "postgres",
             name,
             _read_columns(session, name),
-            lambda text: _fetch(session, text, node),
+            lambda text: _fetch(session, text, owner.key.sink),
             state.record if state else None,
-            is_shared=bool(store.shared(session)),
+            is_shared=bool(owner.others(store.claims(session))),
             close=closing.pop_all().close,
         )
 

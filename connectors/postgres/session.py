@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, LiteralString, Protocol, cast
@@ -99,39 +100,36 @@ class Address:
         return str(self.connection.statement_timeout_secs * 1000)
 
 
-class ControlConnection:
-    """A psycopg connection that comes back by itself between transactions."""
+class _Reconnecting(ABC):
+    """A connection that is opened on first use, and again if it is dead when a transaction begins."""
 
     def __init__(self, address: Address, *, patient: bool = True) -> None:
         """Create a closed connection. With `patient`, connecting is retried for some seconds."""
         self._address = address
         self._attempts = 12 if patient else 1
-        self._connection: psycopg.Connection | None = None
+        self._connection: Any = None
 
-    @contextmanager
-    def transaction(self, *, snapshot: bool = False) -> Iterator[ControlSession]:
-        """Run one transaction: commit at the end, roll back after an error.
+    @abstractmethod
+    def _connect(self) -> Any:
+        """Return a new connection."""
 
-        With `snapshot`, all statements read one REPEATABLE READ snapshot. A connection that is dead at the
-        start is reopened; one that dies inside raises ConnectionLostError.
-        """
-        with translate_errors(self._address.node):
-            connection = self._ready(snapshot=snapshot)
-            try:
-                yield ControlSession(connection)
-                connection.commit()
-            except BaseException:
-                self._give_up(connection)
-                raise
+    @abstractmethod
+    def _session(self) -> Session:
+        """Return what runs statements on the open connection."""
 
     def close(self) -> None:
-        """Close the connection, if there is one."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        """Close the connection, if there is one; the server rolls back an open transaction."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            import adbc_driver_manager
 
-    def _ready(self, *, snapshot: bool) -> psycopg.Connection:
-        """Return a connection with an open transaction."""
+            try:
+                connection.close()
+            except adbc_driver_manager.Error:
+                log.debug("event=connection_not_closed node=%s", self._address.node)
+
+    def _begin(self, *statements: str) -> Any:
+        """Return a session with an open transaction, in which `statements` were run first."""
         for attempt in stamina.retry_context(
             on=TransientError,
             attempts=self._attempts,
@@ -140,23 +138,48 @@ class ControlConnection:
             wait_max=3.0,
         ):
             with attempt, translate_errors(self._address.node):
-                self._connection = self._connection or self._connect()
                 try:
-                    begin = "BEGIN ISOLATION LEVEL REPEATABLE READ" if snapshot else "BEGIN"
-                    self._connection.execute(begin)
-                    ControlSession(self._connection).run(_LOCAL, self._address.statement_timeout)
+                    self._connection = self._connection or self._connect()
+                    session = self._session()
+                    for statement in statements:
+                        session.run(statement)
+                    session.run(_LOCAL, self._address.statement_timeout)
                 except BaseException:
                     self.close()
                     raise
-                return self._connection
+                return session
         raise AssertionError
+
+
+class ControlConnection(_Reconnecting):
+    """A psycopg connection."""
+
+    @contextmanager
+    def transaction(self, *, snapshot: bool = False) -> Iterator[ControlSession]:
+        """Run one transaction: commit at the end, roll back after an error.
+
+        With `snapshot`, all statements read one REPEATABLE READ snapshot. Raise ConnectionLostError if the
+        connection dies inside.
+        """
+        with translate_errors(self._address.node):
+            session = self._begin("BEGIN ISOLATION LEVEL REPEATABLE READ" if snapshot else "BEGIN")
+            connection = self._connection
+            try:
+                yield session
+                connection.commit()
+            except BaseException:
+                self._roll_back(connection)
+                raise
 
     def _connect(self) -> psycopg.Connection:
         import psycopg
 
         return psycopg.connect(**self._address.parameters(), autocommit=True)  # type: ignore[arg-type]
 
-    def _give_up(self, connection: psycopg.Connection) -> None:
+    def _session(self) -> ControlSession:
+        return ControlSession(self._connection)
+
+    def _roll_back(self, connection: psycopg.Connection) -> None:
         """Roll back, or close the connection if that fails."""
         import psycopg
 
@@ -185,12 +208,8 @@ class ControlSession:
         return [column.name for column in self._cursor.description or ()]
 
 
-class Loader:
+class Loader(_Reconnecting):
     """An ADBC connection: binary COPY of Arrow, in the same transaction as the other statements."""
-
-    def __init__(self, address: Address) -> None:
-        self._address = address
-        self._connection: Any = None
 
     @contextmanager
     def transaction(self) -> Iterator[LoadSession]:
@@ -201,45 +220,20 @@ class Loader:
         """
         try:
             with translate_errors(self._address.node):
-                session = self._ready()
-                yield session
+                yield self._begin()
                 self._connection.commit()
         except BaseException:
             self.close()
             raise
-
-    def close(self) -> None:
-        """Close the connection, if there is one; the server rolls back an open transaction."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            import adbc_driver_manager
-
-            try:
-                connection.close()
-            except adbc_driver_manager.Error:
-                log.debug("event=close_failed node=%s", self._address.node)
-
-    def _ready(self) -> LoadSession:
-        """Return a session with an open transaction, on a new connection if the old one is dead."""
-        for attempt in stamina.retry_context(
-            on=TransientError, attempts=12, timeout=CONNECT_SECONDS, wait_initial=0.1, wait_max=3.0
-        ):
-            with attempt, translate_errors(self._address.node):
-                self._connection = self._connection or self._connect()
-                session = LoadSession(self._connection)
-                try:
-                    session.run(_LOCAL, self._address.statement_timeout)
-                except BaseException:
-                    self.close()
-                    raise
-                return session
-        raise AssertionError
 
     def _connect(self) -> Any:
         from adbc_driver_postgresql import dbapi
         from psycopg.conninfo import make_conninfo
 
         return dbapi.connect(make_conninfo(**self._address.parameters()))
+
+    def _session(self) -> LoadSession:
+        return LoadSession(self._connection)
 
 
 class LoadSession:
@@ -285,18 +279,16 @@ class LoadSession:
             raise
 
 
-def terminate_older_backends(session: Session, key: SinkKey, generation: int) -> Sequence[int]:
-    """Terminate server processes of older generations of this sink.
-
-    Return the ids of those that did not end.
-    """
-    rows = session.run(
-        "SELECT pid, pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
-        " WHERE starts_with(application_name, $1::text) AND pid <> pg_backend_pid()"
-        " AND substr(application_name, length($1::text) + 1) ~ '^[0-9]{1,18}$'"
-        " AND CASE WHEN substr(application_name, length($1::text) + 1) ~ '^[0-9]{1,18}$'"
-        " THEN substr(application_name, length($1::text) + 1)::bigint < $2::bigint ELSE false END",
-        application_prefix(key),
-        generation,
-    )
-    return [pid for pid, ended in rows if not ended]
+def terminate_older_backends(control: ControlConnection, key: SinkKey, generation: int) -> None:
+    """Terminate server processes of older generations of this sink, so that their locks and COPYs end."""
+    with control.transaction() as session:
+        rows = session.run(
+            "SELECT pid, pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+            " WHERE starts_with(application_name, $1::text) AND pid <> pg_backend_pid()"
+            " AND CASE WHEN substr(application_name, length($1::text) + 1) ~ '^[0-9]{1,18}$'"
+            " THEN substr(application_name, length($1::text) + 1)::bigint < $2::bigint ELSE false END",
+            application_prefix(key),
+            generation,
+        )
+    if alive := [pid for pid, ended in rows if not ended]:
+        log.warning("event=backends_still_alive node=%s pids=%s", key.sink, alive)

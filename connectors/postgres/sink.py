@@ -4,29 +4,56 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import pyarrow as pa
+from psycopg import sql
 
 from headrace.connectors.content import TargetContent
 from headrace.connectors.fencing import fenced
-from headrace.connectors.frame import DRIVER_BYTES
+from headrace.connectors.frame import EpochFrame
+from headrace.connectors.keys import canonical, canonical_frame
+from headrace.connectors.postgres.commit_store import RecordStore
 from headrace.connectors.postgres.config import PostgresSinkConfig as Node
+from headrace.connectors.postgres.content import TargetReader, check_readable_keys
+from headrace.connectors.postgres.convert import RowChecks, flatten_columns, flatten_table
+from headrace.connectors.postgres.direct import DirectLoad
+from headrace.connectors.postgres.load import LoadContext, write_table
+from headrace.connectors.postgres.merge import ConflictPolicy
+from headrace.connectors.postgres.queries import open_query
+from headrace.connectors.postgres.session import (
+    Address,
+    ControlConnection,
+    Loader,
+    Session,
+    application_name,
+    terminate_older_backends,
+)
+from headrace.connectors.postgres.staging import drop_stale_staging_tables, write_staged
+from headrace.connectors.postgres.target import TargetCheck
 from headrace.connectors.sink_base import DirectSink, SinkContext
 from headrace.connectors.source_base import SplitReader
 from headrace.connectors.transactional_sink import CommitKind, SinkCommit, SinkState, TransactionalSink
-from headrace.pipeline.errors import GuaranteeError, HeadraceError, UserError
+from headrace.pipeline.errors import HeadraceError, InternalError, TransientError
 from headrace.pipeline.model.capabilities import SinkCapabilities
 from headrace.pipeline.model.connectors import sink_entries
 from headrace.pipeline.protocol.claims import Claim
-from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Json, WriteCounts
+from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Json, Phase, WriteCounts
 from headrace.pipeline.protocol.partitions import HistoryPartition
+from headrace.pipeline.types.arrow import is_nested
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-    from headrace.connectors.postgres.content import TargetReader
-    from headrace.connectors.postgres.handle import PostgresSinkHandle
     from headrace.connectors.target_query import TargetQuery
+
+
+class _Connections(NamedTuple):
+    """Connections of the driver. They are opened on first use, and again after they were lost."""
+
+    address: Address
+    control: ControlConnection
+    loader: Loader
 
 
 class PostgresSink(TransactionalSink, DirectSink):
@@ -40,39 +67,63 @@ class PostgresSink(TransactionalSink, DirectSink):
     capabilities: ClassVar[SinkCapabilities] = sink_entries()["postgres"].capabilities
 
     def __init__(self, context: SinkContext) -> None:
-        """Store the context. The drivers are imported when the sink is first used."""
+        """Store the context without opening a connection."""
         super().__init__(context)
-        self._node: Node = context.node
-        self._handle: PostgresSinkHandle | None = None
+        node: Node = context.node
+        self._node = node
+        self._key: tuple[str, ...] = tuple(context.extra.get("key", node.primary_key))
+        self._table = sql.Identifier(node.schema_, node.table)
+        self._store = RecordStore(context.key, self._table.as_string(None), self._name, context.owner)
+        self._policy = ConflictPolicy(
+            node.on_conflict == "nothing", tuple(node.update_where.items()), node.version_column
+        )
+        self._opened: _Connections | None = None
+        self._load: LoadContext | None = None
+        self._direct: DirectLoad | None = None
 
     @property
     def target(self) -> str:
         """The table as messages name it."""
         return f"the Postgres table `{self._node.schema_}.{self._node.table}`"
 
-    def prepare(self, schema: pa.Schema, generation: int) -> None:
-        """Open connections under the name of the generation, then prepare the table."""
-        self.close()
-        self._handle = self._create_handle(generation)
-        super().prepare(schema, generation)
-
     def prepare_target(self, schema: pa.Schema) -> None:
-        """Create or check the table, and end the connections of older generations."""
-        self._open.prepare_target(schema, self._generation)
+        """Create or check the table over new connections, and end those of older generations."""
+        self.close()
+        self._policy.check(self._name, schema, self._key)
+        with self._connections.control.transaction() as session:
+            if session.run("SHOW transaction_read_only")[0][0] == "on":
+                msg = "the server is read-only: a standby, or failing over"
+                raise TransientError(msg, node=self._name)
+            self._store.create(session)
+        with self._connections.control.transaction() as session:
+            target = self._target_check(schema).prepare(session)
+        terminate_older_backends(self._connections.control, self._context.key, self._generation)
+        checks = RowChecks.of(self._name, schema, self._key, target.lengths, self._node.version_column)
+        self._load = LoadContext(self._name, target, schema, self._policy, checks, self._generation)
 
     def remove_stale_attempts(self) -> None:
         """End connections that older generations opened in the meantime, and drop their staging tables."""
-        self._open.end_older_backends(self._generation)
-        self._open.drop_stale_staging_tables(self._generation)
+        control, key = self._connections.control, self._context.key
+        terminate_older_backends(control, key, self._generation)
+        drop_stale_staging_tables(control, key, self._generation)
 
     def validate_target(self) -> None:
-        """Check an existing table on the server. A missing table is fine: `prepare` would create it."""
-        self._open.validate_target(self._context.schema)
+        """Check an existing table. A missing table is fine, because `prepare` would create it.
+
+        The connection does not wait for a server that is down.
+        """
+        self._policy.check(self._name, self._context.schema, self._key)
+        control = ControlConnection(self._connections.address, patient=False)
+        try:
+            with control.transaction() as session:
+                self._target_check(self._context.schema).validate(session)
+        finally:
+            control.close()
 
     def read_state(self) -> SinkState | None:
         """Return generation and record of this sink's row in the target's database."""
-        with self._open.control.transaction() as session:
-            return self._open.store.read_state(session)
+        with self._connections.control.transaction() as session:
+            return self._store.read_state(session)
 
     def commit(self, expected: SinkState, change: SinkCommit) -> SinkState:
         """Change the record's row, and the table, in one transaction.
@@ -80,18 +131,17 @@ class PostgresSink(TransactionalSink, DirectSink):
         The transaction locks the row and checks generation and epoch again, so `expected` is not needed.
         """
         del expected
-        handle, generation = self._open, change.generation
+        generation, record = change.generation, change.record
         if change.plan is not None and change.frame is not None:
-            return SinkState(generation, change.complete(handle.write(change.plan, change.frame)))
-        record = change.record
-        with handle.control.transaction() as session:
+            return SinkState(generation, change.complete(self._write_epoch(change.plan, change.frame)))
+        with self._connections.control.transaction() as session:
             if change.kind is CommitKind.FENCE:
-                handle.store.announce(session, generation)
+                self._store.announce(session, generation)
             elif change.kind is CommitKind.TRUNCATE:
-                handle.store.lock(session, generation)
-                handle.delete_rows(session)
+                self._store.lock(session, generation)
+                session.run(sql.SQL("DELETE FROM {}").format(self._table))
             elif record is not None:
-                record = handle.store.register(session, record, handle.count_rows(session))
+                record = self._store.register(session, record, self._count_rows(session))
         return SinkState(generation, record)
 
     def write_direct(self, plan: EpochPlan, fetch: SplitReader, spark: SparkSession) -> WriteCounts:
@@ -99,93 +149,63 @@ class PostgresSink(TransactionalSink, DirectSink):
 
         The record is written when every split has its marker.
         """
-        return self._open.write_direct(plan, fetch, spark)
+        if self._direct is None:
+            address, control, _ = self._connections
+            self._direct = DirectLoad(control, address, self._store, self._loading)
+        return self._direct.write(plan, fetch, spark)
 
     def has_partial_epoch(self, plan: EpochPlan) -> bool:
-        """Return whether there are direct-load markers of splits of the epoch."""
-        return self._open.has_marker(plan)
+        """Return whether there are direct-load markers of splits of the epoch. Only history has splits."""
+        if plan.phase is not Phase.HISTORY:
+            return False
+        with self._connections.control.transaction() as session:
+            return bool(self._store.read_splits(session, plan.number))
 
     def find_conflicting_record(self) -> CommitRecord | None:
         """Return the newest record of the same pipeline name, `lane`, sink and table under another UUID."""
-        with self._open.control.transaction() as session:
-            return self._open.store.find_conflicting_record(session)
+        with self._connections.control.transaction() as session:
+            return self._store.find_conflicting_record(session)
 
     def claims(self) -> Sequence[Claim]:
         """Return the claims of records in the target's database that name this table."""
-        with self._open.control.transaction() as session:
-            return self._open.store.claims(session)
+        with self._connections.control.transaction() as session:
+            return self._store.claims(session)
 
     def release(self, claims: Sequence[Claim]) -> None:
         """Remove the records of these sinks."""
-        with self._open.control.transaction() as session:
-            self._open.store.release(session, claims)
+        with self._connections.control.transaction() as session:
+            self._store.release(session, claims)
 
     def read_row_count(self) -> tuple[CommitRecord | None, int] | None:
         """Return record and row count of one snapshot; None if records show other writers of the table."""
-        handle = self._open
-        with handle.control.transaction(snapshot=True) as session:
-            state = None if handle.store.shared(session) else handle.store.read_state(session)
-            return (state.record, handle.count_rows(session)) if state and state.record else None
+        with self._connections.control.transaction(snapshot=True) as session:
+            is_shared = bool(self._context.owner.others(self._store.claims(session)))
+            state = None if is_shared else self._store.read_state(session)
+            return (state.record, self._count_rows(session)) if state and state.record else None
 
     def content(self, schema: pa.Schema, folder: Path, limit: int | None = None) -> TargetContent | None:
         """Return the rows in the driver if they are small, else through a parquet file.
 
         `lookup` finds keys by the index.
         """
-        from headrace.connectors.postgres.content import readable
-
-        columns = tuple(readable(schema))
-        reader, keeps = self._open.read_content(schema), False
-        try:
-            content = self._read(reader, columns, folder, limit)
-            keeps = content is not None and not content.is_whole
-            return content
-        finally:
-            if not keeps:
-                reader.close()
-
-    def _read(
-        self, reader: TargetReader, columns: tuple[str, ...], folder: Path, limit: int | None
-    ) -> TargetContent | None:
-        if reader.record is None:
-            return None
-        if limit is not None and reader.has_more_than(limit):
-            return TargetContent(reader.record, None, columns, lookup=reader.lookup, close=reader.close)
-        path = folder / f"{self._context.key.sink}.parquet"
-        table = reader.read(path, DRIVER_BYTES)
-        spark: Any = self._context.spark
-        return TargetContent(
-            reader.record, spark.read.parquet(str(path)) if table is None else None, columns, table
-        )
+        return self._read_target(schema, folder).content(limit)
 
     def query_target(self) -> TargetQuery | None:
         """Return queries in one read-only transaction, which closing ends."""
-        return self._open.query_target()
+        control = self._connections.control
+        return open_query(control, self._store, self._table, self._context.owner)
 
     def check_readable_keys(self) -> None:
         """Raise GuaranteeError for a key of a type that is not read back, such as a time of day."""
-        from headrace.connectors.postgres.content import readable
-
-        schema, key = self._context.schema, self._context.extra.get("key", self._node.primary_key)
-        unreadable = [name for name in key if name not in readable(schema)]
-        if unreadable:
-            msg = f"key column `{unreadable[0]}` ({schema.field(unreadable[0]).type}) cannot be read back"
-            raise GuaranteeError(msg, hint="Start over with: headrace reset FILE.", node=self._name)
+        check_readable_keys(self._name, self._context.schema, self._key)
 
     def read_keys(self, partition: HistoryPartition | None, folder: Path) -> DataFrame:
         """Return the keys through the driver if they are small, else through a parquet file."""
-        spark: Any = self._context.spark
-        reader = self._open.read_content(self._context.schema)
-        try:
-            path = folder / f"{self._name}.parquet"
-            table = reader.read_keys(path, DRIVER_BYTES, partition)
-        finally:
-            reader.close()
-        return spark.read.parquet(str(path)) if table is None else spark.createDataFrame(table)
+        return self._read_target(self._context.schema, folder).keys(partition)
 
     def describe(self) -> Json:
         """Return the type, asset key and table name without opening a connection."""
-        connection = self._context.settings.postgres_for(self._context.key.sink)
+        connection = self._context.settings.postgres_for(self._name)
         return {
             "kind": "postgres",
             "asset_key": ["postgres", self._node.schema_, self._node.table],
@@ -195,27 +215,63 @@ class PostgresSink(TransactionalSink, DirectSink):
         }
 
     def close(self) -> None:
-        """Close all connections."""
-        if self._handle is not None:
-            self._handle.close()
-            self._handle = None
+        """Close all connections. The sink can read again, but not write before the next `prepare`."""
+        opened, self._opened, self._load, self._direct = self._opened, None, None, None
+        if opened is not None:
+            opened.loader.close()
+            opened.control.close()
 
     @property
-    def _open(self) -> PostgresSinkHandle:
-        """The handle. Without `prepare` it has no generation and can only read."""
-        if self._handle is None:
-            self._handle = self._create_handle(None)
-        return self._handle
+    def _connections(self) -> _Connections:
+        """The connections, under the name of the generation. Without `prepare` there is none."""
+        if self._opened is None:
+            generation = self._generation if self._generation >= 0 else None
+            address = Address(
+                self._context.settings.postgres_for(self._name),
+                application_name(self._context.key, generation),
+                self._name,
+            )
+            self._opened = _Connections(address, ControlConnection(address), Loader(address))
+        return self._opened
 
-    def _create_handle(self, generation: int | None) -> PostgresSinkHandle:
-        try:
-            from headrace.connectors.postgres.handle import PostgresSinkHandle
-        except ImportError as error:
-            msg = f"type `postgres` needs the package `{error.name}`"
-            raise UserError(
-                msg, hint="pip install 'headrace[postgres]'", node=self._context.key.sink
-            ) from error
-        return PostgresSinkHandle(self._context, generation)
+    @property
+    def _loading(self) -> LoadContext:
+        """The prepared target. Raise InternalError before `prepare_target`."""
+        if self._load is None:
+            msg = "a Postgres sink is written to before prepare, or although it failed"
+            raise InternalError(msg, node=self._name)
+        return self._load
+
+    def _write_epoch(self, plan: EpochPlan, frame: EpochFrame) -> WriteCounts:
+        """Write a small epoch from the driver alone, and a larger one through tasks that stage its rows."""
+        load, store, most = self._loading, self._store, self._node.max_driver_rows
+        address, control, loader = self._connections
+        if frame.key != self._key:
+            msg = f"the frame has key {frame.key}, the sink was prepared with {self._key}"
+            raise InternalError(msg, node=self._name)
+        nested = any(is_nested(field.type) for field in load.schema)
+        if not nested and (local := frame.get_local_rows(most)) is not None:
+            flat = flatten_table(canonical(local, frame.key), load.schema)
+            return write_table(loader, store, load, plan, flat)
+        rows = flatten_columns(canonical_frame(frame.rows, load.schema, frame.key), load.schema)
+        if (table := frame.collect_if_small(rows, most)) is not None:
+            return write_table(loader, store, load, plan, table)
+        return write_staged(control, address, store, load, plan, rows)
+
+    def _read_target(self, schema: pa.Schema, folder: Path) -> TargetReader:
+        spark: Any = self._context.spark
+        path = folder / f"{self._name}.parquet"
+        return TargetReader(
+            self._connections.address, self._store, self._table, schema, self._key, path, spark
+        )
+
+    def _count_rows(self, session: Session) -> int:
+        ((rows,),) = session.run(sql.SQL("SELECT count(*) FROM {}").format(self._table))
+        return rows
+
+    def _target_check(self, schema: pa.Schema) -> TargetCheck:
+        node = self._node
+        return TargetCheck(self._name, node.schema_, node.table, schema, self._key, node.version_column)
 
     def _lost_state_error(self) -> HeadraceError:
         """Return the fencing error: another pipeline that takes the table over deletes the row."""

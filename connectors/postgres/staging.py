@@ -20,10 +20,10 @@ from psycopg import sql
 
 from headrace.connectors.postgres.commit_store import SCHEMA, RecordStore
 from headrace.connectors.postgres.convert import RowChecks
-from headrace.connectors.postgres.errors import Failure
 from headrace.connectors.postgres.load import LoadContext
-from headrace.connectors.postgres.merge import ATTEMPT, StagingTable, create_stage, merge
-from headrace.connectors.postgres.session import Address, ControlConnection, Loader, Session, digest
+from headrace.connectors.postgres.merge import ATTEMPT, StagingTable, create_stage
+from headrace.connectors.postgres.session import Address, ControlConnection, Loader, digest
+from headrace.connectors.task_failures import TaskFailure, raise_task_failure
 from headrace.pipeline.errors import HeadraceError, TargetError, TransientError
 from headrace.pipeline.protocol.epochs import EpochPlan, SinkKey, WriteCounts
 
@@ -72,7 +72,7 @@ class StagingCopyTask:
         try:
             rows, deletes = self._load(batches, attempt)
         except HeadraceError as error:
-            failure = Failure.of(error).to_json()
+            failure = TaskFailure.of(error).to_json()
         yield pa.RecordBatch.from_pylist(
             [{"attempt": attempt, "rows": rows, "deletes": deletes, "failure": failure}], schema=_RESULT
         )
@@ -116,10 +116,9 @@ def write_staged(
         table = f"{_prefix(store.key)}{load.generation}_e{plan.number}_{secrets.token_hex(3)}"
         identifier = sql.Identifier(SCHEMA, table)
         with control.transaction() as session:
-            held = store.lock_for_epoch(session, plan, load.generation)
-            if isinstance(held, WriteCounts):
-                return held
-            load.refuse_marked(plan, marked=held.marked)
+            row = store.lock_for_epoch(session, plan, load.generation)
+            if isinstance(row, WriteCounts):
+                return row
             session.run(create_stage(load.target, identifier, kind="UNLOGGED", attempts=True))
         try:
             staged = copy_to_staging(rows, StagingCopyTask(address, table, load.checks))
@@ -142,10 +141,9 @@ def copy_to_staging(rows: DataFrame, task: StagingCopyTask) -> list[StagedAttemp
         return task(batch.rename_columns(names) for batch in batches)
 
     # mapInArrow does not quote names, so columns are passed by index.
-    found = rows.toDF(*(f"c{at}" for at in range(len(names)))).mapInArrow(run, RESULT).collect()
-    if failures := [Failure.from_json(row.failure) for row in found if row.failure]:
-        raise next((failure for failure in failures if not failure.retriable), failures[0]).error()
-    return [StagedAttempt(row.attempt, row.rows, row.deletes) for row in found]
+    results = rows.toDF(*(f"c{at}" for at in range(len(names)))).mapInArrow(run, RESULT).collect()
+    raise_task_failure(result.failure for result in results)
+    return [StagedAttempt(result.attempt, result.rows, result.deletes) for result in results]
 
 
 def _merge(
@@ -158,30 +156,23 @@ def _merge(
 ) -> WriteCounts | None:
     """Count, merge and record in one transaction. Return None, with nothing changed, if rows are missing."""
     with control.transaction() as session:
-        held = store.lock_for_epoch(session, plan, load.generation)
-        if isinstance(held, WriteCounts):
-            return held
+        row = store.lock_for_epoch(session, plan, load.generation)
+        if isinstance(row, WriteCounts):
+            return row
         rows_by_attempt = {one.attempt: one.rows for one in staged if one.rows}
-        there = dict(
-            session.run(
-                sql.SQL("SELECT {0}, count(*) FROM {1} GROUP BY 1").format(sql.Identifier(ATTEMPT), table)
-            )
-        )
-        short = {
-            attempt: (rows, there.get(attempt, 0))
-            for attempt, rows in rows_by_attempt.items()
-            if there.get(attempt, 0) != rows
-        }
+        query = sql.SQL("SELECT {0}, count(*) FROM {1} GROUP BY 1").format(sql.Identifier(ATTEMPT), table)
+        there = dict(session.run(query))
+        short = [attempt for attempt, rows in rows_by_attempt.items() if there.get(attempt, 0) != rows]
         if short:
-            log.warning("event=stage_again node=%s epoch=%d attempts=%s", load.node, plan.number, short)
+            log.warning("event=staged_rows_lost node=%s epoch=%d attempts=%s", load.node, plan.number, short)
             return None
         counts = WriteCounts()
         if rows_by_attempt:
             session.run(_SORT_MEMORY)
             winners = None if rows_by_attempt.keys() == there.keys() else list(rows_by_attempt)
             deletes = any(one.deletes for one in staged)
-            counts = merge(session, load.target, StagingTable(table, winners), load.policy, deletes=deletes)
-        store.advance(session, held, plan, load.generation, counts)
+            counts = load.merge(session, StagingTable(table, winners), deletes=deletes)
+        store.advance(session, row, plan, load.generation, counts)
     return counts
 
 
@@ -189,14 +180,18 @@ def _prefix(key: SinkKey) -> str:
     return f"stage_{digest(key)}_g"
 
 
-def find_stale_staging_tables(session: Session, key: SinkKey, generation: int) -> list[str]:
-    """Return the staging tables that older generations of this sink left."""
-    names = session.run(
-        "SELECT tablename FROM pg_tables WHERE schemaname = $1 AND starts_with(tablename::text, $2::text)",
-        SCHEMA,
-        _prefix(key),
-    )
-    return [name for (name,) in names if int(name.removeprefix(_prefix(key)).split("_")[0]) < generation]
+def drop_stale_staging_tables(control: ControlConnection, key: SinkKey, generation: int) -> None:
+    """Drop the staging tables that older generations of this sink left."""
+    with control.transaction() as session:
+        rows = session.run(
+            "SELECT tablename FROM pg_tables"
+            " WHERE schemaname = $1 AND starts_with(tablename::text, $2::text)",
+            SCHEMA,
+            _prefix(key),
+        )
+    names = [name for (name,) in rows]
+    stale = [name for name in names if int(name.removeprefix(_prefix(key)).split("_")[0]) < generation]
+    drop_staging_tables(control, stale)
 
 
 def drop_staging_tables(control: ControlConnection, tables: Sequence[str]) -> None:
@@ -207,4 +202,4 @@ def drop_staging_tables(control: ControlConnection, tables: Sequence[str]) -> No
                 session.run("SET LOCAL lock_timeout = '2s'")
                 session.run(sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier(SCHEMA, table)))
         except (TransientError, TargetError) as error:
-            log.warning("event=stage_left table=%s error=%r", table, error.message)
+            log.warning("event=staging_table_not_dropped table=%s error=%s", table, error.message)

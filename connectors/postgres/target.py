@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -92,118 +92,6 @@ class PostgresTarget:
         }
 
 
-def prepare_target(
-    session: Session,
-    *,
-    node: str,
-    table: tuple[str, str],
-    schema: pa.Schema,
-    key: Sequence[str],
-    version: str | None = None,
-) -> PostgresTarget:
-    """Create the table if it is missing, then check that it takes rows of `schema` under `key`.
-
-    Raise SchemaError for a column or type, and TargetError for rights and keys. Each message names what
-    exists and what to do.
-    """
-    _check_names(node, schema, key)
-    if _kind(session, *table) is None:
-        _create(session, *table, schema=schema, key=key)
-    return _proved(session, node=node, table=table, schema=schema, key=key, version=version)
-
-
-def check_target(
-    session: Session,
-    *,
-    node: str,
-    table: tuple[str, str],
-    schema: pa.Schema,
-    key: Sequence[str],
-    version: str | None = None,
-) -> None:
-    """Check an existing table like `prepare_target`, without creating a missing one."""
-    _check_names(node, schema, key)
-    if _kind(session, *table) is not None:
-        _proved(session, node=node, table=table, schema=schema, key=key, version=version)
-
-
-def _proved(
-    session: Session,
-    *,
-    node: str,
-    table: tuple[str, str],
-    schema: pa.Schema,
-    key: Sequence[str],
-    version: str | None,
-) -> PostgresTarget:
-    kind = _kind(session, *table)
-    if kind not in {"r", "p"}:
-        msg = f"{table[0]}.{table[1]} is not a table"
-        raise TargetError(msg, node=node, hint="Name a table, or one that does not exist yet.")
-    where = f"{table[0]}.{table[1]}"
-    found = _columns(session, *table)
-    columns = tuple(_match(node, where, field, found, keyed=field.name in key) for field in schema)
-    if version is not None:
-        _check_precision(node, where, schema.field(version), found[version], "version_column")
-    _check_others(node, where, found, schema)
-    if key:
-        _check_key(session, node, table, key)
-    _check_rights(session, node, table)
-    return PostgresTarget(*table, columns, tuple(key), partitioned=kind == "p")
-
-
-def _check_names(node: str, schema: pa.Schema, key: Sequence[str]) -> None:
-    for name in (*key, *schema.names):
-        if len(name.encode()) > NAME_BYTES:
-            msg = f"column '{name}' has a longer name than Postgres keeps ({NAME_BYTES} bytes)"
-            raise SchemaError(msg, node=node, hint="Rename it in a transform.")
-    for field in schema:
-        check_keys(node, field)
-    for name in key:
-        if name not in schema.names:
-            msg = (
-                f"primary_key names '{name}', which the rows do not have; they have {', '.join(schema.names)}"
-            )
-            raise SchemaError(
-                msg, node=node, hint="Correct `primary_key`, or select the column in the transform."
-            )
-        if is_nested(schema.field(name).type):
-            msg = f"primary_key column '{name}' is {schema.field(name).type}, which cannot be a key"
-            raise SchemaError(msg, node=node, hint="Use columns of plain types as the key.")
-
-
-def _kind(session: Session, schema: str, table: str) -> str | None:
-    """Return the relation kind of the name: r a table, p a partitioned table; None if it does not exist.
-
-    Other kinds cannot be targets.
-    """
-    found = session.run(
-        "SELECT c.relkind::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE"
-        " n.nspname = $1 AND c.relname = $2",
-        schema,
-        table,
-    )
-    return found[0][0] if found else None
-
-
-def _create(session: Session, namespace: str, table: str, *, schema: pa.Schema, key: Sequence[str]) -> None:
-    """Create the schema and the table. An advisory lock makes concurrent processes wait."""
-    session.run("SELECT pg_advisory_xact_lock(hashtext('headrace create'))")
-    if not session.run("SELECT 1 FROM pg_namespace WHERE nspname = $1", namespace):
-        session.run(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(namespace)))
-    parts: list[sql.Composable] = [
-        sql.SQL("{} {}").format(sql.Identifier(field.name), trusted(postgres_type(field.type)))
-        for field in schema
-    ]
-    if key:
-        parts.append(sql.SQL("PRIMARY KEY ({})").format(sql.SQL(", ").join(map(sql.Identifier, key))))
-    session.run(
-        sql.SQL("CREATE TABLE IF NOT EXISTS {} ({})").format(
-            sql.Identifier(namespace, table), sql.SQL(", ").join(parts)
-        )
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class _ExistingColumn:
     """A column of the table. `kind` is its type without modifiers and domains, `shown` the type for messages.
@@ -244,101 +132,6 @@ WHERE n.nspname = $1 AND c.relname = $2 AND a.attnum > 0 AND NOT a.attisdropped
 """
 
 
-def _columns(session: Session, schema: str, table: str) -> dict[str, _ExistingColumn]:
-    return {name: _ExistingColumn(*rest) for name, *rest in session.run(_COLUMNS, schema, table)}
-
-
-def _match(
-    node: str, where: str, field: pa.Field, found: Mapping[str, _ExistingColumn], *, keyed: bool
-) -> TargetColumn:
-    """Return how the rows' column is loaded into the table's column of the same name.
-
-    A key is cast to the table's own type before rows are compared: keys that are equal there must be equal
-    here. Other columns use the server's assignment cast, which rejects what an explicit cast would truncate.
-    """
-    there = found.get(field.name)
-    if there is None:
-        msg = f"{where} has no column '{field.name}' ({field.type}); it has {', '.join(found)}"
-        hint = (
-            f"Add it (ALTER TABLE … ADD COLUMN, type {postgres_type(field.type)}), or leave it out in"
-            " the transform."
-        )
-        raise SchemaError(msg, node=node, hint=hint)
-    if not there.written:
-        msg = f"column '{field.name}' of {where} is generated by Postgres and cannot be written"
-        raise SchemaError(msg, node=node, hint="Leave it out in the transform.")
-    ours = postgres_type(field.type)
-    kind = ours.split("(")[0].lower()
-    parsed = kind == "text" and (there.kind in PARSES_TEXT or there.enum)
-    wide = is_wide(field.type)
-    scale = digits(field.type)[1] if wide else field.type.scale if pa.types.is_decimal(field.type) else 0
-    rounds = there.scale is not None and scale > there.scale
-    if rounds or not (parsed or there.kind in TAKES[kind]):
-        msg = (
-            f"column '{field.name}' of {where} is {there.shown}, which does not hold {field.type}"
-            f" ({ours}) without loss"
-        )
-        raise SchemaError(msg, node=node, hint="Change the column's type, or cast in the transform.")
-    if keyed:
-        _check_precision(node, where, field, there, "key column")
-    plain = "text" if kind == "jsonb" or wide else kind
-    cast = (
-        there.shown
-        if parsed or (kind == "jsonb" and there.kind in {"json", "jsonb"})
-        else "numeric"
-        if wide
-        else None
-    )
-    if keyed and cast is None and there.kind != plain:
-        cast = there.kind
-    staged = "TEXT" if kind == "jsonb" or wide else ours
-    loose = (
-        (parsed and not there.enum)
-        or there.kind in {"citext", "bpchar", "character"}
-        or not there.deterministic
-    )
-    return TargetColumn(
-        field.name,
-        staged,
-        cast,
-        supports_direct_copy=there.plain and there.kind == plain,
-        exact=not loose,
-        length=there.length if keyed else None,
-    )
-
-
-def _check_precision(node: str, where: str, field: pa.Field, there: _ExistingColumn, what: str) -> None:
-    """Raise SchemaError for a compared column that the server rounds or truncates.
-
-    Two values would become one, and deletes would miss their row.
-    """
-    cut = there.kind == "name"
-    rounded = there.digits is not None and there.digits < _second_digits(field.type)
-    if cut or rounded:
-        better = "text" if cut else postgres_type(field.type).lower()
-        msg = (
-            f"{what} '{field.name}' of {where} is {there.shown}, which {'cuts' if cut else 'rounds'}"
-            f" {field.type}:"
-        )
-        msg += " values that differ become one, and a delete may miss its row"
-        hint = f"ALTER TABLE {where} ALTER COLUMN {field.name} TYPE {better}, or choose another column."
-        raise SchemaError(msg, node=node, hint=hint)
-
-
-def _second_digits(kind: pa.DataType) -> int:
-    """Return the number of fractional-second digits of a type; 0 for a type without a time."""
-    if isinstance(kind, pa.TimestampType | pa.Time32Type | pa.Time64Type):
-        return {"s": 0, "ms": 3, "us": 6, "ns": 6}[kind.unit]
-    return 0
-
-
-def _check_others(node: str, where: str, found: Mapping[str, _ExistingColumn], schema: pa.Schema) -> None:
-    for name, column in found.items():
-        if column.needed and name not in schema.names:
-            msg = f"column '{name}' of {where} is NOT NULL without a default, and the rows do not have it"
-            raise SchemaError(msg, node=node, hint="Give it a default, or add the column in the transform.")
-
-
 _UNIQUE = """
 SELECT i.indexrelid::regclass::text,
        array(SELECT a.attname::text FROM unnest(i.indkey::int2[]) WITH ORDINALITY k(num, at)
@@ -351,27 +144,203 @@ WHERE n.nspname = $1 AND c.relname = $2 AND i.indisunique AND i.indisvalid AND i
 """
 
 
-def _check_key(session: Session, node: str, table: tuple[str, str], key: Sequence[str]) -> None:
-    """Raise TargetError without a unique index over exactly the key: valid, immediate, no predicate."""
-    there = session.run(_UNIQUE, *table)
-    if any(set(columns) == set(key) for _, columns in there):
-        return
-    shown = "; ".join(f"{name} ({', '.join(columns)})" for name, columns in there) or "none"
-    names = ", ".join(key)
-    msg = f"{'.'.join(table)} has no unique index over the key ({names}); unique indexes there: {shown}"
-    raise TargetError(
-        msg, node=node, hint=f"CREATE UNIQUE INDEX ON {'.'.join(table)} ({names}), or correct `primary_key`."
-    )
+def _second_digits(kind: pa.DataType) -> int:
+    """Return the number of fractional-second digits of a type; 0 for a type without a time."""
+    if isinstance(kind, pa.TimestampType | pa.Time32Type | pa.Time64Type):
+        return {"s": 0, "ms": 3, "us": 6, "ns": 6}[kind.unit]
+    return 0
 
 
-def _check_rights(session: Session, node: str, table: tuple[str, str]) -> None:
-    wanted = ("SELECT", "INSERT", "UPDATE", "DELETE")
-    name = sql.Identifier(*table).as_string(None)
-    held = session.run(
-        "SELECT r, has_table_privilege($1::text, r), current_user FROM unnest($2::text[]) r",
-        name,
-        list(wanted),
-    )
-    if lacking := [right for right, has, _ in held if not has]:
-        msg = f"role {held[0][2]} lacks {', '.join(lacking)} on {'.'.join(table)}"
-        raise TargetError(msg, node=node, hint=f"GRANT {', '.join(lacking)} ON {name} TO {held[0][2]}")
+@dataclass(frozen=True, slots=True)
+class TargetCheck:
+    """Creates or checks the table for rows of a schema under a key.
+
+    Raise SchemaError for a column or type, and TargetError for rights and keys. Each message names what
+    exists and what to do.
+    """
+
+    node: str
+    schema: str
+    table: str
+    rows: pa.Schema
+    key: tuple[str, ...]
+    version: str | None = None
+
+    def prepare(self, session: Session) -> PostgresTarget:
+        """Create the table if it is missing, then check it."""
+        self._check_names()
+        if self._read_kind(session) is None:
+            self._create(session)
+        return self._check(session)
+
+    def validate(self, session: Session) -> None:
+        """Check the table if it exists."""
+        self._check_names()
+        if self._read_kind(session) is not None:
+            self._check(session)
+
+    @property
+    def _name(self) -> str:
+        return f"{self.schema}.{self.table}"
+
+    def _check(self, session: Session) -> PostgresTarget:
+        kind = self._read_kind(session)
+        if kind not in {"r", "p"}:
+            msg = f"{self._name} is not a table"
+            raise TargetError(msg, node=self.node, hint="Name a table, or one that does not exist yet.")
+        existing = {
+            name: _ExistingColumn(*rest) for name, *rest in session.run(_COLUMNS, self.schema, self.table)
+        }
+        columns = tuple(self._match(field, existing) for field in self.rows)
+        if self.version is not None:
+            self._check_precision(self.rows.field(self.version), existing[self.version], "version_column")
+        for name, column in existing.items():
+            if column.needed and name not in self.rows.names:
+                msg = (
+                    f"column '{name}' of {self._name} is NOT NULL without a default, and the rows do not"
+                    " have it"
+                )
+                hint = "Give it a default, or add the column in the transform."
+                raise SchemaError(msg, node=self.node, hint=hint)
+        if self.key:
+            self._check_key(session)
+        self._check_rights(session)
+        return PostgresTarget(self.schema, self.table, columns, self.key, partitioned=kind == "p")
+
+    def _check_names(self) -> None:
+        rows = self.rows
+        for name in (*self.key, *rows.names):
+            if len(name.encode()) > NAME_BYTES:
+                msg = f"column '{name}' has a longer name than Postgres keeps ({NAME_BYTES} bytes)"
+                raise SchemaError(msg, node=self.node, hint="Rename it in a transform.")
+        for field in rows:
+            check_keys(self.node, field)
+        for name in self.key:
+            if name not in rows.names:
+                columns = ", ".join(rows.names)
+                msg = f"primary_key names '{name}', which the rows do not have; they have {columns}"
+                hint = "Correct `primary_key`, or select the column in the transform."
+                raise SchemaError(msg, node=self.node, hint=hint)
+            if is_nested(rows.field(name).type):
+                msg = f"primary_key column '{name}' is {rows.field(name).type}, which cannot be a key"
+                raise SchemaError(msg, node=self.node, hint="Use columns of plain types as the key.")
+
+    def _read_kind(self, session: Session) -> str | None:
+        """Return the relation kind of the name: r a table, p a partitioned table; None if it does not exist.
+
+        Other kinds cannot be targets.
+        """
+        rows = session.run(
+            "SELECT c.relkind::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE"
+            " n.nspname = $1 AND c.relname = $2",
+            self.schema,
+            self.table,
+        )
+        return rows[0][0] if rows else None
+
+    def _create(self, session: Session) -> None:
+        """Create the schema and the table. An advisory lock makes concurrent processes wait."""
+        session.run("SELECT pg_advisory_xact_lock(hashtext('headrace create'))")
+        if not session.run("SELECT 1 FROM pg_namespace WHERE nspname = $1", self.schema):
+            session.run(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(self.schema)))
+        parts: list[sql.Composable] = [
+            sql.SQL("{} {}").format(sql.Identifier(field.name), trusted(postgres_type(field.type)))
+            for field in self.rows
+        ]
+        if self.key:
+            columns = sql.SQL(", ").join(map(sql.Identifier, self.key))
+            parts.append(sql.SQL("PRIMARY KEY ({})").format(columns))
+        table = sql.Identifier(self.schema, self.table)
+        query = sql.SQL("CREATE TABLE IF NOT EXISTS {} ({})")
+        session.run(query.format(table, sql.SQL(", ").join(parts)))
+
+    def _match(self, field: pa.Field, existing: Mapping[str, _ExistingColumn]) -> TargetColumn:
+        """Return how the rows' column is loaded into the table's column of the same name.
+
+        A key is cast to the table's own type before rows are compared: keys that are equal there must be
+        equal here. Other columns use the server's assignment cast, which rejects what an explicit cast would
+        truncate.
+        """
+        ours = postgres_type(field.type)
+        there = existing.get(field.name)
+        if there is None:
+            msg = f"{self._name} has no column '{field.name}' ({field.type}); it has {', '.join(existing)}"
+            hint = f"Add it (ALTER TABLE … ADD COLUMN, type {ours}), or leave it out in the transform."
+            raise SchemaError(msg, node=self.node, hint=hint)
+        if not there.written:
+            msg = f"column '{field.name}' of {self._name} is generated by Postgres and cannot be written"
+            raise SchemaError(msg, node=self.node, hint="Leave it out in the transform.")
+        kind = ours.split("(")[0].lower()
+        parsed = kind == "text" and (there.kind in PARSES_TEXT or there.enum)
+        wide = is_wide(field.type)
+        scale = digits(field.type)[1] if wide else field.type.scale if pa.types.is_decimal(field.type) else 0
+        rounds = there.scale is not None and scale > there.scale
+        if rounds or not (parsed or there.kind in TAKES[kind]):
+            msg = (
+                f"column '{field.name}' of {self._name} is {there.shown}, which does not hold {field.type}"
+                f" ({ours}) without loss"
+            )
+            hint = "Change the column's type, or cast in the transform."
+            raise SchemaError(msg, node=self.node, hint=hint)
+        keyed = field.name in self.key
+        if keyed:
+            self._check_precision(field, there, "key column")
+        plain = "text" if kind == "jsonb" or wide else kind
+        cast = "numeric" if wide else None
+        if parsed or (kind == "jsonb" and there.kind in {"json", "jsonb"}):
+            cast = there.shown
+        elif keyed and cast is None and there.kind != plain:
+            cast = there.kind
+        loose = (
+            (parsed and not there.enum)
+            or there.kind in {"citext", "bpchar", "character"}
+            or not there.deterministic
+        )
+        return TargetColumn(
+            field.name,
+            "TEXT" if plain == "text" else ours,
+            cast,
+            supports_direct_copy=there.plain and there.kind == plain,
+            exact=not loose,
+            length=there.length if keyed else None,
+        )
+
+    def _check_precision(self, field: pa.Field, there: _ExistingColumn, what: str) -> None:
+        """Raise SchemaError for a compared column that the server rounds or truncates.
+
+        Two values would become one, and deletes would miss their row.
+        """
+        cut = there.kind == "name"
+        if cut or (there.digits is not None and there.digits < _second_digits(field.type)):
+            better = "text" if cut else postgres_type(field.type).lower()
+            msg = (
+                f"{what} '{field.name}' of {self._name} is {there.shown}, which {'cuts' if cut else 'rounds'}"
+                f" {field.type}: values that differ become one, and a delete may miss its row"
+            )
+            hint = (
+                f"ALTER TABLE {self._name} ALTER COLUMN {field.name} TYPE {better}, or choose another column."
+            )
+            raise SchemaError(msg, node=self.node, hint=hint)
+
+    def _check_key(self, session: Session) -> None:
+        """Raise TargetError without a unique index over exactly the key: valid, immediate, no predicate."""
+        indexes = session.run(_UNIQUE, self.schema, self.table)
+        if any(set(columns) == set(self.key) for _, columns in indexes):
+            return
+        shown = "; ".join(f"{name} ({', '.join(columns)})" for name, columns in indexes) or "none"
+        names = ", ".join(self.key)
+        msg = f"{self._name} has no unique index over the key ({names}); unique indexes there: {shown}"
+        hint = f"CREATE UNIQUE INDEX ON {self._name} ({names}), or correct `primary_key`."
+        raise TargetError(msg, node=self.node, hint=hint)
+
+    def _check_rights(self, session: Session) -> None:
+        name = sql.Identifier(self.schema, self.table).as_string(None)
+        rights = session.run(
+            "SELECT r, has_table_privilege($1::text, r), current_user FROM unnest($2::text[]) r",
+            name,
+            ["SELECT", "INSERT", "UPDATE", "DELETE"],
+        )
+        role = rights[0][2]
+        if lacking := ", ".join(right for right, has, _ in rights if not has):
+            msg = f"role {role} lacks {lacking} on {self._name}"
+            raise TargetError(msg, node=self.node, hint=f"GRANT {lacking} ON {name} TO {role}")

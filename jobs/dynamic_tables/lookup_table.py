@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from headrace.connectors.postgres.errors import Failure
 from headrace.connectors.postgres.session import Address, ControlConnection, Session, trusted
+from headrace.connectors.task_failures import TaskFailure
 from headrace.pipeline.config.sections import TableConnection
 from headrace.pipeline.errors import DataError, HeadraceError, SchemaError, TargetError, TransientError
 from headrace.pipeline.model.transforms import DynamicTableConfig
@@ -284,7 +284,7 @@ class PostgresLookup:
 
     def _to_worker_error(self, error: HeadraceError) -> HeadraceError:
         """Return the error in a form that survives a worker, which keeps only its class and message."""
-        plain = Failure.of(error).error()
+        plain = TaskFailure.of(error).error()
         if isinstance(
             plain, TargetError | TransientError
         ):  # at the front: only the first line of a message arrives

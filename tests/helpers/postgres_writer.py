@@ -9,8 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from headrace.connectors.postgres.load import write_table
 from headrace.connectors.postgres.sink import PostgresSink
-from headrace.connectors.postgres.small_batches import write_table
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # tests start this file by its path
 from helpers.postgres_epochs import SCHEMA, Bench, plan
@@ -37,9 +37,9 @@ def write_next(sink: PostgresSink) -> int:
     """Writes the epoch behind the record's; returns its number."""
     record = sink.record()
     assert record is not None
-    handle = sink._open
-    write_table(handle.loader, handle.store, handle.loading(), plan(record.epoch + 1), rows(record.epoch + 1))
-    return record.epoch + 1
+    number = record.epoch + 1
+    write_table(sink._connections.loader, sink._store, sink._loading, plan(number), rows(number))
+    return number
 
 
 def main(options: dict[str, Any]) -> None:

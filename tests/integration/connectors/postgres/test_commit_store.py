@@ -90,11 +90,10 @@ def test_prepare_ends_the_transaction_of_a_zombie(bench: Bench) -> None:
     The newcomer ends its backend.
     """
     old = bench.joined(generation=1)
-    handle = old._open
 
     def woken() -> None:
-        with handle.loader.transaction() as session:
-            handle.store.lock(session, 1)
+        with old._connections.loader.transaction() as session:
+            old._store.lock(session, 1)
             bench.sink().prepare(SCHEMA, 2)
             session.run("SELECT 1")
 
@@ -105,7 +104,7 @@ def test_prepare_ends_the_transaction_of_a_zombie(bench: Bench) -> None:
 
 def test_prepare_leaves_other_sinks_alone(bench: Bench) -> None:
     other = bench.joined(name="out2", generation=1)
-    with other._open.control.transaction() as session:
+    with other._connections.control.transaction() as session:
         bench.sink().prepare(SCHEMA, 2)
         assert session.run("SELECT 1") == [(1,)]
 
@@ -173,17 +172,6 @@ def test_an_audit_reads_without_preparing(bench: Bench) -> None:
     assert found is not None
     assert (epoch_of(audit), found[1]) == (1, 1)
     assert bench.run("SELECT generation FROM headrace.records WHERE pipeline = %s", bench.pipeline) == [(1,)]
-
-
-def test_history_keeps_the_last_hundred(bench: Bench) -> None:
-    sink = bench.joined()
-    frame = bench.frame([])
-    for number in range(1, 103):
-        sink.write(plan(number), frame)
-    kept = bench.run(
-        "SELECT min(epoch), max(epoch), count(*) FROM headrace.history WHERE pipeline = %s", bench.pipeline
-    )
-    assert kept == [(3, 102, 100)]
 
 
 def test_many_create_at_once(bench: Bench) -> None:

@@ -12,6 +12,8 @@ import pytest
 from helpers.postgres_epochs import SCHEMA, Bench, plan
 from pyspark import cloudpickle
 
+from headrace.connectors.postgres.direct import SplitTask
+from headrace.connectors.postgres.sink import PostgresSink
 from headrace.connectors.source_base import SplitReader
 from headrace.pipeline.errors import DataError, FencedError, SchemaError, SinkStateError, TransientError
 from headrace.pipeline.protocol.epochs import Phase, WriteCounts
@@ -47,6 +49,11 @@ def fetching() -> Iterator[Callable[..., SplitReader]]:
 
     yield lambda read=numbers, splits=tuple(SPLITS): Fetch(splits, read)
     cloudpickle.unregister_pickle_by_value(module)
+
+
+def split_task(sink: PostgresSink, fetch: SplitReader) -> SplitTask:
+    """The task that loads a split of epoch 1."""
+    return SplitTask(sink._connections.address, sink._store, sink._loading, plan(1), fetch, straight=True)
 
 
 KEYS = pytest.mark.parametrize("key", [("id",), ()], ids=["keyed", "appending"])
@@ -176,11 +183,8 @@ def test_a_zombie_is_fenced_before_it_loads(bench: Bench, fetching: Any) -> None
 
 def test_a_zombies_task_is_fenced_in_its_own_transaction(bench: Bench, fetching: Any) -> None:
     """The driver was overtaken after it had sent its tasks out."""
-    from headrace.connectors.postgres.direct import SplitTask
-
     old = bench.joined(key=(), generation=1)
-    handle = old._open
-    task = SplitTask(handle.address, handle.store, handle.loading(), plan(1), fetching(), straight=True)
+    task = split_task(old, fetching())
     assert task(SPLITS[0])["failure"] is None
     bench.sink(key=()).prepare(SCHEMA, 2)
     failure = task(SPLITS[1])["failure"]
@@ -189,10 +193,7 @@ def test_a_zombies_task_is_fenced_in_its_own_transaction(bench: Bench, fetching:
 
 
 def test_the_next_generation_finishes_what_splits_it_finds(bench: Bench, fetching: Any) -> None:
-    from headrace.connectors.postgres.direct import SplitTask
-
-    handle = bench.joined(key=(), generation=1)._open
-    task = SplitTask(handle.address, handle.store, handle.loading(), plan(1), fetching(), straight=True)
+    task = split_task(bench.joined(key=(), generation=1), fetching())
     task(SPLITS[0])
     task(SPLITS[3])
     new = bench.sink(key=())
@@ -202,13 +203,10 @@ def test_the_next_generation_finishes_what_splits_it_finds(bench: Bench, fetchin
 
 
 def test_an_epoch_begun_by_splits_is_not_finished_by_rows(bench: Bench, fetching: Any) -> None:
-    from headrace.connectors.postgres.direct import SplitTask
-
     sink = bench.joined(key=())
-    handle = sink._open
     history = replace(plan(1), phase=Phase.HISTORY)
     assert not sink.has_partial_epoch(history)
-    SplitTask(handle.address, handle.store, handle.loading(), plan(1), fetching(), straight=True)(SPLITS[0])
+    split_task(sink, fetching())(SPLITS[0])
     assert sink.has_partial_epoch(history)
     with pytest.raises(SinkStateError, match="begun by direct load"):
         sink.write(plan(1), bench.frame([("i", 1, "a")], key=()))

@@ -23,6 +23,8 @@ from pyspark.sql import functions as f
 from headrace import services as local
 from headrace.connectors.frame import EpochFrame
 from headrace.connectors.postgres import staging
+from headrace.connectors.postgres.merge import StagedMerge
+from headrace.connectors.postgres.sink import PostgresSink
 from headrace.jobs.spark.errors import as_headrace_error
 from headrace.pipeline.errors import FencedError, TransientError
 from headrace.pipeline.protocol.epochs import WriteCounts
@@ -106,19 +108,17 @@ def test_a_driver_that_slept_through_a_takeover_writes_nothing_more(bench: Bench
 def test_a_server_killed_in_a_transaction_is_tried_again(
     fragile: tuple[LocalService, Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from headrace.connectors.postgres import small_batches
-
     server, bench = fragile
     sink = bench.joined(key=())
-    merge = small_batches.merge
+    run = StagedMerge.run
 
-    def dying(*args: Any, **more: Any) -> WriteCounts:
-        counts = merge(*args, **more)
+    def dying(self: StagedMerge, session: Any, *, deletes: bool) -> WriteCounts:
+        counts = run(self, session, deletes=deletes)
         server.kill()
         return counts
 
     frame = bench.frame([("i", 1, "a")], key=())
-    monkeypatch.setattr(small_batches, "merge", dying)
+    monkeypatch.setattr(StagedMerge, "run", dying)
     with pytest.raises(TransientError):
         sink.write(plan(1), frame)
     monkeypatch.undo()
@@ -134,7 +134,7 @@ def test_a_connection_lost_at_the_commit_does_not_double(
     """The server has committed, the answer never came: trying again finds the epoch held."""
     sink = bench.joined(key=())
     frame = bench.frame([("i", 1, "a")], key=(), estimate=estimate)
-    lose_answer(sink._open, monkeypatch, of_write=estimate == 0)
+    lose_answer(sink, monkeypatch, of_write=estimate == 0)
     with pytest.raises(TransientError):
         sink.write(plan(1), frame)
     assert bench.rows() == [(1, "a")]
@@ -142,15 +142,15 @@ def test_a_connection_lost_at_the_commit_does_not_double(
     assert bench.rows() == [(1, "a")]
 
 
-def lose_answer(handle: Any, monkeypatch: pytest.MonkeyPatch, *, of_write: bool) -> None:
+def lose_answer(sink: PostgresSink, monkeypatch: pytest.MonkeyPatch, *, of_write: bool) -> None:
     """Makes the commit of the next merge happen and look as if it had not."""
     import adbc_driver_manager
     import psycopg
 
     if of_write:
-        with handle.loader.transaction():
+        with sink._connections.loader.transaction():
             pass
-        connection = handle.loader._connection
+        connection = sink._connections.loader._connection
 
         class Lossy:
             def __getattr__(self, name: str) -> Any:
@@ -163,9 +163,9 @@ def lose_answer(handle: Any, monkeypatch: pytest.MonkeyPatch, *, of_write: bool)
                     msg, status_code=adbc_driver_manager.AdbcStatusCode.IO
                 )
 
-        handle.loader._connection = Lossy()
+        sink._connections.loader._connection = Lossy()
         return
-    advance = handle.store.advance
+    advance = sink._store.advance
 
     def advancing(session: Any, *args: Any) -> None:
         advance(session, *args)
@@ -178,7 +178,7 @@ def lose_answer(handle: Any, monkeypatch: pytest.MonkeyPatch, *, of_write: bool)
         msg = "server closed the connection unexpectedly"
         raise psycopg.OperationalError(msg)
 
-    monkeypatch.setattr(handle.store, "advance", advancing)
+    monkeypatch.setattr(sink._store, "advance", advancing)
 
 
 def test_a_server_killed_between_staging_and_merge_is_staged_again(

@@ -86,7 +86,7 @@ def test_created_columns_have_the_documented_types(bench: Bench) -> None:
     assert found == [("id", "bigint", True), *((name, shown, False) for name, _, shown, _ in VALUES)]
 
 
-def made(bench: Bench, columns: str) -> None:
+def create_target(bench: Bench, columns: str) -> None:
     bench.run(f"CREATE SCHEMA {bench.schema}")
     bench.run(f"CREATE TABLE {{t}} ({columns})")
 
@@ -120,7 +120,7 @@ FITTING = [
 def test_tables_that_are_there_take_rows_by_name(
     bench: Bench, columns: str, key: str, kind: pa.DataType, value: Any, expected: Any, estimate: int
 ) -> None:
-    made(bench, columns)
+    create_target(bench, columns)
     schema = pa.schema([("id", pa.int64()), ("v", kind)])
     sink = bench.joined(schema, key=(key,))
     for number in (1, 2):
@@ -174,7 +174,7 @@ REFUSED = [
 def test_tables_that_would_lose_something_are_refused(
     bench: Bench, columns: str, kind: pa.DataType, error: type[HeadraceError], message: str
 ) -> None:
-    made(bench, columns)
+    create_target(bench, columns)
     with pytest.raises(error, match=message) as caught:
         bench.sink().prepare(pa.schema([("id", pa.int64()), ("v", kind)]), 1)
     assert caught.value.node == "out"
@@ -195,7 +195,7 @@ def test_tables_that_would_lose_something_are_refused(
 def test_keys_that_the_server_would_change_are_refused(
     bench: Bench, column: str, kind: pa.DataType, reason: str
 ) -> None:
-    made(bench, f"k {column} PRIMARY KEY, v text")
+    create_target(bench, f"k {column} PRIMARY KEY, v text")
     with pytest.raises(SchemaError, match=f"column 'k' of {bench.schema}.target is {reason}") as caught:
         bench.sink(key=("k",)).prepare(pa.schema([("k", kind), ("v", pa.string())]), 1)
     assert caught.value.hint
@@ -205,7 +205,7 @@ def test_keys_that_the_server_would_change_are_refused(
 @pytest.mark.parametrize("column", ["varchar(3)", "char(3)"])
 def test_keys_are_not_cut_at_their_blanks(bench: Bench, column: str, estimate: int) -> None:
     """The server would store 'abc', and a delete of 'abc ' would not match it."""
-    made(bench, f"k {column} PRIMARY KEY, v text")
+    create_target(bench, f"k {column} PRIMARY KEY, v text")
     schema = pa.schema([("k", pa.string()), ("v", pa.string())])
     sink = bench.joined(schema, key=("k",))
     sink.write(plan(1), bench.frame([("i", "abc", "x")], schema=schema, key=("k",), estimate=estimate))
@@ -258,7 +258,7 @@ def test_a_null_in_the_key_is_named(bench: Bench, estimate: int) -> None:
 def test_values_that_do_not_fit_are_data_errors(
     bench: Bench, column: str, value: int, message: str, estimate: int
 ) -> None:
-    made(bench, f"id bigint PRIMARY KEY, {column}")
+    create_target(bench, f"id bigint PRIMARY KEY, {column}")
     schema = pa.schema([("id", pa.int64()), ("v", pa.int64())])
     sink = bench.joined(schema)
     with pytest.raises(DataError, match=message):
@@ -267,13 +267,13 @@ def test_values_that_do_not_fit_are_data_errors(
 
 
 def test_a_text_too_long_is_not_cut(bench: Bench) -> None:
-    made(bench, "id bigint PRIMARY KEY, v varchar(3)")
+    create_target(bench, "id bigint PRIMARY KEY, v varchar(3)")
     with pytest.raises(DataError, match="too long"):
         bench.joined().write(plan(1), bench.frame([("i", 1, "abcd")]))
 
 
 def test_missing_rights_are_named(bench: Bench) -> None:
-    made(bench, "id bigint PRIMARY KEY, v text")
+    create_target(bench, "id bigint PRIMARY KEY, v text")
     bench.joined()
     role = f"r{bench.schema}"
     bench.run(
