@@ -46,14 +46,14 @@ def _load(kind: str, entry: SourceEntry | SinkEntry | None) -> Any:
 def plugin_context(name: str, node: PluginNodeConfig, settings: Settings, ordinal: int = 0) -> PluginContext:
     """Return the context from which a node's plugin is made."""
     labels = node.telemetry.labels if node.telemetry else {}
-    return PluginContext(name, node.parsed, node.found, node.pipeline, settings.home, ordinal, labels)
+    return PluginContext(name, node.parsed, node.installed, node.pipeline, settings.home, ordinal, labels)
 
 
 def bounded_source(name: str, node: Any, settings: Settings, ordinal: int) -> BoundedSource:
     """Create a bounded source for a node without opening it. `ordinal` is the source's rank in `_gs_pos`."""
     if isinstance(node, PluginSourceConfig):
         context = plugin_context(name, node, settings, ordinal)
-        return create_checked(lambda: node.plugin.make(context), BoundedSource, node.found, name)
+        return create_checked(lambda: node.plugin.make(context), BoundedSource, node.installed, name)
     return source_class_of(node.type)(node, settings, ordinal, name)
 
 
@@ -61,7 +61,7 @@ def unbounded_source(name: str, node: Any, settings: Settings, ordinal: int) -> 
     """Create an unbounded source without opening it. `name` is used in consumer groups and messages."""
     if isinstance(node, PluginSourceConfig):
         context = plugin_context(name, node, settings, ordinal)
-        return create_checked(lambda: node.plugin.make(context), UnboundedSource, node.found, name)
+        return create_checked(lambda: node.plugin.make(context), UnboundedSource, node.installed, name)
     return source_class_of(node.type)(name, node, settings, ordinal)
 
 
@@ -73,7 +73,7 @@ def open_sink(context: SinkContext) -> Sink:
     given = replace(
         context, extra={**context.extra, "plugin": plugin_context(context.key.sink, node, context.settings)}
     )
-    return create_checked(lambda: node.plugin.make(given), Sink, node.found, context.key.sink)
+    return create_checked(lambda: node.plugin.make(given), Sink, node.installed, context.key.sink)
 
 
 def sink_class(node: Any) -> type[Sink]:

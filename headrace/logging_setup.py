@@ -43,7 +43,7 @@ def _not_py4j(record: logging.LogRecord) -> bool:
 def _log_dropped_connection(self: socketserver.BaseServer, request: Any, client_address: Any) -> None:
     """Log errors of pyspark's accumulator server, whose base class would print a traceback."""
     del self, request
-    logging.getLogger(__name__).debug("connection=%s ended=early", client_address)
+    logging.getLogger(__name__).debug("event=connection_dropped address=%s", client_address)
 
 
 def configure_logging(*, level: int, log_format: str = "text") -> None:

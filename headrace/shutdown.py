@@ -87,7 +87,7 @@ class GracefulShutdown:
 
 
 def _force_exit() -> None:
-    log.error("stop=forced seconds=%.0f children=killed", LIMIT_SECONDS)
+    log.error("event=stop_forced seconds=%.0f", LIMIT_SECONDS)
     kill_children()
     os._exit(0)
 

@@ -116,11 +116,13 @@ def _write_sinks(
     def on_event(event: Event) -> None:
         if isinstance(event, PartitionCompleted):
             rows[event.window] = event.rows
-            context.log.info("window %s is complete: %s", event.window or "(all)", dict(event.rows))
+            context.log.info(
+                "event=partition_completed partition=%s rows=%s", event.window or "(all)", dict(event.rows)
+            )
         elif isinstance(event, PhaseChanged):
-            context.log.info("phase %s %s", event.phase, event.detail or "")
+            context.log.info("event=phase_changed phase=%s detail=%s", event.phase, event.detail or "")
         elif isinstance(event, RunMessage):
-            context.log.log(event.level.upper(), event.message)
+            context.log.log(event.level.upper(), "event=run_message message=%s", event.message)
 
     until = Until.HISTORY if partitions or not pipeline.has_stream else Until.CAUGHT_UP
     result = run_pipeline(
@@ -155,7 +157,7 @@ def _keep_complete_partitions(
             done = completed_partitions(pipeline.file, read_pipeline_state(pipeline)) if partitions else []
             rows = read_partition_rows(pipeline, done)
         except HeadraceError as error:
-            context.log.warning("complete partitions are not reported: %s", error)
+            context.log.warning("event=partitions_not_reported error=%s", error)
             raise
         for partition in (key for key in partitions or () if key in done):
             for sink, physical in pipeline.sinks.items():

@@ -74,7 +74,7 @@ def build_definitions(
             mistake = _to_user_error(error, path)
             if strict:
                 raise mistake from error
-            log.error("%s cannot be loaded:\n%s", path, mistake)  # noqa: TRY400  a mistake in the file; its traceback is no help
+            log.error("event=file_not_loaded file=%s error=%s", path, mistake)  # noqa: TRY400  a mistake in the file; its traceback is no help
             broken[path] = mistake
 
     read: dict[Path, Pipeline] = {}

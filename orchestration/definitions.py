@@ -33,11 +33,7 @@ def pipeline_paths() -> list[Path]:
     candidates = [Path("pipelines"), Path("examples"), checkout / "examples"]
     if folder := next((path for path in candidates if path.is_dir()), None):
         return [folder]
-    log.warning(
-        "no pipelines: %s is not set, and there is neither pipelines/ nor examples/ in %s",
-        VARIABLE,
-        Path.cwd(),
-    )
+    log.warning("event=no_pipelines variable=%s folder=%s", VARIABLE, Path.cwd())
     return []
 
 

@@ -100,7 +100,7 @@ def run_pipeline(
         _deliver_events(events, on_event, 0.0)
     except BaseException:
         stop.set()
-        log.info("stopping pipeline=%s at the next epoch's border", pipeline.file.name)
+        log.info("event=stop_requested pipeline=%s", pipeline.file.name)
         _wait_until_stopped(future)
         _deliver_events(events, on_event, 0.0)
         raise
@@ -213,11 +213,7 @@ def _wait_until_stopped(future: Future[RunResult]) -> None:
         except (TimeoutError, DagsterExecutionInterruptedError):
             continue
     if not future.done():
-        log.error(
-            "the lane did not end within %.0f s of a stop; the process ends without it, its epoch will be"
-            " finished by the next",
-            STOP_SECONDS,
-        )
+        log.error("event=stop_timed_out seconds=%.0f", STOP_SECONDS)
 
 
 def _log_to_stderr(log_format: str) -> None:

@@ -77,7 +77,7 @@ def _apply_decision(
         case SupervisorAction.WAIT:
             return dg.SensorResult(skip_reason=decision.reason, cursor=cursor)
         case SupervisorAction.START:
-            context.log.info(decision.reason)
+            context.log.info("event=sensor_evaluated reason=%s", decision.reason)
             tags = {PIPELINE_TAG: pipeline.name, STREAM_TAG: pipeline.name}
             return dg.SensorResult(
                 [dg.RunRequest(run_key=f"after {last or 'nothing'}", tags=tags)], cursor=cursor

@@ -158,7 +158,7 @@ class StreamReporter:
             self._backlog = event.backlog
             self._unchecked = True
         elif isinstance(event, PhaseChanged):
-            self._context.log.info("phase %s %s", event.phase, event.detail or "")
+            self._context.log.info("event=phase_changed phase=%s detail=%s", event.phase, event.detail or "")
         elif isinstance(event, PartitionCompleted) and event.window and self._pipeline.partitions:
             for sink, physical in self._pipeline.sinks.items():
                 rows = {"dagster/partition_row_count": event.rows[sink]} if sink in event.rows else {}
@@ -166,7 +166,7 @@ class StreamReporter:
                     dg.AssetMaterialization(physical.key, partition=event.window, metadata=rows)
                 )
         elif isinstance(event, RunMessage):
-            self._context.log.log(event.level.upper(), event.message)
+            self._context.log.log(event.level.upper(), "event=run_message message=%s", event.message)
 
     def on_tick(self) -> None:
         """Report what is due: checks, which count the rows of the targets, then sinks and sources."""
@@ -189,7 +189,10 @@ class StreamReporter:
         self.report_remaining(caught_up=result.caught_up)
         self._report_sources()
         self._context.log.info(
-            "ended by %s after %d epochs, caught up: %s", result.stop_reason, result.epochs, result.caught_up
+            "event=run_ended stop_reason=%s epochs=%d caught_up=%s",
+            result.stop_reason,
+            result.epochs,
+            result.caught_up,
         )
 
     def _report_progress(self, progress: Mapping[str, SinkProgress], completed: list[str]) -> None:
@@ -244,7 +247,7 @@ class StreamReporter:
                 else []
             )
         except HeadraceError as error:
-            self._context.log.warning("no checks this time: %s", error)
+            self._context.log.warning("event=checks_not_run error=%s", error)
             results = []
         for check in results:
             if check.name == "row_count_matches":

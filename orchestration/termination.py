@@ -67,7 +67,7 @@ class RunStatusWatch:
                 break
         else:
             return
-        log.warning("run %s was terminated, the step ends", self._run_id[:8])
+        log.warning("event=run_terminated run_id=%s", self._run_id[:8])
         if _is_dagster_process():
             threading.Event().wait(self._limit)
             self._force_exit()
@@ -77,12 +77,12 @@ class RunStatusWatch:
         try:
             run = self._instance.get_run_by_id(self._run_id)
         except Exception as error:  # noqa: BLE001  every storage has its own errors
-            log.warning("the status of run %s cannot be read: %s", self._run_id[:8], type(error).__name__)
+            log.warning("event=run_status_unknown run_id=%s error=%s", self._run_id[:8], type(error).__name__)
             return None
         return run.status if run else None
 
     def _force_exit(self) -> None:
-        log.error("run %s has not ended %.0f s after its termination: killed", self._run_id[:8], self._limit)
+        log.error("event=run_killed run_id=%s seconds=%.0f", self._run_id[:8], self._limit)
         kill_children()
         reporter = threading.Thread(target=self._report_canceled, daemon=True)
         reporter.start()

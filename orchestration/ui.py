@@ -48,7 +48,7 @@ def serve(home: Path, host: str = "127.0.0.1", port: int = 3000) -> None:
         # In a new session: signals of the terminal to this process group must not reach half of the services.
         environment = child_environment(home) | {UI_VARIABLE: "1"}
         child = subprocess.Popen(command, env=environment, start_new_session=True)
-        log.info("ui url=http://%s:%d pid=%d", host, port, child.pid)
+        log.info("event=ui_started url=http://%s:%d pid=%d", host, port, child.pid)
         try:
             while child.poll() is None and not stop.wait(0.2):
                 pass

@@ -98,11 +98,11 @@ def shared(connection: ClickHouseConnection, name: str, section: str = SOURCE) -
     A worker reads or writes many splits, and opening a client costs several requests.
     """
     rest = connection.model_dump_json(include=set(ClickHouseConnection.model_fields) - {"password"})
-    return _kept(rest, connection.password.get_secret_value(), name, section)
+    return _connect_cached(rest, connection.password.get_secret_value(), name, section)
 
 
 @lru_cache(maxsize=8)
-def _kept(rest: str, password: str, name: str, section: str) -> Client:
+def _connect_cached(rest: str, password: str, name: str, section: str) -> Client:
     return connect(
         ClickHouseConnection.model_validate_json(rest).model_copy(update={"password": SecretStr(password)}),
         name,

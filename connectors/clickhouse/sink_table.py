@@ -55,11 +55,6 @@ class SinkTable:
     """The columns of inserts: those of the rows, then Headrace's own that the table has."""
     rules: tuple[ColumnRule, ...]
 
-    @property
-    def has_attempts(self) -> bool:
-        """Whether rows tell which attempt wrote them."""
-        return ATTEMPT in self.columns
-
 
 class TargetTable:
     """The table of one sink, by its name."""

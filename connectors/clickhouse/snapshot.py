@@ -130,7 +130,7 @@ def clone(client: Client, source: ClickHouseTableInfo, token: str, node: str) ->
             hint="Something drops tables whose name begins with _headrace_; start again once it does not.",
             node=node,
         )
-    log.info("pinned table=%s.%s as=%s", source.database, source.name, name)
+    log.info("event=snapshot_created table=%s.%s copy=%s", source.database, source.name, name)
     return _of(made, source, node)
 
 
@@ -209,7 +209,7 @@ def _sync(client: Client, source: ClickHouseTableInfo, node: str) -> None:
         if getattr(error.__cause__, "code", None) != ACCESS_DENIED:
             raise
         log.warning(
-            "no right to SYSTEM SYNC REPLICA: rows that only other replicas have are not pinned table=%s.%s",
+            "event=replica_not_synced table=%s.%s missing_right=SYSTEM_SYNC_REPLICA",
             source.database,
             source.name,
         )
@@ -224,16 +224,14 @@ def _warn_of_mutations(client: Client, source: ClickHouseTableInfo, node: str) -
         ).result_rows[0][0]
     if pending:
         log.warning(
-            "pinning table=%s.%s with unfinished mutations=%d: parts that they did not reach keep their old"
-            " rows",
-            *(source.database, source.name, pending),
+            "event=unfinished_mutations table=%s.%s mutations=%d", source.database, source.name, pending
         )
 
 
 def _sweep(client: Client, database: str, prefix: str, node: str) -> None:
     """Drop incomplete copies."""
     for name in _names(client, database, prefix, node):
-        log.info("dropping half-made copy=%s.%s", database, name)
+        log.info("event=partial_snapshot_dropped table=%s.%s", database, name)
         drop_copy(client, database, name, node)
 
 
@@ -265,7 +263,7 @@ def drop_orphaned_copies(
 ) -> None:
     """Drop the orphans of `owner` in a database."""
     for name in orphans(_names(client, database, f"{PREFIX}{owner}_", node), owner, generation, keep):
-        log.info("dropping a copy that no position refers to: copy=%s.%s", database, name)
+        log.info("event=unused_snapshot_dropped table=%s.%s", database, name)
         drop_copy(client, database, name, node)
 
 

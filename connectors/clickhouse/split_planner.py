@@ -105,7 +105,7 @@ class SplitPlanner:
                     parameters={"database": self._table.database, "name": self._table.name},
                 ).result_rows
         except TargetError as error:
-            log.info("node=%s width=unknown reason=%s", self._name, error.message)
+            log.info("event=row_width_unknown node=%s error=%s", self._name, error.message)
             return 0.0
         width = float(rows[0][0] or 0.0) if rows else 0.0
         return width if math.isfinite(width) else 0.0

@@ -90,8 +90,8 @@ def list_files(path: str, node: str) -> list[File]:
     names = set(files[0].partitions)
     if odd := next((file for file in files if set(file.partitions) != names), None):
         msg = (
-            f"`{odd.path}` has the partition folders {_said(odd.partitions)}, `{files[0].path}` has"
-            f" {_said(names)}"
+            f"`{odd.path}` has the partition folders {_join_names(odd.partitions)}, `{files[0].path}` has"
+            f" {_join_names(names)}"
         )
         raise SchemaError(msg, hint="All files of one source need the same `name=value` folders.", node=node)
     return files
@@ -110,7 +110,7 @@ def _hidden(name: str) -> bool:
     return name.startswith((".", "_"))
 
 
-def _said(names: Mapping[str, object] | set[str]) -> str:
+def _join_names(names: Mapping[str, object] | set[str]) -> str:
     return ", ".join(sorted(names)) or "none"
 
 

@@ -86,7 +86,7 @@ class Files(BoundedSource):
         Nothing is created, so `token` is not used. The choice is fixed when the ledger stores the handle.
         """
         del token
-        files, shape = self._found(spark)
+        files, shape = self._list_with_schema(spark)
         self._scoped(_empty(spark, shape.payload), EVERYTHING)
         handle = {
             "pinned": True,
@@ -107,7 +107,7 @@ class Files(BoundedSource):
         self._narrow(spark, shape, columns)
         apply_filter(_empty(spark, shape.payload), self.node.filter, self.name)
 
-    def _found(self, spark: SparkSession) -> tuple[list[File], FileSchema]:
+    def _list_with_schema(self, spark: SparkSession) -> tuple[list[File], FileSchema]:
         files = listing.list_files(self.node.path, self.name)
         shape = shape_of(self.node, files, self.name)
         if self.node.format == "parquet":

@@ -27,7 +27,6 @@ class Breaker:
         self._failures = 0
         self._opened: float | None = None
         self._probing = False
-        self.times_opened = 0
 
     @property
     def open(self) -> bool:
@@ -55,7 +54,7 @@ class Breaker:
         """Record that the service answered. A refusal counts as an answer."""
         with self._changed:
             if self._opened is not None:
-                log.info("circuit closed node=%s", self._name)
+                log.info("event=circuit_closed node=%s", self._name)
             self._failures, self._opened, self._probing = 0, None, False
             self._changed.notify_all()
 
@@ -65,9 +64,8 @@ class Breaker:
             self._failures += 1
             if self._limit and self._failures >= self._limit:
                 if self._opened is None:
-                    self.times_opened += 1
                     log.warning(
-                        "circuit open node=%s failures=%d probe_every_s=%.1f",
+                        "event=circuit_opened node=%s failures=%d reset_after=%.1f",
                         self._name,
                         self._failures,
                         self._pause,

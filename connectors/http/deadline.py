@@ -31,7 +31,7 @@ class Deadline(threading.local):
         finally:
             self.until = None
 
-    def left(self, timeout: float | None, late: type[Exception]) -> float | None:
+    def remaining(self, timeout: float | None, late: type[Exception]) -> float | None:
         """Return the seconds that one operation may take, of `timeout` and of the remaining time.
 
         Raises `late` if none remain.
@@ -68,7 +68,7 @@ class _Backend(httpcore.NetworkBackend):
         local_address: str | None = None,
         socket_options: Any = None,
     ) -> httpcore.NetworkStream:
-        within = self._deadline.left(timeout, httpcore.ConnectTimeout)
+        within = self._deadline.remaining(timeout, httpcore.ConnectTimeout)
         return _Stream(
             self._inner.connect_tcp(host, port, within, local_address, socket_options), self._deadline
         )
@@ -80,11 +80,13 @@ class _Stream(httpcore.NetworkStream):
         self._deadline = deadline
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        return self._inner.read(max_bytes, self._deadline.left(timeout, httpcore.ReadTimeout))
+        return self._inner.read(max_bytes, self._deadline.remaining(timeout, httpcore.ReadTimeout))
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
         for at in range(0, len(buffer), _PIECE):
-            self._inner.write(buffer[at : at + _PIECE], self._deadline.left(timeout, httpcore.WriteTimeout))
+            self._inner.write(
+                buffer[at : at + _PIECE], self._deadline.remaining(timeout, httpcore.WriteTimeout)
+            )
 
     def close(self) -> None:
         self._inner.close()
@@ -92,7 +94,7 @@ class _Stream(httpcore.NetworkStream):
     def start_tls(
         self, ssl_context: Any, server_hostname: str | None = None, timeout: float | None = None
     ) -> httpcore.NetworkStream:
-        within = self._deadline.left(timeout, httpcore.ConnectTimeout)
+        within = self._deadline.remaining(timeout, httpcore.ConnectTimeout)
         return _Stream(self._inner.start_tls(ssl_context, server_hostname, within), self._deadline)
 
     def get_extra_info(self, info: str) -> Any:

@@ -247,7 +247,10 @@ class TopicCluster:
             found = self.admin.describe_configs([resource], request_timeout=_TIMEOUT)[resource].result()
         except KafkaException as error:
             log.warning(
-                "node=%s topic=%s configuration=unknown reason=%s", self.node, self.topic, error.args[0]
+                "event=topic_configuration_unknown node=%s topic=%s error=%s",
+                self.node,
+                self.topic,
+                error.args[0],
             )
             return {}
         return {name: str(entry.value) for name, entry in found.items()}
@@ -263,7 +266,7 @@ class TopicCluster:
             resource = ConfigResource(ResourceType.BROKER, str(broker))
             found = self.admin.describe_configs([resource], request_timeout=_TIMEOUT)[resource].result()
         except (KafkaException, ValueError) as error:
-            log.info("node=%s transaction_timeout=unknown reason=%s", self.node, error)
+            log.info("event=transaction_timeout_unknown node=%s error=%s", self.node, error)
             return default / 1000
         entry = found.get("transaction.max.timeout.ms")
         return int(entry.value if entry is not None else default) / 1000
@@ -287,7 +290,7 @@ class TopicCluster:
         if problem is not None:
             # A coordinator that is still starting is ready by the next epoch, which sets the offsets again.
             level = logging.INFO if problem.name() in _COORDINATING else logging.WARNING
-            log.log(level, "node=%s group=%s group_offsets=not_set reason=%s", self.node, group, problem)
+            log.log(level, "event=group_offsets_not_set node=%s group=%s error=%s", self.node, group, problem)
 
     def explain(self, error: KafkaException) -> HeadraceError:
         """Return the Headrace error of a client error."""

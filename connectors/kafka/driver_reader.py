@@ -70,7 +70,9 @@ class DriverReader:
         try:
             found = self._read(ranges)
         except KafkaException as error:
-            log.info("node=%s topic=%s driver_read=failed reason=%s", self._node, self._topic, error.args[0])
+            log.info(
+                "event=driver_read_failed node=%s topic=%s error=%s", self._node, self._topic, error.args[0]
+            )
             found = None
         if found is None:
             self.release()
@@ -139,7 +141,7 @@ class DriverReader:
         if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  librdkafka's local codes have no other name
             return False
         log.info(
-            "node=%s topic=%s partition=%s driver_read=failed reason=%s",
+            "event=driver_read_failed node=%s topic=%s partition=%s error=%s",
             self._node,
             self._topic,
             message.partition(),

@@ -83,7 +83,7 @@ def _next(consumer: Consumer, topic: str, partition: int, offset: int, deadline:
         if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  the client's own name for it
             return message.offset()
         log.warning(
-            "offsets of the topic cannot be read: topic=%s partition=%d offset=%d error=%s",
+            "event=offset_not_readable topic=%s partition=%d offset=%d error=%s",
             topic,
             partition,
             offset,

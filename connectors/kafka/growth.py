@@ -128,7 +128,7 @@ class TopicGrowth:
             high = self._cluster.high_watermark(map(int, known))
             growing = self._grown(known, filled, high)
             log.warning(
-                "node=%s topic=%s new_partitions=%s",
+                "event=partitions_added node=%s topic=%s partitions=%s",
                 self._node,
                 self._cluster.topic,
                 ",".join(growing["partitions"]),

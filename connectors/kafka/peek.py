@@ -68,7 +68,7 @@ class MessagePeeker:
                         self._note(message, found, open_ones)
             consumer.unassign()
         except KafkaException as error:
-            log.warning("node=%s topic=%s peek=failed reason=%s", self._node, self._topic, error.args[0])
+            log.warning("event=peek_failed node=%s topic=%s error=%s", self._node, self._topic, error.args[0])
         return found
 
     def first(self, at: Mapping[int, int]) -> dict[int, MessageInfo]:
@@ -83,7 +83,7 @@ class MessagePeeker:
         if (error := message.error()) is not None:
             if error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001  librdkafka's local codes have no other name
                 log.info(
-                    "node=%s topic=%s partition=%s peek=failed reason=%s",
+                    "event=peek_failed node=%s topic=%s partition=%s error=%s",
                     self._node,
                     self._topic,
                     part,

@@ -200,7 +200,7 @@ class TransactionalProducer:
         try:
             self._opened.abort_transaction(_CALL_S)
         except (KafkaException, ProducerFencedError) as error:
-            log.debug("transactional_id=%s abort=failed reason=%s", self._id, error)
+            log.debug("event=abort_failed transactional_id=%s error=%s", self._id, error)
             return False
         return True
 

@@ -129,7 +129,7 @@ class KafkaStream(UnboundedSource):
         else:
             found = self.earliest_offsets()
             log.warning(
-                "node=%s topic=%s fence=earliest reason=message.timestamp.type is CreateTime",
+                "event=handoff_at_earliest node=%s topic=%s timestamp_type=CreateTime",
                 self._name,
                 self._node.topic,
             )

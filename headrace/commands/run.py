@@ -102,7 +102,7 @@ def _run_file(path: Path, options: RunOptions) -> None:
         except Exception as error:
             if not stopper.event.is_set():
                 raise
-            log.warning("stop=asked epoch=given-up error=%s", type(error).__name__)
+            log.warning("event=epoch_abandoned_at_stop error=%s", type(error).__name__)
             listener.on_epoch_abandoned()
             return
     show_result(result)
@@ -126,7 +126,7 @@ def _run_group(paths: Sequence[Path], options: RunOptions) -> None:
         if isinstance(outcome, RunResult):
             show_result(outcome)
         elif stopper.event.is_set():
-            log.warning("stop=asked epoch=given-up error=%s", type(outcome).__name__)
+            log.warning("event=epoch_abandoned_at_stop error=%s", type(outcome).__name__)
             screens[member.file.name].on_epoch_abandoned()
         else:
             console.print(f"{member.file.name}: failed; the other pipelines go on", style="yellow")

@@ -119,7 +119,7 @@ class LocalService(ABC):
             self._stop_orphans()
             if self.entry:
                 self.state.update(self.name, pid=None, create_time=None)
-        log.info("service=%s stopped=yes", self.name)
+        log.info("event=service_stopped service=%s", self.name)
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         """Send a signal to every process of the server, for fault tests.
@@ -146,7 +146,7 @@ class LocalService(ABC):
 
     def _stop_orphans(self) -> None:
         for owner in process.find_servers(self.data):
-            log.warning("service=%s pid=%d recorded=no ending=yes", self.name, owner.pid)
+            log.warning("event=unrecorded_service_ended service=%s pid=%d", self.name, owner.pid)
             process.stop_process(owner, self.stop_signal, _STOP_SECONDS)
 
     def _launch(self, attempts: int) -> None:
@@ -166,13 +166,19 @@ class LocalService(ABC):
         for key in self.ports:
             chosen[key] = choose_port(entry.get(key), taken | set(chosen.values()))
             if entry.get(key) not in {None, chosen[key]}:
-                log.warning("service=%s %s=%s taken=yes new=%d", self.name, key, entry[key], chosen[key])
+                log.warning(
+                    "event=service_port_in_use service=%s setting=%s port=%s new=%d",
+                    self.name,
+                    key,
+                    entry[key],
+                    chosen[key],
+                )
         self.state.update(self.name, host=HOST, log=str(self.log_file), data=str(self.data), **chosen)
         server = process.spawn(
             self.command(), log_file=self.log_file, cwd=self.data, env=self.environment(), user=self.run_as()
         )
         self.state.update(self.name, pid=server.pid, create_time=server.create_time())
-        log.info("service=%s pid=%d port=%d", self.name, server.pid, chosen["port"])
+        log.info("event=service_started service=%s pid=%d port=%d", self.name, server.pid, chosen["port"])
         with contextlib.suppress(psutil.TimeoutExpired):
             server.wait(timeout=0.2)
             if attempts > 1 and not all(is_port_free(port) for port in chosen.values()):

@@ -54,7 +54,6 @@ from headrace.services.clickhouse_sql import (
 
 _HEAD_BYTES = 1 << 18  # an INSERT up to its FORMAT fits into this; data follows
 _MEMORY_BYTES = 1 << 26
-_THREADS = 200  # each open stream and each insert holds one
 
 
 class Gateway:

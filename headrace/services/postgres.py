@@ -197,5 +197,5 @@ def _allow_traversal(path: Path) -> None:
     for folder in (path, *path.parents):
         mode = folder.stat().st_mode
         if not mode & stat.S_IXOTH:
-            log.warning("service=postgres folder=%s mode=+x for others: Postgres cannot run as root", folder)
+            log.warning("event=folder_opened_for_postgres folder=%s", folder)
             folder.chmod(mode | stat.S_IXOTH)

@@ -98,7 +98,7 @@ def stop_process(process: psutil.Process, number: int, patience: float) -> None:
         process.send_signal(number)
     _, remaining = psutil.wait_procs(members, timeout=patience)
     for member in remaining:
-        log.warning("pid=%d signal=%d answer=none killing=yes", member.pid, number)
+        log.warning("event=process_killed pid=%d ignored_signal=%d", member.pid, number)
         send_signal(member, signal.SIGKILL)
     psutil.wait_procs(remaining, timeout=patience)
     _reap()

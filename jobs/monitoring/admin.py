@@ -76,7 +76,7 @@ class Admin:
         try:
             self._server.run(sockets=[self._socket])
         except BaseException as error:  # noqa: BLE001  an endpoint that fails must not end the run
-            log.warning("admin=ended error=%s", type(error).__name__)
+            log.warning("event=admin_endpoint_failed error=%s", type(error).__name__)
 
     def close(self) -> None:
         """End open responses and stop listening, within seconds."""
@@ -113,7 +113,7 @@ def _listen(host: str, port: int) -> socket.socket:
             found.close()
             if wanted == 0:
                 raise
-            log.warning("admin_api_port=%d state=taken error=%s; another port is used", port, error.strerror)
+            log.warning("event=admin_port_in_use port=%d error=%s", port, error.strerror)
         else:
             return found
     raise AssertionError

@@ -29,8 +29,6 @@ ANSWERS = (10, 25, 50, *(bound for bound in DURATIONS if bound <= 300_000))
 """Those of services, which answer sooner."""
 
 INSTANCE = "service_instance_id"
-NODE_LABELS = ("id", "topology_node_type", "operator_type")
-"""Of metrics of one node, before its type's own tag, its `telemetry.labels` and `global_tags`."""
 
 
 class MetricType(StrEnum):

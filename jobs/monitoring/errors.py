@@ -20,6 +20,8 @@ def log_errors(function: Callable[P, None]) -> Callable[P, None]:
         try:
             function(*args, **kwargs)
         except Exception as error:  # noqa: BLE001
-            log.warning("watching=%s error=%s: %s", function.__name__, type(error).__name__, error)
+            log.warning(
+                "event=monitoring_failed step=%s error=%s: %s", function.__name__, type(error).__name__, error
+            )
 
     return run

@@ -65,7 +65,7 @@ class EpochObserver:
         try:
             observed, observation = observe_frame(frame, self.times.get(name, {}))
         except Exception as error:  # noqa: BLE001  monitoring must not fail an epoch
-            log.warning("watching=%s error=%s", name, type(error).__name__)
+            log.warning("event=rows_not_observed node=%s error=%s", name, type(error).__name__)
             return frame
         self.observation.waiting[name] = observation
         return observed

@@ -128,7 +128,7 @@ class Meters:
         try:
             self._provider.shutdown(timeout_millis=_CLOSE_SECONDS * 1000)
         except Exception as error:  # noqa: BLE001  metrics are never worth a failed run
-            log.debug("metrics=close error=%s", type(error).__name__)
+            log.debug("event=metrics_not_closed error=%s", type(error).__name__)
 
 
 def otlp_exporter(settings: MetricsSettings) -> MetricExporter | None:

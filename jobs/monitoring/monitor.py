@@ -163,9 +163,13 @@ class RunMonitor(NullMonitor):
                 EndpointData(self._meters.text, self._health, lambda: self._state.error, self._samples),
             )
         except OSError as error:
-            log.warning("admin=off host=%s error=%s", self._settings.admin_api_host, error.strerror)
+            log.warning(
+                "event=admin_endpoint_not_started host=%s error=%s",
+                self._settings.admin_api_host,
+                error.strerror,
+            )
             return {}
-        log.info("admin=%s", self._admin.address)
+        log.info("event=admin_endpoint_started address=%s", self._admin.address)
         return {"admin": self._admin.address, "inspect": self._samples is not None}
 
     @log_errors

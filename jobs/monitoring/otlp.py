@@ -53,12 +53,12 @@ class _LoggingExporter(MetricExporter):
         away = result is not MetricExportResult.SUCCESS
         if away and not self._away:
             log.warning(
-                "metrics collector=%s state=away reason=%s; the pipeline goes on without it",
+                "event=otlp_export_failed endpoint=%s error=%s",
                 self._where,
                 reason,
             )
         elif self._away and not away:
-            log.info("metrics collector=%s state=back", self._where)
+            log.info("event=otlp_export_recovered endpoint=%s", self._where)
         self._away = away
         return result
 

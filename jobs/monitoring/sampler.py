@@ -70,7 +70,7 @@ class Sampler:
             try:
                 rows = self._rows(frame, most)
             except Exception as error:  # noqa: BLE001  Spark may be stopping, or a split may be gone
-                log.debug("sample=%s error=%s", name, type(error).__name__)
+                log.debug("event=sample_failed node=%s error=%s", name, type(error).__name__)
                 continue
             for reader in self._readers[name]:
                 self._samples.put(reader, rows)
@@ -91,4 +91,4 @@ class Sampler:
             try:
                 self._spark.sparkContext.cancelJobGroup(_GROUP)
             except Exception as error:  # noqa: BLE001  its JVM may be gone
-                log.debug("samples=stop error=%s", type(error).__name__)
+                log.debug("event=samples_not_stopped error=%s", type(error).__name__)

@@ -236,6 +236,3 @@ class CompiledPipeline:
     def _close_tables(self) -> None:
         for table in self.planner.tables.values():
             table.close()
-
-
-Assemble = Callable[[PipelineFile], CompiledPipeline]

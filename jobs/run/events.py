@@ -169,6 +169,3 @@ class CheckResult:
     def is_error(self) -> bool:
         """Whether the check failed and is not only a warning."""
         return self.passed is False and self.severity == "error"
-
-
-CHECKS = ("exactly_once_epochs", "row_count_matches", "handoff_has_no_gap")

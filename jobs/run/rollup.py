@@ -41,6 +41,6 @@ class RollingUp:
             complete = positions.history_complete(self._model, coordinator.position)
             done = coordinator.ledger.roll_up(coordinator.lease, self._keep, history=complete)
         except TransientError as error:
-            log.warning("event=roll_up_put_off error=%s", error.message)
+            log.warning("event=roll_up_postponed error=%s", error.message)
             done = 0
         self._left = 0 if done == BATCH else EVERY

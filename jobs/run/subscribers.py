@@ -54,7 +54,7 @@ class EventStream:
                 subscriber(event)
             except Exception as error:  # rows must not depend on those who watch
                 log.warning(
-                    "event=%s subscriber failed: %s: %s",
+                    "event=subscriber_failed run_event=%s error=%s: %s",
                     type(event).__name__,
                     type(error).__name__,
                     error,
@@ -65,10 +65,14 @@ class EventStream:
 def log_event(event: RunEvent) -> None:
     """Write messages, and external calls that tasks begin to wait for, to the log."""
     if isinstance(event, RunMessage):
-        log.log(logging.WARNING if event.level == "warning" else logging.INFO, "%s", event.message)
+        log.log(
+            logging.WARNING if event.level == "warning" else logging.INFO,
+            "event=run_message message=%s",
+            event.message,
+        )
     elif isinstance(event, CallsPending):
         for node, message in event.started.items():
-            log.warning("node=%s %s", node, message)
+            log.warning("event=calls_pending node=%s message=%s", node, message)
 
 
 def forward_to_monitor(monitor: NullMonitor) -> Subscriber:

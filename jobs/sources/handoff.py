@@ -104,12 +104,10 @@ class Handoff:
             self._check_phases(fence, appends[0])
         if fence.missing:
             log.warning(
-                "history lacks offsets that the topic has, the stream starts there: source=%s %s",
-                *(
-                    self.name,
-                    _format_items(
-                        f"partition {part}: [{low}, {high})" for part, (low, high) in fence.missing.items()
-                    ),
+                "event=offsets_missing_in_history node=%s offsets=%s",
+                self.name,
+                _format_items(
+                    f"partition {part}: [{low}, {high})" for part, (low, high) in fence.missing.items()
                 ),
             )
         self._check_lost(fence, first)
@@ -133,7 +131,7 @@ class Handoff:
         assert table is not None  # noqa: S101
         if table.allow_missing:
             log.warning(
-                "offsets that neither table nor topic has are skipped: source=%s %s",
+                "event=lost_offsets_skipped node=%s offsets=%s",
                 self.name,
                 _format_items(lost),
             )

@@ -104,6 +104,4 @@ def _train(path: Path) -> None:
             fresh.rename(path)
         except (OSError, subprocess.SubprocessError) as error:
             output = str(getattr(error, "stderr", "") or "").strip()[-400:]
-            log.warning(
-                "no class-data archive, Spark will start more slowly: error=%s said=%s", error, output
-            )
+            log.warning("event=cds_archive_failed error=%s output=%s", error, output)

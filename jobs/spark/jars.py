@@ -94,14 +94,14 @@ def _load(folder: Path) -> JarSet | None:
         ):
             return JarSet(**groups)
     except (OSError, ValueError, KeyError):
-        log.debug("jars=%s complete=no", folder)
+        log.debug("event=jars_incomplete folder=%s", folder)
     return None
 
 
 def _resolve(target: Path, progress: Progress | None, java: str | None) -> None:
     settings = os.environ.get("HEADRACE_IVY_SETTINGS") or str(_HERE / "ivysettings.xml")
     fresh = Path(tempfile.mkdtemp(prefix="resolving-", dir=target.parent))
-    log.info("jars=resolving target=%s", target)
+    log.info("event=jars_resolving folder=%s", target)
     try:
         pattern = f"{fresh}/[conf]/[organisation]_[artifact]-[revision].[ext]"
         retrieve(_HERE / "ivy.xml", settings, _GROUPS, pattern, fresh / "ivy.log", progress, java)

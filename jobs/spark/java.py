@@ -74,7 +74,7 @@ def _find(setting: str | None, java_home: str | None, search: str) -> Java:
     for origin, path in _candidates(java_home, search):
         version, problem = _prove(path) if path else (None, "not there")
         if path and version is not None:
-            log.debug("java=%s version=%s origin=%s", path, version, origin)
+            log.debug("event=java_found path=%s version=%s origin=%s", path, version, origin)
             return Java(path, version, origin)
         looked.append(f"{origin}: {problem}")
     msg = f"no Java {' or '.join(map(str, SUPPORTED))} found. Looked at {'; '.join(looked)}"
@@ -147,7 +147,7 @@ def _version(path: Path) -> str | None:
             [str(path), "-version"], capture_output=True, text=True, timeout=60, check=True
         )
     except (OSError, subprocess.SubprocessError) as error:
-        log.info("java=%s error=%s", path, error)
+        log.info("event=java_not_usable path=%s error=%s", path, error)
         return None
     found = re.search(r'version "(\d[^"]*)"', answer.stderr + answer.stdout)
     if not found:

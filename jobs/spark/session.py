@@ -126,7 +126,7 @@ def start_session(settings: Settings, kinds: Iterable[str]) -> SparkSession:
     with _jvm_errors_to(settings.home / "logs" / "spark.log"):
         spark = builder.getOrCreate()
     log.info(
-        "spark started master=%s java=%s seconds=%.1f",
+        "event=spark_started master=%s java=%s seconds=%.1f",
         conf["spark.master"],
         java.version,
         time.monotonic() - started,
@@ -226,7 +226,9 @@ def _quietly(function: Callable[[], object]) -> None:
     try:
         function()
     except Exception as error:  # noqa: BLE001  py4j raises many kinds when its other end is gone
-        log.debug("stopping spark: step=%s error=%s", getattr(function, "__qualname__", function), error)
+        log.debug(
+            "event=spark_stop_failed step=%s error=%s", getattr(function, "__qualname__", function), error
+        )
 
 
 def _forget(spark: SparkSession) -> None:

@@ -107,7 +107,7 @@ class ResultStore:
                 else []
             )
         except OSError as error:
-            log.warning("stages were not swept: path=%s error=%s", self._folder, error.strerror)
+            log.warning("event=stored_results_not_listed path=%s error=%s", self._folder, error.strerror)
             return
         for folder in past:
             _remove(folder)
@@ -214,7 +214,11 @@ class EpochResultStore:
             self.sync_manifest(node)  # another process was first, and has swept what this one was writing
             found = first
         log.info(
-            "staged node=%s epoch=%d rows=%d attempt=%s", node, self.plan.number, found.rows, found.attempt
+            "event=results_stored node=%s epoch=%d rows=%d attempt=%s",
+            node,
+            self.plan.number,
+            found.rows,
+            found.attempt,
         )
         return found
 
@@ -259,7 +263,7 @@ class EpochResultStore:
         try:
             os.link(written, folder / _MANIFEST)
         except FileExistsError:
-            log.warning("staged twice node=%s epoch=%d kept=the first", node, self.plan.number)
+            log.warning("event=results_stored_before node=%s epoch=%d", node, self.plan.number)
         finally:
             written.unlink()
         self.sync_manifest(node)
@@ -334,4 +338,4 @@ def _remove(folder: Path) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        log.warning("a stage was not removed: path=%s error=%s", folder, error.strerror)
+        log.warning("event=stored_results_not_removed path=%s error=%s", folder, error.strerror)

@@ -109,7 +109,11 @@ class PipelineTestRunner:
         ]
         seconds = time.monotonic() - started
         log.info(
-            "test=%s file=%s seconds=%.2f differences=%d", case.name, case.path, seconds, len(differences)
+            "event=test_completed test=%s file=%s seconds=%.2f differences=%d",
+            case.name,
+            case.path,
+            seconds,
+            len(differences),
         )
         return CaseOutcome(case, seconds, differences, expectations, unraised=wanted)
 

@@ -159,7 +159,7 @@ def open_plugin(context: TransformContext) -> RowTransform:
     """Return the transform of a plugin's node, with checks of its contract."""
     node = context.node
     return create_checked(
-        lambda: node.plugin.make(context), RowTransform, node.found, context.name, {"rows": _frame}
+        lambda: node.plugin.make(context), RowTransform, node.installed, context.name, {"rows": _frame}
     )
 
 

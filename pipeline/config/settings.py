@@ -182,7 +182,7 @@ def load_settings(**overrides: Any) -> Settings:
     for name, place, instead in ignored(layers):
         if name not in _reported:
             _reported.add(name)
-            log.warning("setting=%s place=%s ignored=yes instead=%s", name, place, instead)
+            log.warning("event=setting_ignored setting=%s location=%s instead=%s", name, place, instead)
     return settings
 
 

@@ -67,7 +67,7 @@ class Layer:
         inside = (place for other, place in self.written.items() if other[: len(loc)] == loc)
         return next(above, None) or next(inside, self.name)
 
-    def asked(self, loc: Loc) -> str:
+    def searched_location(self, loc: Loc) -> str:
         """Return the place that was searched without a result.
 
         Keys with dots have no variables of their own. Only the mapping that contains them has one.
@@ -147,7 +147,7 @@ def describe_lookup(loc: Loc, layers: Sequence[Layer]) -> str:
         if layer.has(loc):
             said.append(f"{layer.where(loc)} ({'taken' if layer is taken else 'not needed'})")
         elif layer.listed:
-            said.append(layer.asked(loc))
+            said.append(layer.searched_location(loc))
     if taken is None:
         said.append("the default (taken)")
     return "looked at " + ", ".join(said)

@@ -60,7 +60,7 @@ class PluginNodeConfig(NodeConfig):
     _overridden: tuple[str, ...] = PrivateAttr(default=())
 
     @property
-    def found(self) -> InstalledPlugin:
+    def installed(self) -> InstalledPlugin:
         """The installed plugin."""
         return self._found
 

@@ -146,7 +146,7 @@ def plugin_error(
     place: FileLocation | None = None,
 ) -> PluginError:
     """Log a plugin's exception. Return an error with the plugin, its package, the line and the operation."""
-    log.warning("plugin=%s node=%s doing=%s", found.id, node, doing, exc_info=error)
+    log.warning("event=plugin_failed plugin=%s node=%s action=%s", found.id, node, doing, exc_info=error)
     said = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}".rstrip(": ")
     msg = f"the plugin `{found.id}` failed in {doing}: {said}"
     return PluginError(

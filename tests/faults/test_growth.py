@@ -68,7 +68,7 @@ def splits(epoch: int) -> tuple[Json, ...]:
     )
 
 
-class Held:
+class RollUpOwner:
     """What `RollingUp` needs of a lane."""
 
     def __init__(self, ledger: Ledger, lease: Lease) -> None:
@@ -101,7 +101,7 @@ def month(tmp_path_factory):
     ledger.begin(lease, lambda: position(0))
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(positions, "history_complete", lambda _, at: "stream" in at["src"])
-        coordinator, rolling = Held(ledger, lease), RollingUp(None, KEEP)  # pyright: ignore[reportArgumentType]
+        coordinator, rolling = RollUpOwner(ledger, lease), RollingUp(None, KEEP)  # pyright: ignore[reportArgumentType]
         for epoch in range(FILES // FILES_PER_EPOCH):
             ledger.event(
                 lease, "splits", {"source": "src", "window": f"{epoch}", "phase": 0, "splits": splits(epoch)}

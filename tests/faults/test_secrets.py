@@ -21,7 +21,7 @@ from urllib.parse import quote
 import psycopg
 import pytest
 from confluent_kafka import Producer
-from helpers.canary import Watched, forms, left_in, seen
+from helpers.canary import Watched, find_words_in, forms, left_in
 from helpers.depth import FULL
 from helpers.pipeline_world import World
 from helpers.spark_settings import SHORT_LIVED_SPARK
@@ -67,14 +67,14 @@ class Scene:
     def headrace(self, name: str, *args: str, **env: str) -> tuple[int, str]:
         return self.watched.run(name, *HEADRACE, *args, **env)
 
-    def found(self, *names: str) -> list[str]:
+    def find_words(self, *names: str) -> list[str]:
         """Where words are, of those named or all of them.
 
         Their beginnings, which no way to write an address changes.
         """
         left = left_in(self.folder, without=(self.folder / "config.yaml",))
         lines = {"a command line": "\n".join(self.watched.lines).encode()}
-        return seen(
+        return find_words_in(
             {name: self.words[name][:24] for name in names or self.words}, left | self.watched.output | lines
         )
 
@@ -161,13 +161,13 @@ BY_DESIGN = {"home/ledger.db", "home/ledger.db-wal", "home/ledger.db cells", "ou
 @pytest.mark.timeout(1800)
 def test_no_secret_is_left_anywhere(scene: Scene) -> None:
     good(scene)
-    assert scene.found(*NEVER) == []
+    assert scene.find_words(*NEVER) == []
     failing(scene)
-    assert scene.found(*NEVER) == []
+    assert scene.find_words(*NEVER) == []
     # The compiled pipeline is kept whole, with what `${VAR}` brought, because an epoch is written again
     # exactly as it was planned; and Spark's plan is shown as Spark has it. That is why the docs say that a
     # variable of a pipeline file is no place for a secret.
-    places = {found.rpartition(") in ")[2] for found in scene.found("variable")}
+    places = {found.rpartition(") in ")[2] for found in scene.find_words("variable")}
     assert places - BY_DESIGN == set()
     assert "home/ledger.db" in places, "the ledger holds no variable: the docs may say so"
 
@@ -286,10 +286,10 @@ HIDDEN = {
 def test_a_word_is_found_in_a_file(form: str, tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep/file").write_bytes(b"\0 before " + HIDDEN[form] if form != "packed" else HIDDEN[form])
-    found = seen({"it": WORD}, left_in(tmp_path))
+    found = find_words_in({"it": WORD}, left_in(tmp_path))
     assert found
     assert all("deep/file" in place for place in found)
-    assert not seen({"it": "another" + WORD[7:]}, left_in(tmp_path))
+    assert not find_words_in({"it": "another" + WORD[7:]}, left_in(tmp_path))
     assert not left_in(tmp_path, without=(tmp_path / "deep",))
 
 
@@ -301,7 +301,7 @@ def test_a_word_is_found_in_a_database(cell: str | bytes, mode: str, tmp_path: P
         connection.execute("CREATE TABLE t (cell)")
         connection.execute("INSERT INTO t VALUES (?)", [cell])
         connection.commit()
-        assert any("a.db cells" in place for place in seen({"it": WORD}, left_in(tmp_path)))
+        assert any("a.db cells" in place for place in find_words_in({"it": WORD}, left_in(tmp_path)))
 
 
 def test_a_word_is_found_on_a_command_line_and_in_what_is_said(tmp_path: Path) -> None:
@@ -310,8 +310,8 @@ def test_a_word_is_found_on_a_command_line_and_in_what_is_said(tmp_path: Path) -
         "it", sys.executable, "-c", "import sys, time; print(sys.argv); time.sleep(1)", WORD
     )
     assert code == 0
-    assert seen({"it": WORD}, {"a command line": "\n".join(watched.lines).encode()})
-    assert seen({"it": WORD}, {"output": output.encode()})
+    assert find_words_in({"it": WORD}, {"a command line": "\n".join(watched.lines).encode()})
+    assert find_words_in({"it": WORD}, {"output": output.encode()})
 
 
 def test_a_partly_encoded_word_is_found_by_its_plain_middle() -> None:

@@ -17,7 +17,7 @@ import psutil
 import psycopg
 import pytest
 from helpers.pipeline_world import World, until
-from helpers.web_server import Asked, Service, served
+from helpers.web_server import Service, WebRequest, served
 from pyspark.sql import SparkSession
 
 from headrace.jobs.run.repair import replay
@@ -42,7 +42,7 @@ STEPS = [
 def web() -> Iterator[Service]:
     numbers = itertools.count()
 
-    def answer(asked: Asked) -> Any:
+    def answer(asked: WebRequest) -> Any:
         return [{**row, "answer": next(numbers)} for row in asked.rows]
 
     with served(answer) as service:

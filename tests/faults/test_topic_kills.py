@@ -58,7 +58,7 @@ def topic_world(world: World) -> World:
     return world
 
 
-def sent(world: World) -> Changes:
+def read_changes(world: World) -> Changes:
     """The changes of each key in the topic, in the order of a consumer."""
     found: Changes = defaultdict(list)
     places: dict[int, set[int]] = defaultdict(set)
@@ -97,13 +97,13 @@ def test_every_change_is_there_once(topic_world: World, point: str, nth: int, wh
     answer = topic_world.run()
     assert answer["code"] == 0, answer
     assert answer["caught_up"]
-    assert sent(topic_world) == expected(topic_world)
+    assert read_changes(topic_world) == expected(topic_world)
 
 
 def test_a_run_that_dies_after_its_commit(topic_world: World) -> None:
     assert topic_world.crash("topic-committed", 7, "driver") != 0
     assert topic_world.run()["caught_up"]
-    assert sent(topic_world) == expected(topic_world)
+    assert read_changes(topic_world) == expected(topic_world)
 
 
 @pytest.mark.slow  # the contract and tests/integration/connectors have daily ones
@@ -116,18 +116,18 @@ def test_a_paused_run_wakes_up_after_a_takeover(topic_world: World, point: str) 
         lambda: (found := topic_world.run())["code"] == 0 and found, "the takeover after the lease", 240
     )
     assert answer["caught_up"]
-    assert sent(topic_world) == expected(topic_world)
+    assert read_changes(topic_world) == expected(topic_world)
     os.kill(zombie.pid, signal.SIGCONT)
     assert topic_world.answer(zombie)["error"] == "FencedError"
     assert zombie.returncode != 0
-    assert sent(topic_world) == expected(topic_world)
+    assert read_changes(topic_world) == expected(topic_world)
 
 
 def test_audits_and_replays_of_a_topic(topic_world: World, spark: Any) -> None:
     file, settings = load_pipeline(topic_world.file), topic_world.settings()
     assert run(file, settings, until=Until.CAUGHT_UP, spark=spark).caught_up
     once = expected(topic_world)
-    assert sent(topic_world) == once
+    assert read_changes(topic_world) == once
     checks = {
         check.name: check for check in audit(file, settings, spark=spark, content=ContentAuditOptions())
     }
@@ -138,6 +138,6 @@ def test_audits_and_replays_of_a_topic(topic_world: World, spark: Any) -> None:
     with pytest.raises(SinkStateError):
         replay(file, settings, sink="out", from_epoch=99, spark=spark)
     replay(file, settings, sink="out", from_epoch=1, spark=spark)
-    again = sent(topic_world)
+    again = read_changes(topic_world)
     assert again == {key: changes * 2 for key, changes in once.items()}
     assert audit(file, settings, spark=spark)[0].passed is True

@@ -39,7 +39,7 @@ def forms(word: str) -> dict[str, bytes]:
     return found
 
 
-def seen(words: Mapping[str, str], where: Mapping[str, bytes]) -> list[str]:
+def find_words_in(words: Mapping[str, str], where: Mapping[str, bytes]) -> list[str]:
     """`name (raw) in place` for every word that stands in one of the places."""
     looked_for = {name: forms(word) for name, word in words.items()}
     return sorted(

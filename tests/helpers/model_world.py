@@ -188,7 +188,7 @@ class World:
                 else:
                     return
             lane.close()
-            self._gone(process)
+            self._end_process(process)
 
         self._operate(process, work, interrupt)
 
@@ -260,7 +260,7 @@ class World:
 
         def work() -> None:
             lane.close()
-            self._gone(process)
+            self._end_process(process)
 
         self._operate(process, work, interrupt)
 
@@ -276,7 +276,7 @@ class World:
         process.probe.dead = True
         if process.probe.strand is not None:
             process.probe.strand.resume()
-        self._gone(process)
+        self._end_process(process)
 
     def _operate(
         self, process: Process, work: Callable[[], object], interrupt: Interrupt | None, *, held: bool = False
@@ -290,7 +290,7 @@ class World:
             except HeadraceError as error:
                 self._refused(process, error, held=held)
             except Crash:
-                self._gone(process)
+                self._end_process(process)
             finally:
                 probe.strand = None
 
@@ -663,9 +663,9 @@ class World:
         if process.lane is not None:
             with suppress(Crash):
                 process.lane.close()
-        self._gone(process)
+        self._end_process(process)
 
-    def _gone(self, process: Process) -> None:
+    def _end_process(self, process: Process) -> None:
         process.probe.dead = True
         if process in self.processes:
             self.processes.remove(process)

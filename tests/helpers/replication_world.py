@@ -427,14 +427,14 @@ class World:
         """Return the rows of each target once everything that was sent has been replicated."""
         if not self.file.keyed:
             rows = [*self.base, *(message.row for message in self.sent if message.op != "d")]
-            return [_shown(row) for row in rows if row is not None and self._passes(row)]
+            return [_visible_columns(row) for row in rows if row is not None and self._passes(row)]
         by_key = {row["id"]: row for row in self.base}
         for message in self.sent:
             row = message.row or {}
             by_key.pop(row["id"], None)
             if message.op != "d":
                 by_key[row["id"]] = row
-        return [_shown(row) for row in by_key.values() if self._passes(row)]
+        return [_visible_columns(row) for row in by_key.values() if self._passes(row)]
 
     def _passes(self, row: Row) -> bool:
         limits = [limit for limit in (self.file.limit, self.file.source_limit) if limit is not None]
@@ -447,7 +447,9 @@ class World:
         expected = Counter(tuple(row.items()) for row in self.expected() if row["id"] not in inexact)
         for name in self.file.sinks:
             found = Counter(
-                tuple(_shown(row).items()) for row in self.targets[name].rows if row["id"] not in inexact
+                tuple(_visible_columns(row).items())
+                for row in self.targets[name].rows
+                if row["id"] not in inexact
             )
             missing, extra = expected - found, found - expected
             assert found == expected, (
@@ -550,7 +552,7 @@ class World:
         self.clock.sleep(1000.0)
 
 
-def _shown(row: Row) -> Row:
+def _visible_columns(row: Row) -> Row:
     return {name: row[name] for name in ("id", "day", "amount")}
 
 

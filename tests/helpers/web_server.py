@@ -17,7 +17,7 @@ Answer = tuple[int, bytes, dict[str, str]]
 
 
 @dataclass
-class Asked:
+class WebRequest:
     """One request."""
 
     path: str
@@ -37,9 +37,9 @@ class Service:
     `faults` are done first, one per request: a status, `reset`, `hang`, or a whole answer.
     """
 
-    answer: Callable[[Asked], Any]
+    answer: Callable[[WebRequest], Any]
     faults: list[Any] = field(default_factory=list)
-    asked: list[Asked] = field(default_factory=list)
+    asked: list[WebRequest] = field(default_factory=list)
     slow: float = 0.0
     busiest: int = 0
     connections: int = 0
@@ -53,7 +53,7 @@ class Service:
         return [one.headers["idempotency-key"] for one in self.asked]
 
     @contextmanager
-    def busy(self, asked: Asked) -> Iterator[Any]:
+    def busy(self, asked: WebRequest) -> Iterator[Any]:
         """Counts a request; gives the fault that it meets, if any."""
         with self._lock:
             self.asked.append(asked)
@@ -74,13 +74,13 @@ def as_answer(found: Any) -> Answer:
     return 200, found if isinstance(found, bytes) else json.dumps(found).encode(), {}
 
 
-def echo(asked: Asked) -> Any:
+def echo(asked: WebRequest) -> Any:
     """The rows as they came."""
     return asked.body
 
 
 @contextmanager
-def served(answer: Callable[[Asked], Any] = echo, **more: Any) -> Iterator[Service]:
+def served(answer: Callable[[WebRequest], Any] = echo, **more: Any) -> Iterator[Service]:
     """A server on a free port."""
     service = Service(answer, **more)
 
@@ -93,7 +93,7 @@ def served(answer: Callable[[Asked], Any] = echo, **more: Any) -> Iterator[Servi
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            asked = Asked(self.path, {name.lower(): value for name, value in self.headers.items()}, body)
+            asked = WebRequest(self.path, {name.lower(): value for name, value in self.headers.items()}, body)
             with service.busy(asked) as fault:
                 if service.slow:
                     time.sleep(service.slow)

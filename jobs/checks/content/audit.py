@@ -96,7 +96,7 @@ class ContentAudit:
                 return _unknown(name, reason.message)
             if self._raises:
                 raise reason from error
-            log.exception("sink=%s the comparison of rows failed", name)
+            log.exception("event=content_check_failed node=%s", name)
             return _unknown(
                 name, f"the comparison failed by an internal error, which the log has: {reason.message}"
             )
@@ -202,7 +202,7 @@ class ContentAudit:
                 try:
                     return self._in_driver(work)
                 except pa.ArrowException:  # a type that Arrow does not compare
-                    log.debug("sink=%s the sample is compared by Spark", name, exc_info=True)
+                    log.debug("event=sample_compared_by_spark node=%s", name, exc_info=True)
             return self._in_spark(work)
         finally:
             for source in sources.values():

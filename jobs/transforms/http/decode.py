@@ -83,7 +83,7 @@ class ResponseDecoder:
         mode = "single-row" if self.single else "batch"
         if not text.startswith(b"["):
             wanted = "an object or an array of objects" if self.single else "an array of objects"
-            msg = f"failed to parse JSON in {mode} mode: expected {wanted}, found {_found(text)}"
+            msg = f"failed to parse JSON in {mode} mode: expected {wanted}, found {_describe_json(text)}"
             raise AnswerError(msg)
         answer = self._fast(text)
         return answer if answer is not None else self._slow(text, mode)
@@ -306,7 +306,7 @@ def _kind(value: object) -> str:
     return _NAMES.get(type(value), type(value).__name__)
 
 
-def _found(text: bytes) -> str:
+def _describe_json(text: bytes) -> str:
     try:
         return _kind(json.loads(text, parse_float=Decimal))
     except (ValueError, RecursionError):

@@ -115,8 +115,5 @@ class Heartbeat:
                 self.read_request()
             except HeadraceError as error:
                 log.warning(
-                    "the lease could not be %s: lane=%s error=%s",
-                    "renewed" if is_due else "read",
-                    self._lease.lane,
-                    error.message,
+                    "event=lease_unavailable action=%s error=%s", "renew" if is_due else "read", error.message
                 )

@@ -118,7 +118,7 @@ class OwnedPipeline:
             try:
                 sink.close()
             except Exception as error:  # noqa: BLE001 - closing must not hide what went before
-                log.warning("a sink did not close: sink=%s error=%s", name, error)
+                log.warning("event=sink_not_closed node=%s error=%s", name, error)
 
     def _let_go(self, *, clean: bool) -> None:
         self.heartbeat.stop()
@@ -126,11 +126,7 @@ class OwnedPipeline:
         try:
             self.ledger.release(self.lease, clean=clean)
         except FencedError:
-            log.info(
-                "the lane was no longer ours to give back: lane=%s generation=%s",
-                self.lease.lane,
-                self.lease.generation,
-            )
+            log.info("event=lease_lost_before_release generation=%s", self.lease.generation)
         except TransientError as error:
             # This must not hide the earlier error. The lease expires by itself.
-            log.warning("the lane could not be given back: lane=%s error=%s", self.lease.lane, error.message)
+            log.warning("event=lease_not_released error=%s", error.message)

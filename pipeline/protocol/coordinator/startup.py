@@ -171,12 +171,7 @@ class CoordinatorStartup(OwnedPipeline):
                 continue
             self.check()
             if ended := claim_names(sink.release_rivals()):
-                log.warning(
-                    "the claim of another pipeline was ended: sink=%s lane=%s of=%s",
-                    name,
-                    self.lease.lane,
-                    ", ".join(ended),
-                )
+                log.warning("event=claims_released node=%s pipelines=%s", name, ", ".join(ended))
                 self._released[name] = ended
 
     def _wait_out(self) -> None:
@@ -185,7 +180,7 @@ class CoordinatorStartup(OwnedPipeline):
             return
         if not all(sink.supports_fencing for sink in self.sinks.values()):
             left = self._acquired + self._commit_timeout - self._clock()
-            log.info("waiting out commits of the former run: seconds=%.1f lane=%s", left, self.lease.lane)
+            log.info("event=waiting_for_former_commits seconds=%.1f", left)
             self._sleep(max(0.0, left))
         self.lease = self.ledger.settle(self.lease)
 

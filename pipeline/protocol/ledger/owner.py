@@ -74,13 +74,13 @@ def end_jvm(holder: Json) -> bool:
         # The kernel counts in hundredths of a second. psutil adds a boot time that drifts.
         if abs(process.create_time() - jvm["create_time"]) > 1.0:
             return True
-        log.warning("killing the JVM that outlived its driver: pid=%s", process.pid)
+        log.warning("event=orphaned_jvm_killed pid=%s", process.pid)
         process.kill()
         return _ended(process)
     except psutil.NoSuchProcess:
         return True
     except psutil.AccessDenied as error:
-        log.warning("a former holder's JVM may not be ended: pid=%s error=%s", jvm["pid"], error)
+        log.warning("event=orphaned_jvm_not_permitted pid=%s error=%s", jvm["pid"], error)
         return False
 
 
@@ -92,7 +92,7 @@ def _ended(process: psutil.Process) -> bool:
     deadline = time.monotonic() + KILL_SECONDS
     while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
         if time.monotonic() > deadline:
-            log.warning("a former holder's JVM does not end: pid=%s", process.pid)
+            log.warning("event=orphaned_jvm_still_alive pid=%s", process.pid)
             return False
         time.sleep(0.02)
     return True

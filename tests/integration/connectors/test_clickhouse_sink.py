@@ -83,7 +83,7 @@ def stored(maker: ClickHouseSinkMaker) -> list[tuple[Any, ...]]:
     return sorted(maker.rows(["id", "name"]))
 
 
-def kept(maker: ClickHouseSinkMaker) -> int:
+def count_stored_rows(maker: ClickHouseSinkMaker) -> int:
     """How many rows the table has, deletes and replaced rows included."""
     return maker.client.query("SELECT count() FROM target").result_rows[0][0]
 
@@ -171,7 +171,7 @@ def test_the_target_is_emptied(maker: ClickHouseSinkMaker) -> None:
     write(sink, maker, 1, people(1, 2, 3))
     record = sink.record()
     sink.truncate()
-    assert kept(maker) == 0
+    assert count_stored_rows(maker) == 0
     assert sink.record() == record
     assert sink.read_row_count() == (record, 0)
     write(sink, maker, 2, people(4))
@@ -295,7 +295,7 @@ def test_a_value_without_room_is_refused(make: Make, kind: Any, declared: str, v
     sink = maker.joined(schema)
     with pytest.raises(DataError, match="v"):
         write(sink, maker, 1, [{"id": 1, "v": value}])
-    assert kept(maker) == 0
+    assert count_stored_rows(maker) == 0
     sink.close()
 
 

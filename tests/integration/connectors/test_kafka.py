@@ -611,7 +611,7 @@ def test_topic_made_anew_is_refused(broker: Broker, topic: Any, stream: Any, spa
     start, end = source.earliest_offsets(), source.end_offsets()
     broker.admin.delete_topics([name])[name].result(30)
 
-    def made() -> bool:
+    def try_create() -> bool:
         from confluent_kafka import KafkaException
 
         try:
@@ -620,7 +620,7 @@ def test_topic_made_anew_is_refused(broker: Broker, topic: Any, stream: Any, spa
             return False
         return True
 
-    until(made)
+    until(try_create)
     broker.send(name, {"id": 7})
     with pytest.raises(TargetError, match="was deleted and recreated: its topic id is"):
         source.next_end_offsets(end, MANY)

@@ -40,7 +40,7 @@ def _send(world: World, topic: str, *rows: tuple[str, str]) -> None:
     producer.flush()
 
 
-def _held(world: World) -> list[tuple[Decimal | None, ...]]:
+def _read_target(world: World) -> list[tuple[Decimal | None, ...]]:
     with psycopg.connect(world.conninfo) as connection:
         return connection.execute("SELECT id, s, long FROM wide ORDER BY id").fetchall()
 
@@ -61,7 +61,7 @@ def test_from_a_topic(world: World, spark: SparkSession, topic) -> None:
     )
     file = parse_pipeline(_kafka(world, name), "p.yaml")
     assert run(file, world.settings(), until=Until.CAUGHT_UP, spark=spark).caught_up
-    assert _held(world) == [
+    assert _read_target(world) == [
         (Decimal(7), None, None),
         (Decimal(10), Decimal(0), Decimal("1.5")),
         (Decimal(TOP), Decimal(-1), Decimal(LONG)),
@@ -98,7 +98,7 @@ def test_what_has_no_room_is_refused_and_named(
     file = parse_pipeline(_kafka(world, name), "p.yaml")
     with pytest.raises(HeadraceError, match=f"column `{column}`"):
         run(file, world.settings(), until=Until.CAUGHT_UP, spark=spark)
-    assert _held(world) == []
+    assert _read_target(world) == []
 
 
 @pytest.mark.parametrize("through", ["src", "plain"])
@@ -123,7 +123,10 @@ sinks: {{pg: {{type: postgres, from: {through}, table: wide}}, void: {{type: bla
 """
     file = parse_pipeline(text, "p.yaml")
     assert run(file, world.settings(), until=Until.HISTORY, spark=spark).history_complete
-    assert _held(world) == [(Decimal(7), None, Decimal("0.5")), (Decimal(TOP), Decimal(LOW), Decimal(LONG))]
+    assert _read_target(world) == [
+        (Decimal(7), None, Decimal("0.5")),
+        (Decimal(TOP), Decimal(LOW), Decimal(LONG)),
+    ]
     with psycopg.connect(world.conninfo) as connection:
         assert connection.execute("SELECT i, u FROM wide WHERE id > 7").fetchall() == [
             (Decimal(-(2**127)), Decimal(2**128 - 1))

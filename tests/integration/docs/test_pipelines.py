@@ -50,7 +50,7 @@ _GIVES = re.compile(r"`(SELECT [^`]+)`\s+gives\s+`([^`]+)`")
 
 
 @dataclass(frozen=True)
-class Shown:
+class PageBlock:
     """A file as a page shows it, and what stands between it and the next heading or block."""
 
     page: str
@@ -75,7 +75,7 @@ def _tuples(found: list) -> list[tuple[str, ...]]:
 
 
 SHOWN = [
-    Shown(str(page.relative_to(DOCS)), match["file"], match["prose"])
+    PageBlock(str(page.relative_to(DOCS)), match["file"], match["prose"])
     for page in PAGES
     for match in _SHOWN.finditer(page.read_text())
 ]
@@ -136,7 +136,7 @@ def _sink(conninfo: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("shown", SHOWN, ids=lambda shown: f"{shown.page}:{shown.name}")
 def test_a_pipeline_leaves_what_its_page_says(
-    shown: Shown,
+    shown: PageBlock,
     settings: Settings,
     spark: SparkSession,
     monkeypatch: pytest.MonkeyPatch,
@@ -146,13 +146,13 @@ def test_a_pipeline_leaves_what_its_page_says(
     result = run(parse_pipeline(shown.text, shown.page), settings, until=Until.CAUGHT_UP, spark=spark)
     lines = [line for line in capsys.readouterr().err.splitlines() if "(sample_every=" in line]
     for rows, kind, where in _LEAVES.findall(shown.prose):
-        assert (where, _held(kind, where, settings, spark)) == (where, _number(rows))
+        assert (where, _count_rows(kind, where, settings, spark)) == (where, _number(rows))
     for rows in _COMPUTES.findall(shown.prose):
         assert _rows(result) == _number(rows)
     for count in _PRINTS.findall(shown.prose):
         assert len(lines) == _number(count)
     for query, answer in _GIVES.findall(shown.prose):
-        assert (query, _asked(query, settings)) == (query, answer)
+        assert (query, _query(query, settings)) == (query, answer)
 
 
 def _number(text: str) -> int:
@@ -163,7 +163,7 @@ def _rows(result: RunResult) -> int:
     return sum(figures.rows for figures in result.phases.values())
 
 
-def _held(kind: str, where: str, settings: Settings, spark: SparkSession) -> int:
+def _count_rows(kind: str, where: str, settings: Settings, spark: SparkSession) -> int:
     if kind == "Delta":
         return spark.read.format("delta").load(str(settings.home / where)).count()
     if kind == "Iceberg":
@@ -175,10 +175,10 @@ def _held(kind: str, where: str, settings: Settings, spark: SparkSession) -> int
     if kind == "ClickHouse":
         client = connect(settings.clickhouse_sink, where)
         return client.query(f"SELECT count() FROM {where} FINAL").result_rows[0][0]
-    return int(_asked(f"SELECT count(*) FROM {where}", settings))
+    return int(_query(f"SELECT count(*) FROM {where}", settings))
 
 
-def _asked(query: str, settings: Settings) -> str:
+def _query(query: str, settings: Settings) -> str:
     """The rows of an answer, values with commas between."""
     with psycopg.connect(make_conninfo("", **settings.postgres_sink.conninfo())) as connection:
         return "; ".join(", ".join(map(str, row)) for row in connection.execute(query.encode()).fetchall())

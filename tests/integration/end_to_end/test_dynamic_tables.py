@@ -210,17 +210,17 @@ def test_what_is_said_before_a_run(spark: SparkSession, tmp_path: Path, pg: str)
     )
     assert "Connection refused" in check_pipeline(file, away, lambda: spark).unchecked["known"]
 
-    def shown(file: PipelineFile) -> str:
+    def explain_text(file: PipelineFile) -> str:
         return " ".join(render(explain(file, settings, offline=True, spark=spark), Format.TEXT).split())
 
     assert (
         "values postgres public.known, column `wallet` (made if missing): others may write it too; asked in"
         " batches"
-    ) in shown(file)
-    assert "filled by events, before the same epoch asks asked by hits" in shown(file)
-    assert "it looks up the dynamic table `known`, which others may change" in shown(file)
-    assert "values known, in memory: this pipeline's alone" in shown(file_of(tmp_path))
-    assert "staged" not in shown(file_of(tmp_path))
+    ) in explain_text(file)
+    assert "filled by events, before the same epoch asks asked by hits" in explain_text(file)
+    assert "it looks up the dynamic table `known`, which others may change" in explain_text(file)
+    assert "values known, in memory: this pipeline's alone" in explain_text(file_of(tmp_path))
+    assert "staged" not in explain_text(file_of(tmp_path))
 
 
 def test_what_a_worker_meets_names_the_table(spark: SparkSession, pg: str) -> None:

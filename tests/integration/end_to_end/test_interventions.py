@@ -268,7 +268,7 @@ def test_a_lost_ledger_and_a_sink_without_a_key(world: World, topic: str, shared
     file = load_pipeline(path)
     produce(world, topic, ("c", 1, 1), ("c", 2, 1))
     run(file, settings, until=Until.CAUGHT_UP, spark=spark)
-    other = settings.model_copy(update={"state_backend": lost(world, topic)})
+    other = settings.model_copy(update={"state_backend": empty_ledger(world, topic)})
     with pytest.raises(SinkStateError, match="another pipeline named") as refused:
         run(file, other, until=Until.CAUGHT_UP, spark=spark)
     assert f"headrace recover {path}" in refused.value.hint
@@ -280,7 +280,7 @@ def test_a_lost_ledger_and_a_sink_without_a_key(world: World, topic: str, shared
     assert rows(world, f"{topic}_one") == [(1, 1), (2, 1)]
 
 
-def lost(world: World, topic: str) -> StateBackend:
+def empty_ledger(world: World, topic: str) -> StateBackend:
     """A ledger that knows nothing."""
     return StateBackend.model_validate({"sqlite": {"path": Path(world.folder) / f"{topic}.db"}})
 

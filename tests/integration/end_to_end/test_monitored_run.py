@@ -184,7 +184,7 @@ def test_what_is_shown_is_what_happens(
 
 def look(world: World, address: str, capsys: pytest.CaptureFixture[str]) -> None:
     """`tail`, `status --watch`, /health and /admin/error of a run that is well."""
-    until(lambda: kept(address, "shaped"), "rows to look at")
+    until(lambda: has_sample(address, "shaped"), "rows to look at")
     capsys.readouterr()
     tail_command.tail(world.file, "shaped", as_json=True, rows=3)
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -207,7 +207,7 @@ def look(world: World, address: str, capsys: pytest.CaptureFixture[str]) -> None
         assert answer.status == 204
 
 
-def kept(address: str, node: str) -> bool:
+def has_sample(address: str, node: str) -> bool:
     """Whether a row of the node can be seen at once."""
     with urllib.request.urlopen(f"{address}/admin/live-data?topology_node_keys={node}", timeout=30) as answer:
         return answer.readline().startswith(b"data:")

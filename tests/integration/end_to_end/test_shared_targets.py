@@ -173,7 +173,7 @@ def test_pipelines_that_share_a_target_leave_each_others_rows(
     def file(name: str, where: str) -> PipelineFile:
         return pipeline(world, f"{name}_{kind}", SHARED, topic=topic, where=where, sink=target)
 
-    def found() -> list[int]:
+    def read_target_ids() -> list[int]:
         if kind == "postgres":
             return [row[0] for row in rows(world, "shared_one")]
         return sorted(
@@ -189,16 +189,16 @@ def test_pipelines_that_share_a_target_leave_each_others_rows(
     produce(world, topic, *[("c", {"id": n, "v": n}) for n in range(6)])
     run(a, settings, until=Until.CAUGHT_UP, spark=spark)
     run(b, settings, until=Until.CAUGHT_UP, spark=spark)
-    assert found() == [0, 1, 2, 3, 4, 5]
+    assert read_target_ids() == [0, 1, 2, 3, 4, 5]
     produce(world, topic, ("d", {"id": 1}), ("d", {"id": 2}))
     run(a, settings, until=Until.CAUGHT_UP, spark=spark)
-    assert found() == [0, 1, 3, 4, 5]
+    assert read_target_ids() == [0, 1, 3, 4, 5]
     with pytest.raises(UserError, match=f"pipeline b_{kind} writes the target too") as refused:
         interventions.reset(a, settings, empty=True)
     assert "--keep-targets" in (refused.value.hint or "")
     run(a, settings, until=Until.CAUGHT_UP, spark=spark)
     run(b, settings, until=Until.CAUGHT_UP, spark=spark)
-    assert found() == [0, 3, 4, 5]
+    assert read_target_ids() == [0, 3, 4, 5]
 
 
 ASKS = """

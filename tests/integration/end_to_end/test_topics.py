@@ -74,13 +74,17 @@ class Lane:
         producer = Producer({"bootstrap.servers": self.brokers, "partitioner": "murmur2_random"})
         found: dict[int, int] = {}
 
-        def sent(error: object, message: Any) -> None:
+        def record_partition(error: object, message: Any) -> None:
             assert error is None
             found[int(message.key())] = message.partition()
 
         for key, value in values.items():
             producer.produce(
-                self.topic, json.dumps({"id": key, "v": value}), key=str(key), on_delivery=sent, **more
+                self.topic,
+                json.dumps({"id": key, "v": value}),
+                key=str(key),
+                on_delivery=record_partition,
+                **more,
             )
         assert producer.flush(30) == 0
         return found

@@ -48,7 +48,7 @@ def ranges(ledger: Ledger) -> list[tuple[int, int, int, int]]:
     return [(one.first, one.last, one.start["k"], one.end["k"]) for one in ledger.rolled_up("orders")]
 
 
-def kept(ledger: Ledger) -> list[int]:
+def ledger_epochs(ledger: Ledger) -> list[int]:
     return [row.plan.number for row in ledger.epochs("orders")]
 
 
@@ -60,7 +60,7 @@ def test_summaries_join_and_grow(open_ledger, monkeypatch):
     carry(ledger, lease, 1, 12)
     assert [ledger.roll_up(lease, 2, history=True) for _ in range(5)] == [3, 3, 3, 1, 0]
     assert ranges(ledger) == [(1, 6, 0, 6), (7, 10, 6, 10)]
-    assert kept(ledger) == [11, 12]
+    assert ledger_epochs(ledger) == [11, 12]
     first, second = ledger.rolled_up("orders")
     assert (first.link_before, second.link_before) == (START, first.link)
     assert first.counts == {"a": WriteCounts(6, 6, 0, 0)}
@@ -82,7 +82,7 @@ def test_the_chain_goes_on_after_everything_was_rolled_up(open_ledger):
     ledger.roll_up(lease, 0, history=True)
     state = ledger.state("orders")
     assert state is not None
-    assert (kept(ledger), state.kept_from) == ([], 4)
+    assert (ledger_epochs(ledger), state.kept_from) == ([], 4)
     carry(ledger, lease, 4, 5)
     (one,) = ledger.rolled_up("orders")
     assert all(row.linked for row in ledger.stored_epochs("orders", "main", 3, one.link))
@@ -179,7 +179,7 @@ def test_only_the_holder_rolls_up(open_ledger):
     carry(ledger, lease, 1, 3)
     with pytest.raises(FencedError):
         ledger.roll_up(replace(lease, generation=lease.generation - 1), 0, history=True)
-    assert kept(ledger) == [1, 2, 3]
+    assert ledger_epochs(ledger) == [1, 2, 3]
 
 
 def test_a_death_in_the_middle_changes_nothing(open_ledger, monkeypatch):
@@ -190,7 +190,7 @@ def test_a_death_in_the_middle_changes_nothing(open_ledger, monkeypatch):
         broken.delattr("headrace.pipeline.protocol.ledger.rollup.ROUTINE_EVENTS")
         with pytest.raises(NameError):
             ledger.roll_up(lease, 0, history=True)
-    assert (kept(ledger), ranges(ledger)) == ([1, 2, 3], [])
+    assert (ledger_epochs(ledger), ranges(ledger)) == ([1, 2, 3], [])
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_a_row_that_was_tampered_with_is_kept_for_the_audit(tmp_path, tamper):
         connection.execute(tamper)
     connection.close()
     assert [ledger.roll_up(lease, 0, history=True) for _ in range(2)] == [1, 0]
-    assert 3 in kept(ledger)
+    assert 3 in ledger_epochs(ledger)
     ledger.close()
 
 

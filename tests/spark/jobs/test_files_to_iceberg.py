@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers.web_server import Asked, served
+from helpers.web_server import WebRequest, served
 from pyspark.sql import SparkSession
 
 from headrace.connectors.iceberg.catalog import WarehouseTable
@@ -129,7 +129,7 @@ def test_an_epoch_of_which_nothing_is_left_is_committed_once(spark: SparkSession
     put(tmp_path, 1, "1,drop\n2,drop\n")
     put(tmp_path, 2, "3,kept\n4,drop\n")
 
-    def answer(asked: Asked) -> object:
+    def answer(asked: WebRequest) -> object:
         return [row for row in asked.rows if row["v"] != "drop"]
 
     with served(answer) as service:

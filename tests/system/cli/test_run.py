@@ -102,7 +102,7 @@ class Runs:
         finally:
             ledger.close()
 
-    def left(self) -> list[str]:
+    def find_remaining(self) -> list[str]:
         """Processes of all sessions that were started."""
         found = []
         for process in psutil.process_iter(["cmdline", "status"]):
@@ -177,7 +177,7 @@ def test_signals_end_a_run_in_every_phase_and_the_next_goes_on(runs: Runs, servi
         assert process.returncode == 0, err
         assert f"stopped: {signal.Signals(number).name}, ending" in err
         assert "Traceback" not in out + err
-        assert runs.left() == []
+        assert runs.find_remaining() == []
 
     process = runs.start("--until", "caught-up")
     out, err = process.communicate(timeout=600)
@@ -188,7 +188,7 @@ def test_signals_end_a_run_in_every_phase_and_the_next_goes_on(runs: Runs, servi
             "SELECT count(*), count(DISTINCT id), count(*) FILTER (WHERE name = 'new') FROM stopped"
         ).fetchone()
     assert found == (ROWS + MESSAGES - ROWS // 100, ROWS + MESSAGES - ROWS // 100, MESSAGES)
-    assert runs.left() == []
+    assert runs.find_remaining() == []
 
 
 def test_a_second_run_is_refused_while_the_first_works(runs: Runs) -> None:
@@ -201,4 +201,4 @@ def test_a_second_run_is_refused_while_the_first_works(runs: Runs) -> None:
     assert str(first.pid) in err
     first.send_signal(signal.SIGTERM)
     assert first.wait(timeout=60) == 0
-    assert runs.left() == []
+    assert runs.find_remaining() == []

@@ -54,7 +54,7 @@ def _started(body: str, tmp_path: Path) -> tuple[subprocess.Popen[str], int]:
     return process, int(note.read_text())
 
 
-def _gone(pid: int) -> bool:
+def _has_ended(pid: int) -> bool:
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
@@ -68,7 +68,7 @@ def test_a_signal_ends_the_process_with_exit_code_0_and_no_child_left(
     os.kill(process.pid, number)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 0
-    assert _gone(child)
+    assert _has_ended(child)
     assert out == (f"heard {signal.Signals(number).name}\nended\n" if body is WILLING else "")
 
 
@@ -77,7 +77,7 @@ def test_an_error_in_the_work_is_raised_and_no_child_left(tmp_path: Path) -> Non
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "ZeroDivisionError" in err
-    assert _gone(child)
+    assert _has_ended(child)
 
 
 def _wait_for_handlers(process: subprocess.Popen[str], tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from headrace.pipeline.errors import UserError
 from headrace.pipeline.file.discovery import find_pipeline_files
 
 
-def shown(defs: dg.Definitions) -> dict:
+def summarize(defs: dg.Definitions) -> dict:
     """The part of a code location that a reviewer can read."""
     graph = defs.resolve_asset_graph()
     repository = defs.get_repository_def()
@@ -89,11 +89,11 @@ def test_snapshot(written):
         + PARTITIONS
         + "schedule: {cron: '15 3 * * *'}\n"
     )
-    assert shown(build_definitions([written(text)])) == EXPECTED
+    assert summarize(build_definitions([written(text)])) == EXPECTED
 
 
 def test_the_example_that_ships():
-    found = shown(build_definitions([ROOT / "examples" / "flights.yaml"]))
+    found = summarize(build_definitions([ROOT / "examples" / "flights.yaml"]))
     assert set(found["assets"]) == {
         "clickhouse/flights/history",
         "kafka/flights",
@@ -166,7 +166,7 @@ class TestBrokenFiles:
             written(),
             written("name: bad\nsources: {}\nsinks:\n  out: {type: postgress, from: x}\n", "bad"),
         )
-        found = shown(build_definitions([bad, good], strict=False))
+        found = summarize(build_definitions([bad, good], strict=False))
         assert {"broken/bad", "postgres/public/flights"} <= set(found["assets"])
         defs = build_definitions([bad, good], strict=False)
         spec = next(
@@ -190,7 +190,7 @@ class TestBrokenFiles:
             paths[-1].write_text("name: bad\nsinks: [\n")
         found = build_definitions([*paths, good], strict=False)
         assert {"broken/east/bad-file", "broken/west/bad-file", "postgres/public/flights"} <= set(
-            shown(found)["assets"]
+            summarize(found)["assets"]
         )
         for path in paths:
             key = dg.AssetKey(["broken", path.parent.name, "bad-file"])
@@ -223,16 +223,18 @@ class TestBrokenFiles:
             written(ONWARD.replace("onward", name).replace("copies", f"copies{number}"), f"n{number}")
             for number, name in enumerate(("a" * 70, "a" * 71, "a-b"))
         ]
-        jobs = shown(build_definitions(files, strict=False))["jobs"]
+        jobs = summarize(build_definitions(files, strict=False))["jobs"]
         assert len(jobs) == 9
         assert not [
-            asset for asset in shown(build_definitions(files, strict=False))["assets"] if "broken" in asset
+            asset
+            for asset in summarize(build_definitions(files, strict=False))["assets"]
+            if "broken" in asset
         ]
 
     def test_a_file_that_cannot_be_read_is_broken(self, written):
         good, bad = written(), written("", "bytes")
         bad.write_bytes(b"name: \xff\xfe\n")
-        assert "broken/bytes" in shown(build_definitions([bad, good], strict=False))["assets"]
+        assert "broken/bytes" in summarize(build_definitions([bad, good], strict=False))["assets"]
 
     def test_strict_raises(self, written):
         with pytest.raises(UserError, match="not YAML"):
@@ -304,7 +306,7 @@ class TestComponent:
                 },
             )
             with sandbox.load_component_and_build_defs(defs_path=folder) as (_, defs):
-                assert shown(defs)["assets"]["kafka/flights"]["kinds"] == ["kafka", "source"]
+                assert summarize(defs)["assets"]["kafka/flights"]["kinds"] == ["kafka", "source"]
 
     @pytest.mark.parametrize("state", [None, "running", "stopped"])
     def test_a_project_starts_no_stream_unasked(self, written, state):
@@ -337,7 +339,7 @@ class TestComponent:
                     },
                 )
             with sandbox.build_all_defs() as defs:
-                found = shown(defs)
+                found = summarize(defs)
         assert {"flights_stream", "onward_stream"} <= set(found["jobs"])
         assert {"postgres/public/flights", "postgres/public/copies"} <= set(found["assets"])
         assert found["assets"]["postgres/public/copies"]["deps"] == ["kafka/flights"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from helpers.avro_messages import record
-from helpers.web_server import Asked, Service, served
+from helpers.web_server import Service, WebRequest, served
 
 from headrace.connectors.kafka.avro.registry_client import SchemaRegistryClient
 from headrace.pipeline.config.sections import KafkaConnection
@@ -137,7 +137,7 @@ def test_an_address_that_cannot_be_used(url: str, says: str) -> None:
 
 
 def test_the_answer_decides_by_path() -> None:
-    def answer(asked: Asked) -> Any:
+    def answer(asked: WebRequest) -> Any:
         return ROW if asked.path == "/apis/ccompat/v7/schemas/ids/4" else missing(40403)
 
     with served(answer) as service:

@@ -1,15 +1,14 @@
-"""Names of the product: each class name once, and no name from the list of vague words."""
+"""Names: each class of the product once, and no name from the list of vague words, in tests neither."""
 
 from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from helpers.checkout import ROOT
+from helpers.checkout import product_files, python_files
 
-ROOMS = ("pipeline", "jobs", "connectors", "orchestration", "headrace")
 FORBIDDEN = frozenset(
     {
         "said_by",
@@ -34,6 +33,19 @@ FORBIDDEN = frozenset(
         "fed",
         "tell_apart",
         "borrowed",
+        "asked",
+        "found",
+        "gone",
+        "held",
+        "kept",
+        "lost",
+        "made",
+        "said",
+        "seen",
+        "sent",
+        "shown",
+        "taken",
+        "told",
     }
 )
 """Vague participles and images, and former names of standard terms.
@@ -42,30 +54,34 @@ In lower case, without leading underscores.
 """
 
 
-def definitions() -> Iterator[tuple[Path, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]]:
-    """Yield every class and function of the product."""
-    for room in ROOMS:
-        for path in sorted((ROOT / room).rglob("*.py")):
-            if "templates" in path.parts or any(parent.is_symlink() for parent in path.parents):
-                continue
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                    yield path, node
+Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def definitions(files: Iterable[tuple[Path, str]]) -> Iterator[tuple[str, Definition]]:
+    """Yield every class and function of the files, with the file's name."""
+    for path, name in files:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, Definition):
+                yield name, node
+
+
+def is_forbidden(name: str) -> bool:
+    return name.strip("_").lower() in FORBIDDEN
 
 
 def test_each_class_name_is_used_once() -> None:
     places = defaultdict(list)
-    for path, node in definitions():
+    for name, node in definitions(product_files()):
         # sqlglot requires these two names inside a dialect.
         if isinstance(node, ast.ClassDef) and node.name not in ("Parser", "Tokenizer"):
-            places[node.name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
-    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+            places[node.name].append(f"{name}:{node.lineno}")
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}
 
 
 def test_no_name_is_forbidden() -> None:
-    found = [
-        f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
-        for path, node in definitions()
-        if node.name.strip("_").lower() in FORBIDDEN
+    files = [*product_files(), *python_files("tests", "tools", "benchmarks", "examples")]
+    modules = [name for path, name in files if is_forbidden(path.stem)]
+    others = [
+        f"{name}:{node.lineno} {node.name}" for name, node in definitions(files) if is_forbidden(node.name)
     ]
-    assert found == []
+    assert modules + others == []

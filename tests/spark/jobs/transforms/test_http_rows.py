@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from helpers.web_server import Asked, Service, served
+from helpers.web_server import Service, WebRequest, served
 from pyspark.sql import SparkSession
 
 from headrace.connectors.http.call_metrics import drain_call_metrics
@@ -111,7 +111,7 @@ def test_every_type_goes_out_as_json_and_comes_back(spark: SparkSession, web: Se
 
 
 def test_columns_go_come_and_change_their_type(spark: SparkSession) -> None:
-    def answer(asked: Asked) -> Any:
+    def answer(asked: WebRequest) -> Any:
         return [{"id": str(row["id"]), "score": 0.5, "more": 1, "_gs_op": "i"} for row in asked.rows]
 
     with served(answer) as web:

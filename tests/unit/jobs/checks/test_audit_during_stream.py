@@ -61,7 +61,7 @@ class Lane:
         return self.ledger.state("p")
 
 
-def asked(sink: Any, lane):
+def run_check(sink: Any, lane):
     return audit._exactly_once("out", sink, lane.ledger, lane.state, LedgerProof())
 
 
@@ -78,17 +78,17 @@ def lane(tmp_path):
     [(5, 0, True), (5, 3, True), (4, 0, False), (4, 3, False), (6, 0, False), (6, 3, True)],
 )
 def test_epochs_that_are_committed_while_the_sink_is_asked(lane, epoch, meanwhile, passed):
-    found = asked(Moving(lane, epoch, meanwhile), lane)
+    found = run_check(Moving(lane, epoch, meanwhile), lane)
     assert found.passed is passed, found
 
 
 def test_the_open_epoch_may_be_held_already(lane):
     lane.plan()
-    assert asked(Moving(lane, 6, 0), lane).passed
+    assert run_check(Moving(lane, 6, 0), lane).passed
 
 
 def test_another_position_is_found(lane):
     sink = Moving(lane, 5, 0)
     wrong = replace(lane.record(5), end_digest=digest({"n": 77}))
     lane.record = lambda _: wrong
-    assert not asked(sink, lane).passed
+    assert not run_check(sink, lane).passed

@@ -58,7 +58,7 @@ def test_an_internal_error_is_raised_or_logged_but_never_green(
     found = audit_of(file, error, raises=False).check("pg")
     assert found.passed is None
     assert "wrong" in found.message
-    assert "sink=pg" in caplog.text
+    assert "event=content_check_failed node=pg" in caplog.text
 
 
 class Growing(ContentAudit):

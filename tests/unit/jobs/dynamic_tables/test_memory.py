@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-class Sent:
+class LocalBroadcast:
     """A broadcast, as far as this process is concerned."""
 
     def __init__(self, value: ValueSegment) -> None:
@@ -38,10 +38,10 @@ class Context:
 
     def __init__(self) -> None:
         self.sparkContext = self
-        self.sent: list[Sent] = []
+        self.sent: list[LocalBroadcast] = []
 
-    def broadcast(self, value: ValueSegment) -> Sent:
-        self.sent.append(Sent(value))
+    def broadcast(self, value: ValueSegment) -> LocalBroadcast:
+        self.sent.append(LocalBroadcast(value))
         return self.sent[-1]
 
 

@@ -165,7 +165,7 @@ def test_a_port_that_is_taken_is_replaced(opened: Opened, caplog: pytest.LogCapt
         admin = opened(taken)
     assert not admin.address.endswith(f":{taken}")
     assert get(admin, "/health").status == 200
-    assert f"admin_api_port={taken} state=taken" in caplog.text
+    assert f"event=admin_port_in_use port={taken} " in caplog.text
 
 
 # --- headrace tail

@@ -80,12 +80,10 @@ def test_a_failing_subscriber_keeps_no_event_from_the_others(caplog: pytest.LogC
         stream.publish(event)
     assert seen == events
     failures = [
-        record
-        for record in caplog.records
-        if "subscriber failed: OSError: the terminal is closed" in record.getMessage()
+        record for record in caplog.records if "error=OSError: the terminal is closed" in record.getMessage()
     ]
-    assert [record.getMessage().split()[0] for record in failures[::2]] == [
-        f"event={type(event).__name__}" for event in events
+    assert [record.getMessage().split()[1] for record in failures[::2]] == [
+        f"run_event={type(event).__name__}" for event in events
     ]
     assert all(record.exc_info for record in failures)
 
@@ -153,9 +151,9 @@ def test_messages_and_new_calls_are_logged(caplog: pytest.LogCaptureFixture) -> 
     ):
         log_event(event)
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
-        ("INFO", "fine"),
-        ("WARNING", "look"),
-        ("WARNING", "node=b y"),
+        ("INFO", "event=run_message message=fine"),
+        ("WARNING", "event=run_message message=look"),
+        ("WARNING", "event=calls_pending node=b message=y"),
     ]
 
 

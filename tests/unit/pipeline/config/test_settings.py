@@ -236,11 +236,13 @@ def test_a_config_file_of_streamling_is_taken_as_it_is(caplog: pytest.LogCapture
     assert settings.postgres_for_tables().password.get_secret_value() == "other"
     assert len(messages) == 15
     assert (
-        "setting=checkpoint_interval_sec place=config.yaml:8:1 ignored=yes instead=Say `epoch: {interval:"
+        "event=setting_ignored setting=checkpoint_interval_sec location=config.yaml:8:1 instead=Say `epoch: {interval:"
         " 5s}` in the pipeline file."
     ) in messages
     assert any(
-        line.startswith("setting=state_backend.postgres.state_schema_name place=config.yaml:13:")
+        line.startswith(
+            "event=setting_ignored setting=state_backend.postgres.state_schema_name location=config.yaml:13:"
+        )
         for line in messages
     )
     assert not [line for line in messages if "word" in line]
@@ -271,13 +273,13 @@ def test_a_streamling_environment_is_taken_as_it_is(
     assert (settings.state_backend.backend_type, settings.kafka_source.security_protocol) == ("sqlite", "SSL")
     assert settings.http_secret("My-Key") == ("X-Key", "hidden-word")
     assert "hidden-word" not in repr(settings)
-    messages = {record.getMessage().split(" ignored")[0] for record in caplog.records}
+    messages = {record.getMessage().split(" instead")[0] for record in caplog.records}
     assert messages == {
         (
-            "setting=kafka_source.consumer_fetch_timeout_sec"
-            " place=STREAMLING__KAFKA_SOURCE__CONSUMER_FETCH_TIMEOUT_SEC"
+            "event=setting_ignored setting=kafka_source.consumer_fetch_timeout_sec"
+            " location=STREAMLING__KAFKA_SOURCE__CONSUMER_FETCH_TIMEOUT_SEC"
         ),
-        "setting=record_batch_size place=STREAMLING__RECORD_BATCH_SIZE",
+        "event=setting_ignored setting=record_batch_size location=STREAMLING__RECORD_BATCH_SIZE",
     }
     assert "hidden-word" not in caplog.text
 

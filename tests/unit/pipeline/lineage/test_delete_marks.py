@@ -25,7 +25,7 @@ sinks:
 """
 
 
-def found(first: str, *, key: str = "id", sink: str = "id", more: str = "") -> Retractions:
+def find_retractions(first: str, *, key: str = "id", sink: str = "id", more: str = "") -> Retractions:
     return retractions(
         parse_pipeline(FILE.format(first=first, key=key, sink=sink, more=more), "f.yaml").model,
         lambda _: True,
@@ -33,10 +33,10 @@ def found(first: str, *, key: str = "id", sink: str = "id", more: str = "") -> R
 
 
 def test_rows_are_marked_from_the_filter_on() -> None:
-    plain = found("select id, v from s")
+    plain = find_retractions("select id, v from s")
     assert (plain.marked, plain.sinks) == (frozenset(), {})
-    assert found("select id, v from s", more=", filter: v > 1").marked == {"s", "a", "b"}
-    made = found("select id, v from s where v > 1")
+    assert find_retractions("select id, v from s", more=", filter: v > 1").marked == {"s", "a", "b"}
+    made = find_retractions("select id, v from s where v > 1")
     assert made.marked == {"a", "b"}
     assert made.sinks == {"out": frozenset()}
     assert made.filtering == {"a": "WHERE v > 1"}
@@ -45,19 +45,21 @@ def test_rows_are_marked_from_the_filter_on() -> None:
 
 def test_a_filter_deletes_only_by_a_key_that_holds_the_sources_own() -> None:
     """The last large order of a customer is not deleted by a small one: it is another row."""
-    assert found("select id, n from s where v > 1", sink="n").sinks == {}
-    assert found("select id, n from s where v > 1", sink="id, n").sinks == {"out": frozenset()}
-    assert found("select concat(id, '-', n) as id from s where v > 1", key="[id, n]").sinks == {
+    assert find_retractions("select id, n from s where v > 1", sink="n").sinks == {}
+    assert find_retractions("select id, n from s where v > 1", sink="id, n").sinks == {"out": frozenset()}
+    assert find_retractions("select concat(id, '-', n) as id from s where v > 1", key="[id, n]").sinks == {
         "out": frozenset()
     }
-    assert found("select id, n from s where v > 1", key="[id, n]").sinks == {}
+    assert find_retractions("select id, n from s where v > 1", key="[id, n]").sinks == {}
 
 
 @pytest.mark.parametrize(
     "column", ["id", "cast(id as string)", "concat('s-', id)", "md5(id)", "id + 1000", "coalesce(id, 0)"]
 )
 def test_a_filter_deletes_by_a_key_that_keeps_the_sources_keys_apart(column: str) -> None:
-    assert found(f"select {column} as k from s where v > 1", sink="k").sinks == {"out": frozenset()}
+    assert find_retractions(f"select {column} as k from s where v > 1", sink="k").sinks == {
+        "out": frozenset()
+    }
 
 
 @pytest.mark.parametrize(
@@ -73,15 +75,15 @@ def test_a_filter_deletes_by_a_key_that_keeps_the_sources_keys_apart(column: str
 )
 def test_a_filter_does_not_delete_by_a_key_that_two_rows_of_the_source_share(column: str) -> None:
     """Else a row that fails the filter deletes the row of another key of the source."""
-    assert found(f"select {column} as k from s where v > 1", sink="k").sinks == {}
+    assert find_retractions(f"select {column} as k from s where v > 1", sink="k").sinks == {}
     star = f"select * except (id), {column} as id from s where v > 1"
-    assert found(star).sinks == {}
+    assert find_retractions(star).sinks == {}
 
 
 def test_a_version_and_the_key_of_one_sink_alone_leave_no_row_out_for_good() -> None:
     text = "select * from s where n is not null"
-    assert found(text, sink="id, n").filtering == {}
-    assert found(text).filtering == {"a": "WHERE NOT n IS NULL"}
+    assert find_retractions(text, sink="id, n").filtering == {}
+    assert find_retractions(text).filtering == {"a": "WHERE NOT n IS NULL"}
     model = FILE.format(first=text, key="id", sink="id, n", more="").replace(
         "{type: print, from: b}", "{type: delta, from: b, path: x}"
     )

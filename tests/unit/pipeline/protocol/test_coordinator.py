@@ -476,7 +476,7 @@ def test_the_heartbeat_thread_keeps_the_lease_and_notices_its_loss(tmp_path):
             other.acquire("orders", "main", {}, 5)
         time.sleep(0.05)
     lane.heartbeat.stop()
-    until(lambda: taken(other))
+    until(lambda: can_acquire(other))
     with pytest.raises(FencedError):
         until(lane.check)
     with pytest.raises(FencedError):
@@ -485,7 +485,7 @@ def test_the_heartbeat_thread_keeps_the_lease_and_notices_its_loss(tmp_path):
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("headrace-lease")]
 
 
-def taken(ledger) -> bool:
+def can_acquire(ledger) -> bool:
     with suppress(LeaseHeldError):
         ledger.acquire("orders", "main", {}, 30)
         return True

@@ -223,13 +223,13 @@ def test_what_is_found_by_a_path(tmp_path: Path) -> None:
     (tmp_path / "with.yaml").write_text(f"{ORDERS}tests: {{}}\n")
     (tmp_path / "other.yaml").write_text("tests: {}\n")
 
-    def found(path: Path) -> list[str]:
+    def list_files(path: Path) -> list[str]:
         return [str(file.relative_to(tmp_path)) for file in case_files(path)]
 
-    assert found(tmp_path / "orders.yaml") == ["orders.prices.test.yaml", "orders.test.yaml"]
-    assert found(tmp_path / "with.yaml") == ["with.yaml"]
-    assert found(tmp_path / "orders2.test.yaml") == ["orders2.test.yaml"]
-    assert found(tmp_path) == [
+    assert list_files(tmp_path / "orders.yaml") == ["orders.prices.test.yaml", "orders.test.yaml"]
+    assert list_files(tmp_path / "with.yaml") == ["with.yaml"]
+    assert list_files(tmp_path / "orders2.test.yaml") == ["orders2.test.yaml"]
+    assert list_files(tmp_path) == [
         "deep/er/a.test.yml",
         "orders.prices.test.yaml",
         "orders.test.yaml",
