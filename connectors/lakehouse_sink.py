@@ -95,7 +95,7 @@ class LakehouseSink(TransactionalSink):
             {field.name: to_query_column("spark", field.dataType.simpleString()) for field in frame.schema},
             lambda text: _fetch(session, text),
             state.record,
-            is_shared=any(claim.key != self._context.key for claim in self.claims()),
+            is_shared=bool(self._context.owner.others(self.claims())),
             close=lambda: _drop_view(session, view),
         )
 

@@ -28,7 +28,7 @@ def report_sources(context: Any, pipeline: Pipeline, is_canceled: Callable[[], b
     try:
         found = wait_for_thread(lambda: observe_sources(pipeline), "observe", is_canceled)
     except HeadraceError as error:
-        context.log.warning("the sources are not observed: %s", error)
+        context.log.warning("event=sources_not_observed error=%s", error)
         return
     for key, metadata in found.items():
         context.log_event(dg.AssetObservation(key, metadata=metadata))

@@ -322,7 +322,7 @@ class TestDeclaredChecks:
     )
 
     @pytest.fixture
-    def found(self, stand_in, monkeypatch):
+    def check_results(self, stand_in, monkeypatch):
         """Results of the declared checks, which the fake audit returns as well."""
         results = {
             "known": CheckResult("known", "lake", True, "no NULL in `id`"),
@@ -348,7 +348,7 @@ class TestDeclaredChecks:
         assert {name: spec.blocking for name, spec in specs.items()} == {"known": True, "late": False}
         assert specs["known"].description == "`not_null`, declared in flights.yaml:13."
 
-    def test_declared_checks_warn_or_stop(self, materialize, stand_in, instance, found):
+    def test_declared_checks_warn_or_stop(self, materialize, stand_in, instance, check_results):
         selection = [PG, LAKE, dg.AssetKey("report")]
         result = materialize("2013-01-01", selection=selection, text=self.TEXT)
         assert result.success
@@ -359,11 +359,11 @@ class TestDeclaredChecks:
         assert (checks["known"].passed, checks["late"].passed) == (True, False)
         assert checks["late"].severity is dg.AssetCheckSeverity.WARN
         assert checks["late"].metadata["samples"].records == [dg.TableRecord({"id": "1", "delay": "NULL"})]
-        found["known"] = CheckResult("known", "lake", False, "1 of 9 rows have NULL in `id`")
+        check_results["known"] = CheckResult("known", "lake", False, "1 of 9 rows have NULL in `id`")
         assert not materialize("2013-02-01", selection=selection, text=self.TEXT).success
         assert partitions(instance, dg.AssetKey("report")) == ["2013-01-01"]
 
-    @pytest.mark.usefixtures("found")
+    @pytest.mark.usefixtures("check_results")
     def test_declared_checks_of_sinks_that_were_not_selected(self, materialize, instance):
         assert materialize("2013-01-01", selection=[PG], text=self.TEXT).success
         assert statuses(instance, "known", LAKE) == [(None, "SUCCEEDED")]
