@@ -33,7 +33,7 @@ Send = Callable[[Alert], None]
 
 def log_alert(alert: Alert) -> None:
     """Write an alert to the log of the sensor, which the Dagster UI shows."""
-    log.error("%s\n%s", alert.title, alert.text)
+    log.error("event=alert title=%s text=%s", alert.title, alert.text)
 
 
 def build_alert_sensors(send: Send = log_alert, *, is_on: bool = False) -> list[dg.SensorDefinition]:

@@ -46,7 +46,7 @@ def operations_job(pipeline: Pipeline) -> dg.JobDefinition:
         if dry_run:
             lines = (*lines, "Nothing was changed. To do it, launch the job again with `dry_run: false`.")
         for line in lines:
-            context.log.info(line)
+            context.log.info("event=operation_step message=%s", line)
         context.add_output_metadata(
             {"operation": operation, "dry run": dry_run, "changes": dg.MetadataValue.md("\n\n".join(lines))}
         )
