@@ -38,14 +38,14 @@ class PostgresAggregateSink(PostgresSink):
         """Create or check both tables, and the triggers."""
         self._check(schema)
         super().prepare_target(schema)
-        with self._open.control.transaction() as session:
+        with self._connections.control.transaction() as session:
             self._totals(schema).create(session)
 
     def validate_target(self) -> None:
         """Check existing tables. Missing ones are fine: `prepare` would create them."""
         self._check(self._context.schema)
         super().validate_target()
-        with self._open.control.transaction() as session:
+        with self._connections.control.transaction() as session:
             self._totals(self._context.schema).check(session)
 
     def describe(self) -> Json:

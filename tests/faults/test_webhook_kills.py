@@ -17,7 +17,7 @@ import psutil
 import pytest
 from helpers.appended_rows import expected_changes
 from helpers.pipeline_world import HYBRID_SOURCE, World, until
-from helpers.web_server import Asked, Service, served
+from helpers.web_server import Service, WebRequest, served
 from helpers.webhook_sink import Receiver
 
 SINK = """\
@@ -93,7 +93,7 @@ def test_a_paused_run_repeats_keys_after_a_takeover(world: World, nth: int) -> N
         before = len(service.asked)
         os.kill(zombie.pid, signal.SIGCONT)
         assert world.answer(zombie)["error"] == "FencedError"
-        late: list[Asked] = service.asked[before:]
+        late: list[WebRequest] = service.asked[before:]
         assert all(int(asked.headers["headrace-generation"]) < newest for asked in late)
         check(world, receiver)
 

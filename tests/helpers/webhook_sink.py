@@ -15,7 +15,7 @@ from headrace.connectors.webhook.config import WebhookSinkConfig
 from headrace.connectors.webhook.sink import WebhookSink
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.protocol.epochs import SinkKey
-from helpers.web_server import Asked
+from helpers.web_server import WebRequest
 
 KEY = SinkKey("0" * 32, "hooks", "main", "out")
 
@@ -37,7 +37,7 @@ class Receiver:
     bodies: dict[str, bytes] = field(default_factory=dict)
     repeated: int = 0
 
-    def __call__(self, asked: Asked) -> Any:
+    def __call__(self, asked: WebRequest) -> Any:
         """Apply a request unless it was applied before."""
         key = asked.headers["idempotency-key"]
         if key in self.bodies:

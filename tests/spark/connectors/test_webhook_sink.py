@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from helpers.sink_makers import KEYED, frame, plan
-from helpers.web_server import Asked, Service, served
+from helpers.web_server import Service, WebRequest, served
 from helpers.webhook_sink import KEY, Receiver, webhook_sink
 from pyspark.sql import SparkSession
 
@@ -128,7 +128,7 @@ def test_after_the_limit_the_epoch_fails_and_continues(spark: SparkSession, tmp_
     )
 
 
-def refuse_second(asked: Asked) -> Any:
+def refuse_second(asked: WebRequest) -> Any:
     return (422, b"id 1 is unknown", {}) if asked.headers["idempotency-key"].endswith("/1") else []
 
 
@@ -147,7 +147,7 @@ def test_a_refused_request_stops_the_run(spark: SparkSession, tmp_path: Path) ->
 def test_skip_on_error_logs_and_skips_a_refused_request(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture, status: int
 ) -> None:
-    def answer(asked: Asked) -> Any:
+    def answer(asked: WebRequest) -> Any:
         return (status, b"no", {}) if asked.headers["idempotency-key"].endswith("/1") else []
 
     with served(answer) as service, caplog.at_level(logging.WARNING):
@@ -189,7 +189,7 @@ def test_secrets_are_sent_and_never_shown(
     monkeypatch.setenv("HOOK_TOKEN", f"{SECRET}-2")
     settings = {"http_secret_header": {"shop": "X-Shop-Key"}, "http_secret_value": {"shop": SECRET}}
 
-    def leak(asked: Asked) -> Any:
+    def leak(asked: WebRequest) -> Any:
         return 400, f"bad key {asked.headers['x-shop-key']} {asked.headers['authorization']}".encode(), {}
 
     with served(leak) as service, caplog.at_level(logging.DEBUG):

@@ -26,6 +26,7 @@ def test_an_error_keeps_its_class_or_the_class_that_every_process_knows(
         explain_failure(task_error(error)),
     )
     for one in restored:
+        assert one is not None
         assert type(one) is kind
         assert (one.message, one.hint, one.node) == ("m", "h", "n")
 
