@@ -103,7 +103,7 @@ def test_lost_answers_repeat_keys(world: World) -> None:
     with hooked(world) as (service, receiver):
         lost = {3, 7, 20, 33}
 
-        def answer(asked: Asked) -> Any:
+        def answer(asked: WebRequest) -> Any:
             found = receiver(asked)
             if len(service.asked) in lost:
                 raise ConnectionResetError
