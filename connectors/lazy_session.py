@@ -81,13 +81,14 @@ def find_started_session(spark: SparkSession) -> SparkSession | None:
 
 def create_frame(spark: SparkSession, rows: pa.Table | Sequence[Any], columns: StructType) -> DataFrame:
     """Return a frame of rows in the driver. Do not start the session before the frame is used."""
+    return defer_frame(spark, lambda: spark.createDataFrame(cast("Any", rows), columns), columns)
 
-    def create() -> DataFrame:
-        return spark.createDataFrame(cast("Any", rows), columns)
 
-    return (
-        create() if find_started_session(spark) is not None else cast("DataFrame", LazyFrame(create, columns))
-    )
+def defer_frame(spark: SparkSession, create: Callable[[], DataFrame], columns: StructType) -> DataFrame:
+    """Return the frame of `create`, whose columns are known. Do not start the session before it is used."""
+    if find_started_session(spark) is not None:
+        return create()
+    return cast("DataFrame", LazyFrame(create, columns))
 
 
 def ensure_started(frame: DataFrame) -> DataFrame:

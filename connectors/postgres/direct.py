@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ from headrace.connectors.postgres.load import TEMPORARY, LoadContext
 from headrace.connectors.postgres.merge import POSITION
 from headrace.connectors.postgres.session import Address, ControlConnection, Loader, LoadSession
 from headrace.connectors.source_base import SplitReader
+from headrace.connectors.split_tasks import run_split_tasks
 from headrace.connectors.task_failures import TaskFailure, raise_task_failure
 from headrace.pipeline.errors import HeadraceError, SchemaError, SinkStateError, TransientError
 from headrace.pipeline.protocol.epochs import EpochPlan, Json, WriteCounts
@@ -42,7 +43,7 @@ def split_id(split: Json) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SplitTask:
-    """What a Spark task runs for one split. Picklable; `plan` comes without its splits.
+    """What a task runs for one split. Picklable; `plan` comes without its splits.
 
     `straight`: COPY into the target itself, which is the fastest and fails at the first key that is there;
     then the split is fetched again and merged.
@@ -128,23 +129,6 @@ def _add_positions(batches: Iterator[pa.RecordBatch], columns: pa.Schema) -> Ite
         start += size
 
 
-def _in_turn(task: SplitTask) -> Callable[[Iterable[Json]], Iterator[Json]]:
-    """Return a function that loads splits one after the other, up to the first failure.
-
-    Splits separate keys that differ in the rows. If the target treats two of them as equal, the order of the
-    splits counts.
-    """
-
-    def run(splits: Iterable[Json]) -> Iterator[Json]:
-        for split in splits:
-            result = task(split)
-            yield result
-            if result["failure"]:
-                return
-
-    return run
-
-
 @dataclass(slots=True)
 class DirectLoad:
     """The driver's side. It remembers that keys were there already: later epochs then merge at once."""
@@ -153,6 +137,7 @@ class DirectLoad:
     address: Address
     store: RecordStore
     load: LoadContext
+    threads: int
     conflicts: bool = False
 
     def write(self, plan: EpochPlan, fetch: SplitReader, spark: SparkSession) -> WriteCounts:
@@ -176,14 +161,12 @@ class DirectLoad:
         return self._finish(plan, planned)
 
     def _run(self, plan: EpochPlan, fetch: SplitReader, spark: SparkSession, splits: Sequence[Json]) -> None:
-        """Run one task per split in a plain collect. Raise a task's error, non-retriable errors first."""
+        """Run one task per split. Raise a task's error, non-retriable errors first."""
         if not splits:
             return
         straight = self.load.target.supports_direct_copy and not (self.load.target.key and self.conflicts)
         task = SplitTask(self.address, self.store, self.load, replace(plan, splits=()), fetch, straight)
-        alone = not self.load.target.exact
-        rdd = spark.sparkContext.parallelize(list(splits), 1 if alone else len(splits))
-        results: list[Json] = (rdd.mapPartitions(_in_turn(task)) if alone else rdd.map(task)).collect()
+        results = run_split_tasks(task, splits, spark, self.threads, in_turn=not self.load.target.exact)
         if any(result["conflict"] for result in results):
             self.conflicts = True
         raise_task_failure(result["failure"] for result in results)

@@ -33,6 +33,7 @@ from headrace.connectors.postgres.staging import drop_stale_staging_tables, writ
 from headrace.connectors.postgres.target import TargetCheck
 from headrace.connectors.sink_base import DirectSink, SinkContext
 from headrace.connectors.source_base import SplitReader
+from headrace.connectors.split_tasks import count_task_threads
 from headrace.connectors.transactional_sink import CommitKind, SinkCommit, SinkState, TransactionalSink
 from headrace.pipeline.errors import HeadraceError, InternalError, TransientError
 from headrace.pipeline.model.capabilities import SinkCapabilities
@@ -151,7 +152,8 @@ class PostgresSink(TransactionalSink, DirectSink):
         """
         if self._direct is None:
             address, control, _ = self._connections
-            self._direct = DirectLoad(control, address, self._store, self._loading)
+            threads = count_task_threads(self._context.settings.spark.master)
+            self._direct = DirectLoad(control, address, self._store, self._loading, threads)
         return self._direct.write(plan, fetch, spark)
 
     def has_partial_epoch(self, plan: EpochPlan) -> bool:

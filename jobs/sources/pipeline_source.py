@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from headrace.connectors import registry
 from headrace.connectors.filters import quote_identifier
-from headrace.connectors.lazy_session import ensure_started
+from headrace.connectors.lazy_session import defer_frame, ensure_started
 from headrace.connectors.row_errors import row_error
 from headrace.connectors.source_base import BoundedSource, ReadLimits, Snapshot, SplitReader, UnboundedSource
-from headrace.connectors.spark_types import arrow_schema
+from headrace.connectors.spark_types import arrow_schema, row_schema
 from headrace.jobs.sources.casts import cast_column
 from headrace.jobs.sources.handoff import Handoff
 from headrace.jobs.sources.history_columns import check_history_columns
@@ -233,11 +233,16 @@ class PipelineSource:
         self, spark: SparkSession, position: Json, phase: int, splits: Sequence[Json], schema: pa.Schema
     ) -> SourceBatch:
         """Return the rows of these splits, cast to the source's columns."""
-        frame = self.bounded[phase].read(spark, self._snapshot(position, phase), splits, schema.names)
-        if cursor := position.get("cursor"):
-            frame = frame.where(history_by_cursor(self.node.cursor.column, cursor))
+
+        def create() -> DataFrame:
+            frame = self.bounded[phase].read(spark, self._snapshot(position, phase), splits, schema.names)
+            if cursor := position.get("cursor"):
+                frame = frame.where(history_by_cursor(self.node.cursor.column, cursor))
+            return self._cast(frame, schema)
+
         size = sum(split["bytes"] for split in splits) if all("bytes" in split for split in splits) else None
-        return SourceBatch(self._cast(frame, schema), sum(split.get("rows", 0) for split in splits), size)
+        rows = sum(split.get("rows", 0) for split in splits)
+        return SourceBatch(defer_frame(spark, create, row_schema(schema)), rows, size)
 
     def _cast(self, frame: DataFrame, schema: pa.Schema) -> DataFrame:
         have = arrow_schema(cast("StructType", frame.select(*map(quote_identifier, schema.names)).schema))

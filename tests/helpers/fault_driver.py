@@ -28,6 +28,7 @@ from headrace.connectors.files.sink import FileFolderSink
 from headrace.connectors.files.sink_folder import SinkFolder
 from headrace.connectors.http.client import HttpCaller
 from headrace.connectors.kafka.producer import TransactionalProducer
+from headrace.connectors.postgres.direct import SplitTask
 from headrace.connectors.postgres.sink import PostgresSink
 from headrace.jobs.dynamic_tables.memory import MemoryTable
 from headrace.jobs.dynamic_tables.postgres import PostgresTableBackend
@@ -75,11 +76,13 @@ POINTS: dict[str, tuple[type, str, str]] = {
     "folder-renamed": (SinkFolder, "_rename_commit", "after"),
     "folder-published": (SinkFolder, "publish", "after"),
     "folder-state": (SinkFolder, "write_state", "after"),
+    "split-loaded": (SplitTask, "_load_split", "after"),
     "outside-filled": (PostgresTableBackend, "fill", "after"),
 }
 """Class, method, and whether it happens before or after the method."""
 DURING: dict[str, tuple[type, str]] = {
     "topic-committing": (TransactionalProducer, "_commit"),
+    "split-loading": (SplitTask, "_load_split"),
     "stage-attaching": (GenerationStage, "attach"),
     "folder-writing-files": (FileFolderSink, "_write_files"),
     "folder-publishing": (SinkFolder, "publish"),
@@ -142,9 +145,9 @@ def install(point: str, nth: int, action: str) -> None:
         owner, name = DURING[point]
         method = getattr(owner, name)
 
-        def running(*args: Any) -> Any:
+        def running(*args: Any, **kwargs: Any) -> Any:
             threading.Timer(0.002, hit).start()
-            return method(*args)
+            return method(*args, **kwargs)
 
         setattr(owner, name, running)
     elif point in ("postgres-only", "delta-only"):

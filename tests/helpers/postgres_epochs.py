@@ -20,7 +20,7 @@ from headrace.connectors.frame import EpochFrame
 from headrace.connectors.postgres.config import PostgresSinkConfig as Node
 from headrace.connectors.postgres.sink import PostgresSink
 from headrace.connectors.sink_base import SinkContext
-from headrace.pipeline.config.sections import PostgresConnection
+from headrace.pipeline.config.sections import PostgresConnection, SparkSettings
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Phase, SinkKey
 
@@ -46,6 +46,8 @@ class Bench:
     schema: str = field(default_factory=lambda: f"t{uuid.uuid4().hex[:10]}")
     pipeline: str = field(default_factory=lambda: str(uuid.uuid4()))
     opened: list[PostgresSink] = field(default_factory=list)
+    master: str = "local[2]"
+    """With another one, Spark tasks load splits directly, and not threads."""
 
     def sink(
         self,
@@ -89,7 +91,7 @@ class Bench:
             password=SecretStr(place["password"]),
             db=place["dbname"],
         )
-        return Settings(postgres_sink=connection)
+        return Settings(postgres_sink=connection, spark=SparkSettings(master=self.master))
 
     def frame(
         self,

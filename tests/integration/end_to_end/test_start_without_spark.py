@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -94,3 +95,65 @@ def test_a_jvm_that_starts_with_an_epoch_is_known_to_successors(stream: Stream) 
     stream.check_sinks()
     assert stream.has_started_spark()
     until(lambda: not jvm.is_running() or jvm.status() == psutil.STATUS_ZOMBIE, "the end of the first JVM")
+
+
+HISTORY = """
+name: {name}
+sources: {{src: {{type: clickhouse, table_name: {database}.history, primary_key: id, split_rows: 50}}}}
+sinks: {{pg: {{type: postgres, from: src, table: target}}}}
+epoch: {{history_rows: 250}}
+"""
+
+
+class History(World):
+    """A table of ClickHouse into a table of Postgres, by two epochs of five splits."""
+
+    def create(self) -> None:
+        self.file.write_text(HISTORY.format(name=self.name, database=self.database))
+        arguments = self.services.clickhouse.client_arguments(database=self.database)
+        with clickhouse_connect.get_client(**arguments) as client:
+            client.command("CREATE TABLE history (id Int64, v Int64) ENGINE = MergeTree ORDER BY id")
+            client.command("INSERT INTO history SELECT number, number * 7 FROM numbers(500)")
+
+    def rows(self) -> list[tuple[int, int]]:
+        with psycopg.connect(self.conninfo) as connection:
+            return connection.execute("SELECT id, v FROM target ORDER BY id").fetchall()
+
+
+@pytest.fixture
+def history(services: Services, pg: str, ch_db: str, tmp_path: Path) -> Iterator[History]:
+    found = History(services, tmp_path, ch_db, pg)
+    found.create()
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize(
+    ("point", "nth"),
+    [
+        ("split-loaded", 3),
+        pytest.param("split-loaded", 5, marks=pytest.mark.slow),
+        pytest.param("split-loaded", 8, marks=pytest.mark.slow),
+        pytest.param("split-loading", 2, marks=pytest.mark.slow),
+        pytest.param("split-loading", 7, marks=pytest.mark.slow),
+    ],
+)
+def test_a_kill_among_splits_that_threads_load(history: History, point: str, nth: int) -> None:
+    assert history.crash(point, nth) != 0
+    assert until(lambda: history.run()["code"] == 0, "a run after the lease of the first")
+    assert history.rows() == [(key, key * 7) for key in range(500)]
+    assert not (history.folder / "home" / "logs" / "spark.log").exists()
+
+
+@pytest.mark.slow
+def test_threads_of_a_paused_run_write_nothing_after_their_successor(history: History) -> None:
+    old = history.start("split-loading", 3, "stop")
+    assert old.stdout
+    assert old.stdout.readline().startswith("now: stop")
+    assert until(lambda: history.run()["code"] == 0, "a run after the lease of the first")
+    with psycopg.connect(history.conninfo) as connection:
+        connection.execute("DELETE FROM target WHERE id < 250")  # whatever the old run wrote would show
+    os.kill(old.pid, signal.SIGCONT)
+    answer = history.answer(old)
+    assert answer["error"] == "FencedError"
+    assert history.rows() == [(key, key * 7) for key in range(250, 500)]

@@ -57,10 +57,17 @@ def split_task(sink: PostgresSink, fetch: SplitReader) -> SplitTask:
 
 
 KEYS = pytest.mark.parametrize("key", [("id",), ()], ids=["keyed", "appending"])
+CLUSTER = "spark://executors"
+"""A master with which Spark runs the tasks, here in the local session of the tests."""
+MASTERS = pytest.mark.parametrize("master", ["local[2]", CLUSTER], ids=["threads", "tasks"])
 
 
 @KEYS
-def test_all_splits_arrive_and_the_record_follows(bench: Bench, fetching: Any, key: tuple[str, ...]) -> None:
+@MASTERS
+def test_all_splits_arrive_and_the_record_follows(
+    bench: Bench, fetching: Any, key: tuple[str, ...], master: str
+) -> None:
+    bench.master = master
     sink = bench.joined(key=key)
     first = sink.write_direct(plan(1, splits=SPLITS), fetching(), bench.spark)
     assert first == WriteCounts(400, 400, 0, 0)
@@ -115,10 +122,11 @@ def test_keys_that_are_one_to_the_target_keep_the_order_of_splits(bench: Bench, 
 
 
 @KEYS
+@MASTERS
 def test_a_split_that_breaks_is_the_only_one_loaded_again(
-    bench: Bench, fetching: Any, key: tuple[str, ...], tmp_path: Path
+    bench: Bench, fetching: Any, key: tuple[str, ...], master: str, tmp_path: Path
 ) -> None:
-    seen = str(tmp_path)
+    bench.master, seen = master, str(tmp_path)
 
     def breaking(split: dict[str, Any]) -> Iterator[pa.RecordBatch]:
         from pathlib import Path
@@ -150,7 +158,7 @@ def test_a_split_that_breaks_is_the_only_one_loaded_again(
 def test_a_worker_killed_in_copy_leaves_nothing_of_its_split(
     bench: Bench, fetching: Any, key: tuple[str, ...], tmp_path: Path
 ) -> None:
-    flag = str(tmp_path / "killed")
+    bench.master, flag = CLUSTER, str(tmp_path / "killed")
 
     def killing(split: dict[str, Any]) -> Iterator[pa.RecordBatch]:
         import os
