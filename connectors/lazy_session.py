@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+from headrace.connectors.spark_types import row_schema
+
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
@@ -79,16 +81,19 @@ def find_started_session(spark: SparkSession) -> SparkSession | None:
     return spark.started_session if isinstance(spark, LazySession) else spark
 
 
-def create_frame(spark: SparkSession, rows: pa.Table | Sequence[Any], columns: StructType) -> DataFrame:
+def create_frame(spark: SparkSession, rows: pa.Table | Sequence[Any], payload: pa.Schema) -> DataFrame:
     """Return a frame of rows in the driver. Do not start the session before the frame is used."""
-    return defer_frame(spark, lambda: spark.createDataFrame(cast("Any", rows), columns), columns)
+    return defer_frame(spark, lambda: spark.createDataFrame(cast("Any", rows), row_schema(payload)), payload)
 
 
-def defer_frame(spark: SparkSession, create: Callable[[], DataFrame], columns: StructType) -> DataFrame:
-    """Return the frame of `create`, whose columns are known. Do not start the session before it is used."""
+def defer_frame(spark: SparkSession, create: Callable[[], DataFrame], payload: pa.Schema) -> DataFrame:
+    """Return the frame of `create`: the payload and the system columns.
+
+    Do not start the session before the frame is used.
+    """
     if find_started_session(spark) is not None:
         return create()
-    return cast("DataFrame", LazyFrame(create, columns))
+    return cast("DataFrame", LazyFrame(create, row_schema(payload)))
 
 
 def ensure_started(frame: DataFrame) -> DataFrame:

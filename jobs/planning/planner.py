@@ -18,7 +18,6 @@ import pyarrow as pa
 from headrace.connectors.frame import EpochFrame
 from headrace.connectors.lazy_session import create_frame
 from headrace.connectors.local_relation import collect_local_rows, compute_by_job, compute_locally
-from headrace.connectors.spark_types import row_schema
 from headrace.jobs.dynamic_tables.base import (
     DynamicTableBackend,
     EmptyLookup,
@@ -160,7 +159,7 @@ class PipelinePlanner:
             raise problems[0] if len(problems) == 1 else PipelineFileError(problems)
 
     def _empty(self, name: str) -> DataFrame:
-        return create_frame(self.spark, [], row_schema(self.source_schemas[name]))
+        return create_frame(self.spark, [], self.source_schemas[name])
 
     def _views(
         self,

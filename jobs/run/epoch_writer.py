@@ -111,10 +111,10 @@ class EpochWriter:
         show them.
         """
         started = time.monotonic()
-        if (session := find_started_session(self._planner.spark)) is not None:
-            inherit_job_tag(session)
         readings: dict[str, SourceBatch] = {}
         try:
+            if (session := find_started_session(self._planner.spark)) is not None:
+                inherit_job_tag(session)
             staging = self.staging(plan, pending, replayed=replayed)
             self._read(plan, readings)
             self.steps["read"] = time.monotonic() - started

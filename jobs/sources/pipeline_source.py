@@ -13,7 +13,7 @@ from headrace.connectors.filters import quote_identifier
 from headrace.connectors.lazy_session import defer_frame, ensure_started
 from headrace.connectors.row_errors import row_error
 from headrace.connectors.source_base import BoundedSource, ReadLimits, Snapshot, SplitReader, UnboundedSource
-from headrace.connectors.spark_types import arrow_schema, row_schema
+from headrace.connectors.spark_types import arrow_schema
 from headrace.jobs.sources.casts import cast_column
 from headrace.jobs.sources.handoff import Handoff
 from headrace.jobs.sources.history_columns import check_history_columns
@@ -242,7 +242,7 @@ class PipelineSource:
 
         size = sum(split["bytes"] for split in splits) if all("bytes" in split for split in splits) else None
         rows = sum(split.get("rows", 0) for split in splits)
-        return SourceBatch(defer_frame(spark, create, row_schema(schema)), rows, size)
+        return SourceBatch(defer_frame(spark, create, schema), rows, size)
 
     def _cast(self, frame: DataFrame, schema: pa.Schema) -> DataFrame:
         have = arrow_schema(cast("StructType", frame.select(*map(quote_identifier, schema.names)).schema))

@@ -122,7 +122,7 @@ def _separate_table(
 def read_in_driver(rows: pa.Table, columns: pa.Schema, spark: SparkSession) -> SourceBatch:
     """Return rows that are in the driver. `columns` are their payload."""
     # Spark makes no frame of a table without batches.
-    frame = create_frame(spark, rows if rows.num_rows else [], row_schema(columns))
+    frame = create_frame(spark, rows if rows.num_rows else [], columns)
     return SourceBatch(frame, None, None, rows, is_local=True)
 
 

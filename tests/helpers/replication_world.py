@@ -731,7 +731,9 @@ class ModelRun:
         file = self._version(pending.compiled)
         sources = self._sources_of(file)
         planner: Any = SimpleNamespace(
-            spark=None, source_schemas=dict.fromkeys(sources, SimpleNamespace(names=list(COLUMNS))), file=file
+            spark=object(),
+            source_schemas=dict.fromkeys(sources, SimpleNamespace(names=list(COLUMNS))),
+            file=file,
         )
         readings: dict[str, SourceBatch] = {}
         EpochWriter(planner, sources, {})._read(pending.plan, readings)

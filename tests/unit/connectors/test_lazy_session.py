@@ -10,11 +10,10 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
-from pyspark.sql.types import LongType, StructField, StructType
 
 from headrace.connectors.lazy_session import LazySession, create_frame, ensure_started, find_started_session
 
-COLUMNS = StructType([StructField("id", LongType())])
+PAYLOAD = pa.schema([("id", pa.int64())])
 
 
 def start(log: list[str]) -> Any:
@@ -45,8 +44,8 @@ def test_a_new_session_and_its_frames_start_nothing_before_their_rows_are_used()
     log: list[str] = []
     lazy = LazySession(lambda: start(log))
     session = lazy.newSession()
-    frame = create_frame(session, pa.table({"id": [1, 2]}), COLUMNS)
-    assert (frame.columns, frame.schema) == (["id"], COLUMNS)
+    frame = create_frame(session, pa.table({"id": [1, 2]}), PAYLOAD)
+    assert frame.columns == ["id", "_gs_op", "_gs_pos"]
     assert find_started_session(session) is None
     assert log == []
     assert frame.count() == 2
@@ -58,7 +57,7 @@ def test_a_new_session_and_its_frames_start_nothing_before_their_rows_are_used()
 def test_a_started_session_creates_frames_at_once() -> None:
     log: list[str] = []
     session = cast("SparkSession", start(log))
-    frame = create_frame(session, [], COLUMNS)
+    frame = create_frame(session, [], PAYLOAD)
     assert log == ["start", "frame"]
     assert ensure_started(frame) is frame
 
