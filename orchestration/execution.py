@@ -16,11 +16,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import dagster as dg
 from dagster import DagsterExecutionInterruptedError
 
+from headrace.connectors.lazy_session import LazySession
 from headrace.jobs.run.events import CheckResult, Event, RunMessage, RunResult, Until
 from headrace.orchestration.pipelines import Pipeline
 from headrace.orchestration.turns import wait_for_turn
@@ -28,6 +29,8 @@ from headrace.pipeline.errors import HeadraceError, LeaseHeldError, PausedError,
 from headrace.pipeline.protocol.log_context import LogContextFilter, formatter
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from headrace.orchestration.spark import PipelineSparkResource
 
 log = logging.getLogger(__name__)
@@ -71,6 +74,7 @@ def run_pipeline(
     def work() -> RunResult:
         settings = spark.settings(pipeline.settings())
         _log_to_stderr(settings.log_format)
+        session = LazySession(lambda: spark.session(settings, pipeline.node_types))
         while wait_for_turn(pipeline, stop, lambda reason: events.put(RunMessage(reason))):
             # Another run can take the lease between the wait and this one.
             with suppress(LeaseHeldError, PausedError), spark.translate_errors(settings):
@@ -85,7 +89,7 @@ def run_pipeline(
                     max_run_time=max_run_time,
                     launched_by="dagster",
                     run_id=run_id,
-                    spark=spark.session(settings, pipeline.node_types),
+                    spark=cast("SparkSession", session),
                 )
         raise DagsterExecutionInterruptedError
 
