@@ -59,6 +59,7 @@ class PostgresAggregateSinkConfig(KeyedSinkConfig):
 
     target_keys: ClassVar[tuple[str, ...]] = ("schema", "landing_table")
     metric_labels: ClassVar[tuple[str, ...]] = ("agg_table",)
+    check_dialect: ClassVar[Literal["spark", "postgres", "clickhouse"]] = "postgres"
 
     type: Literal["postgres_aggregate"] = "postgres_aggregate"
     schema_: str = Field(

@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 import pytest
+from helpers.aggregate_sink import aggregate_sink_maker
 from helpers.clickhouse_sink import clickhouse_sink_maker
 from helpers.sink_makers import SinkMaker, frame, plan, sink_maker
 from pyspark.sql import SparkSession
@@ -24,7 +25,7 @@ from headrace.pipeline.file.loader import PipelineFile, parse_pipeline
 from headrace.pipeline.model.connectors import sink_entries
 from headrace.pipeline.model.sinks import KeyedSinkConfig
 
-KINDS = ("postgres", "clickhouse", "delta", "iceberg")
+KINDS = ("postgres", "postgres_aggregate", "clickhouse", "delta", "iceberg")
 SCHEMA = pa.schema(
     [
         ("id", pa.int64()),
@@ -67,6 +68,9 @@ def maker(
     if request.param == "clickhouse":
         services, database = request.getfixturevalue("services"), request.getfixturevalue("ch_db")
         yield clickhouse_sink_maker(spark, services, database, tmp_path)
+    elif request.param == "postgres_aggregate":
+        node = {"aggregate": {"rows": {"fn": "count"}}}
+        yield replace(aggregate_sink_maker(spark, pg, tmp_path, node), kind=request.param)
     else:
         yield sink_maker(request.param, spark, pg, tmp_path)
 
@@ -81,7 +85,11 @@ def sink(maker: SinkMaker, spark: SparkSession) -> Iterator[Sink]:
 
 
 def file_with(maker: SinkMaker, checks: str) -> PipelineFile:
-    target = {"delta": "path: x", "iceberg": "table_name: n.x"}.get(maker.kind.partition("-")[0], "table: x")
+    target = {
+        "delta": "path: x",
+        "iceberg": "table_name: n.x",
+        "postgres_aggregate": "landing_table: x, agg_table: y, aggregate: {rows: {fn: count}}",
+    }.get(maker.kind.partition("-")[0], "table: x")
     lines = [
         "name: p",
         "sources: {s: {type: clickhouse, table_name: t, primary_key: id}}",
