@@ -374,7 +374,7 @@ def test_loads_from_any_folder_without_spark_or_drivers(tmp_path, folder):
         "import sys, headrace.orchestration.definitions as d\n"
         "print(sorted(s.name for s in d.defs.get_repository_def().get_all_jobs() if"
         " s.name.endswith('_stream')))\n"
-        "print([m for m in ('pyspark', 'psycopg', 'adbc_driver_manager', 'confluent_kafka',"
+        "print([m for m in ('pyspark', 'adbc_driver_manager', 'confluent_kafka',"
         " 'clickhouse_connect', 'delta') if m in sys.modules])\n"
     )
     environment = {key: value for key, value in os.environ.items() if not key.startswith("HEADRACE")}

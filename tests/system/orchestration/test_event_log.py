@@ -170,7 +170,7 @@ def test_event_log_goes_on_if_a_source_is_away(written, monkeypatch) -> None:
     monkeypatch.setattr("headrace.orchestration.source_reports.observe_sources", away)
     context = SimpleNamespace(log=SimpleNamespace(warning=lambda text, *values: logged.append(text % values)))
     report_sources(context, read_pipeline(written()))
-    assert logged == ["the sources are not observed: no broker answers"]
+    assert logged == ["event=sources_not_observed error=no broker answers"]
 
 
 def test_a_pipeline_is_drawn_in_the_descriptions_of_its_sinks_and_its_stream(written) -> None:
