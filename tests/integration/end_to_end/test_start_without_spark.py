@@ -13,6 +13,7 @@ import psutil
 import psycopg
 import pytest
 from confluent_kafka import Producer
+from helpers.dagster_ui import is_alive
 from helpers.pipeline_world import World, leftovers, until
 
 from headrace.pipeline.protocol.ledger.sqlite import open_sqlite
@@ -76,7 +77,7 @@ def stream(
 
 def test_small_epochs_start_no_jvm(stream: Stream) -> None:
     assert stream.crash("sinks-written", 2) != 0
-    assert until(lambda: stream.run()["code"] == 0, "a run after the lease of the first")
+    assert until(lambda: stream.run()["code"] == 0, "a run after the lease of the first", 300)
     stream.check_sinks()
     assert not stream.has_started_spark()
     assert leftovers(stream) == []
@@ -91,10 +92,10 @@ def test_a_jvm_that_starts_with_an_epoch_is_known_to_successors(stream: Stream) 
     assert jvm is not None
     assert "java" in jvm.name()
     os.kill(process.pid, 9)
-    assert until(lambda: stream.run()["code"] == 0, "a run after the lease of the first")
+    assert until(lambda: stream.run()["code"] == 0, "a run after the lease of the first", 300)
     stream.check_sinks()
     assert stream.has_started_spark()
-    until(lambda: not jvm.is_running() or jvm.status() == psutil.STATUS_ZOMBIE, "the end of the first JVM")
+    until(lambda: not is_alive(jvm), "the end of the first JVM")
 
 
 HISTORY = """
@@ -140,7 +141,7 @@ def history(services: Services, pg: str, ch_db: str, tmp_path: Path) -> Iterator
 )
 def test_a_kill_among_splits_that_threads_load(history: History, point: str, nth: int) -> None:
     assert history.crash(point, nth) != 0
-    assert until(lambda: history.run()["code"] == 0, "a run after the lease of the first")
+    assert until(lambda: history.run()["code"] == 0, "a run after the lease of the first", 300)
     assert history.rows() == [(key, key * 7) for key in range(500)]
     assert not (history.folder / "home" / "logs" / "spark.log").exists()
 
@@ -150,7 +151,7 @@ def test_threads_of_a_paused_run_write_nothing_after_their_successor(history: Hi
     old = history.start("split-loading", 3, "stop")
     assert old.stdout
     assert old.stdout.readline().startswith("now: stop")
-    assert until(lambda: history.run()["code"] == 0, "a run after the lease of the first")
+    assert until(lambda: history.run()["code"] == 0, "a run after the lease of the first", 300)
     with psycopg.connect(history.conninfo) as connection:
         connection.execute("DELETE FROM target WHERE id < 250")  # whatever the old run wrote would show
     os.kill(old.pid, signal.SIGCONT)
