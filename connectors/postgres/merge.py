@@ -116,9 +116,9 @@ class StagedMerge:
         if not self.target.key:
             ((rows,),) = session.run(self._append(), *values)
             return WriteCounts(rows, rows, 0, 0)
-        only, gone = session.run(self._delete(), *values)[0] if deletes else (0, 0)
+        last_deletes, deleted = session.run(self._delete(), *values)[0] if deletes else (0, 0)
         ((rows, inserted, updated),) = session.run(self._upsert(deletes=deletes), *values)
-        return WriteCounts(rows + only, inserted, updated, gone)
+        return WriteCounts(rows + last_deletes, inserted, updated, deleted)
 
     def _format(self, text: str, **parts: sql.Composable) -> sql.Composed:
         """Return a statement with the parts that most statements share, and with `parts`."""
@@ -185,18 +185,18 @@ class StagedMerge:
                 "WITH ends AS (SELECT DISTINCT ON ({key}) {key}, s._gs_op = 'd' AS last,"
                 " s._gs_end IS NOT NULL AS ended, s.{version} AS version"
                 " FROM {ended} s WHERE {alive} ORDER BY {key}, {order}),"
-                " gone AS (DELETE FROM {target} t USING ends e WHERE {same}"
+                " deleted AS (DELETE FROM {target} t USING ends e WHERE {same}"
                 " AND (e.ended OR (e.last AND (t.{version} IS NULL OR t.{version} <= e.version)))"
                 " RETURNING 1)"
-                " SELECT (SELECT count(*) FROM ends WHERE last), (SELECT count(*) FROM gone)",
+                " SELECT (SELECT count(*) FROM ends WHERE last), (SELECT count(*) FROM deleted)",
                 ended=self._ended(),
                 alive=_ALIVE,
             )
         return self._format(
             "WITH ends AS (SELECT DISTINCT ON ({key}) {key}, _gs_op = 'd' AS last, bool_or(_gs_op = 'd') OVER"
             " (PARTITION BY {key}) AS any FROM {rows} s ORDER BY {key}, {order}),"
-            " gone AS (DELETE FROM {target} t USING ends e WHERE {same} AND e.{which} RETURNING 1)"
-            " SELECT (SELECT count(*) FROM ends WHERE last), (SELECT count(*) FROM gone)",
+            " deleted AS (DELETE FROM {target} t USING ends e WHERE {same} AND e.{which} RETURNING 1)"
+            " SELECT (SELECT count(*) FROM ends WHERE last), (SELECT count(*) FROM deleted)",
             order=_order("DESC"),
             which=sql.Identifier("last" if self.policy.plain else "any"),
         )

@@ -232,7 +232,7 @@ class TotalsTable:
 
     def _read_extremes(self) -> Composable:
         """Return the statement that reads minima and maxima again whose value a statement took away."""
-        gone = [
+        removed_extremes = [
             SQL("o.{} {} t.{}").format(
                 total.column, SQL("<=" if total.joins == "LEAST" else ">="), Identifier(name)
             )
@@ -244,7 +244,7 @@ class TotalsTable:
         ]
         return SQL(
             "UPDATE {table} t SET {sets} FROM (SELECT DISTINCT {groups} FROM {table} t JOIN {old} o"
-            " ON {match_old} WHERE {gone}) d CROSS JOIN LATERAL (SELECT {values} FROM {landing} l"
+            " ON {match_old} WHERE {removed_extremes}) d CROSS JOIN LATERAL (SELECT {values} FROM {landing} l"
             " WHERE {match_landing}) s WHERE {match}"
         ).format(
             old=Identifier(_OLD),
@@ -252,7 +252,7 @@ class TotalsTable:
             sets=SQL(", ").join(SQL("{0} = s.{0}").format(Identifier(name)) for name in self._extremes),
             groups=SQL(", ").join(SQL("t.{}").format(Identifier(name)) for name in self._groups),
             match_old=self._matches("t", "o"),
-            gone=SQL(" OR ").join(gone),
+            removed_extremes=SQL(" OR ").join(removed_extremes),
             values=SQL(", ").join(values),
             landing=self._landing,
             match_landing=self._matches("d", "l"),

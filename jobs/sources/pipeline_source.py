@@ -176,11 +176,8 @@ class PipelineSource:
         )
 
         def pieces(phase: int, window: HistoryPartition | None) -> list[Json]:
-            return list(
-                self.bounded[phase].splits(
-                    spark, seen[phase], window, cut if phase == len(self.bounded) - 1 else None
-                )
-            )
+            end = cut if phase == len(self.bounded) - 1 else None
+            return list(self.bounded[phase].splits(spark, seen[phase], window, end))
 
         return pieces
 
