@@ -6,7 +6,6 @@ import base64
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyarrow import types as kinds
@@ -18,9 +17,6 @@ from headrace.pipeline.errors import SchemaError
 from headrace.pipeline.sql.system_columns import HIDDEN
 from headrace.pipeline.types.arrow import parse_type, spark_type
 from headrace.pipeline.types.int256 import is_wide
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
 
 _WIDER = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 
@@ -150,11 +146,39 @@ def _fits(found: pa.DataType, wanted: pa.DataType) -> bool:
 
 
 def plain(kind: pa.DataType) -> pa.DataType:
-    """Return the type that Spark returns: unsigned types are wider, times and big decimals are strings."""
-    from pyspark.sql.pandas.types import to_arrow_schema
-    from pyspark.sql.types import StructType
+    """Return the type that Spark returns: unsigned types are wider, times and big decimals are strings.
 
+    Python decides, so that a pipeline of files can start without a JVM.
+    """
+    from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
+    from pyspark.sql.types import StructField, StructType
+
+    found = from_arrow_type(_widen(kind), prefer_timestamp_ntz=True)
+    return to_arrow_schema(StructType([StructField("c", found)])).field(0).type
+
+
+_WIDER_IN_SPARK = {
+    "SMALLINT": pa.int16(),
+    "INT": pa.int32(),
+    "BIGINT": pa.int64(),
+    "DECIMAL(20,0)": pa.decimal128(20, 0),
+    "FLOAT": pa.float32(),
+    "BINARY": pa.binary(),
+    "DATE": pa.date32(),
+    "STRING": pa.string(),
+}
+"""The types of `spark_type` for which Arrow has several spellings."""
+
+
+def _widen(kind: pa.DataType) -> pa.DataType:
     if isinstance(kind, pa.ExtensionType):
         kind = kind.storage_type
-    found: StructType = StructType.fromDDL(f"c {spark_type(kind)}")  # type: ignore[assignment]
-    return to_arrow_schema(found).field(0).type
+    if kinds.is_dictionary(kind):
+        return _widen(kind.value_type)
+    if kinds.is_struct(kind):
+        return pa.struct([field.with_type(_widen(field.type)) for field in kind])
+    if kinds.is_map(kind):
+        return pa.map_(_widen(kind.key_type), _widen(kind.item_type))
+    if kinds.is_nested(kind):
+        return pa.list_(_widen(kind.value_type))
+    return _WIDER_IN_SPARK.get(spark_type(kind), kind)

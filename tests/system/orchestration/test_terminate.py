@@ -100,13 +100,15 @@ def start_stream(ui: DagsterUi, world: World, after: int = 0) -> tuple[str, list
 )
 def test_terminate_without_server(ui: DagsterUi, world: World, traffic: None, policy: str) -> None:
     run, processes = start_stream(ui, world)
-    assert any("java" in process.name() for process in processes)
+    # Spark's launcher and its Python workers may end at any time. The run's process and its JVM stay.
+    holder = state_of(world).holder or {}
+    lasting = [psutil.Process(holder["pid"]), psutil.Process(holder["jvm"]["pid"])]
     servers = ui.code_servers()
     assert servers
     for server in servers:
         server.kill()
     psutil.wait_procs(servers, timeout=30)
-    assert all(is_alive(process) for process in processes), "a run outlives its code server"
+    assert all(is_alive(process) for process in lasting), "a run outlives its code server"
 
     ui.terminate(run, policy)
     assert ui.status(run) in ("CANCELING", "CANCELED")
