@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from headrace.connectors.filters import quote_identifier
+from headrace.connectors.schema_evolution import log_added_columns
+from headrace.pipeline.errors import TargetError
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import SparkSession
     from pyspark.sql.types import DataType, StructType
 
@@ -44,6 +47,57 @@ def find_schema_mismatches(
         for name in key
         if name.lower() not in brought
     ]
+
+
+def fit_columns(
+    session: SparkSession,
+    sink: str,
+    table: str,
+    schema: pa.Schema,
+    key: tuple[str, ...],
+    type_of: Callable[[pa.DataType], str],
+    find_new: Callable[[Iterable[str]], list[pa.Field]],
+    *,
+    add: bool,
+) -> list[str]:
+    """Return messages for everything that keeps a table, by its quoted name, from taking rows of a schema.
+
+    `type_of` returns a column type as DDL. With `add`, add the columns of `find_new` first. Without it they
+    may be missing.
+    """
+    found = session.table(table).schema
+    new = find_new(found.names)
+    if new and add:
+        _add_columns(session, sink, table, new, type_of)
+        found = session.table(table).schema
+    wanted = {field.name: type_of(field.type) for field in schema if add or field not in new}
+    return find_schema_mismatches(session, found, wanted, key)
+
+
+def _add_columns(
+    session: SparkSession,
+    sink: str,
+    table: str,
+    columns: Sequence[pa.Field],
+    type_of: Callable[[pa.DataType], str],
+) -> None:
+    """Add columns to a table of files, by its quoted name. No file is rewritten.
+
+    A concurrent process may do the same: the check of the columns that follows decides. Raise TargetError
+    for names that the table refuses.
+    """
+    from pyspark.errors import PySparkException
+
+    declared = ", ".join(f"{quote_identifier(field.name)} {type_of(field.type)}" for field in columns)
+    try:
+        session.sql(f"ALTER TABLE {table} ADD COLUMNS ({declared})")
+    except PySparkException as error:
+        if "ALREADY_EXISTS" in (error.getCondition() or ""):
+            return
+        msg = f"cannot add columns ({declared}) to {table}: {str(error).splitlines()[0]}"
+        hint = "Add them by hand (ALTER TABLE), or rename them in a transform."
+        raise TargetError(msg, hint=hint, node=sink) from error
+    log_added_columns(sink, table, columns)
 
 
 def holds_every_value(table: DataType, rows: DataType) -> bool:

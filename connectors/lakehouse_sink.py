@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import uuid
 from abc import abstractmethod
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.connectors.content import TargetContent
 from headrace.connectors.filters import quote_identifier
 from headrace.connectors.lakehouse_rows import bounds_of
+from headrace.connectors.schema_evolution import find_new_columns
 from headrace.connectors.target_query import QueryResult, TargetQuery, to_query_column
 from headrace.connectors.transactional_sink import SinkState, TransactionalSink
 from headrace.pipeline.errors import InternalError
@@ -41,6 +43,12 @@ class LakehouseSink(TransactionalSink):
     @property
     def _key(self) -> tuple[str, ...]:
         return tuple(self._context.extra.get("key", self._context.node.primary_key))
+
+    def _find_new(self, schema: pa.Schema) -> Callable[[Iterable[str]], list[pa.Field]]:
+        """Return what finds, among the columns of the table, those that the sink adds."""
+        return lambda existing: find_new_columns(
+            self._context.node, schema, self._key, existing, fold=str.lower
+        )
 
     def read_row_count(self) -> tuple[CommitRecord | None, int] | None:
         """Return the record and the row count of one table version; None and 0 if there is no table.

@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 from urllib.parse import urlsplit
 
+import pyarrow as pa
+
 from headrace.connectors.clickhouse.client import SINK, connect
 from headrace.connectors.clickhouse.commit_table import CommitTable, PendingEpoch, TableSinkState
 from headrace.connectors.clickhouse.config import ClickHouseSinkConfig
@@ -48,7 +50,6 @@ from headrace.pipeline.protocol.claims import Claim
 from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Json, WriteCounts
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from clickhouse_connect.driver.client import Client
 
     from headrace.connectors.frame import EpochFrame
@@ -90,17 +91,21 @@ class ClickHouseSink(TransactionalSink):
         super().prepare(schema, generation)
 
     def prepare_target(self, schema: pa.Schema) -> None:
-        """Create the table and the table of commit records, or check them."""
+        """Create the table and the table of commit records, or add columns and check them."""
         self._table.check_rows(schema)
         self._table.create(schema)
+        if new := self._table.find_new_columns(schema):
+            self._table.add_columns(new)
         self._log.create()
         self._checked = self._table.check(self._find(), schema)
 
     def validate_target(self) -> None:
-        """Check the options and an existing table. A missing table is fine: `prepare` would create it."""
+        """Check the options and an existing table. `prepare` would create a missing table or column."""
         self._table.check_rows(self._context.schema)
         if (info := self._table.find()) is not None:
-            self._table.check(info, self._context.schema)
+            new = self._table.find_new_columns(self._context.schema)
+            rest = [field for field in self._context.schema if field not in new]
+            self._table.check(info, pa.schema(rest))
 
     def read_state(self) -> SinkState | None:
         """Return generation and record of this sink's entry; the record is None for a table made again.

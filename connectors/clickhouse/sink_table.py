@@ -15,6 +15,11 @@ from headrace.connectors.clickhouse.config import ClickHouseSinkConfig
 from headrace.connectors.clickhouse.sink_types import ColumnRule, column_type, rule_for
 from headrace.connectors.clickhouse.snapshot import ClickHouseTableInfo, find_table
 from headrace.connectors.clickhouse.types import UnsupportedTypeError, parse, quote
+from headrace.connectors.schema_evolution import (
+    ADD_COLUMNS_HINT,
+    find_new_columns,
+    log_added_columns,
+)
 from headrace.pipeline.errors import SchemaError, TargetError, UserError
 from headrace.pipeline.types.arrow import is_nested
 from headrace.pipeline.types.int256 import is_wide
@@ -86,6 +91,17 @@ class TargetTable:
                 f" ({', '.join(columns)}) ENGINE = {engine} ORDER BY {order}"
             )
 
+    def find_new_columns(self, schema: pa.Schema) -> list[pa.Field]:
+        """Return the columns of the rows that the existing table lacks and the sink may add."""
+        return find_new_columns(self._node, schema, self._key, self._read_columns())
+
+    def add_columns(self, columns: Sequence[pa.Field]) -> None:
+        """Add columns, which rewrites no row. A concurrent process may do the same."""
+        added = [f"ADD COLUMN IF NOT EXISTS {quote(field.name)} {self._declare(field)}" for field in columns]
+        with translate_errors(self._name, f"{self.database}.{self.table}", "add columns", SINK):
+            self._client.command(f"ALTER TABLE {self._sql} {', '.join(added)}")
+        log_added_columns(self._name, f"{self.database}.{self.table}", columns)
+
     def check_rows(self, schema: pa.Schema) -> None:
         """Raise an error for rows that no table can take, and for wrong options."""
         override = self._node.schema_override
@@ -128,7 +144,10 @@ class TargetTable:
                 continue
             rules += [rule] if rule is not None else []
         if problems:
-            hint = "ALTER the table, convert the columns in a transform, or name another table."
+            hint = (
+                f"ALTER the table, {ADD_COLUMNS_HINT}, convert the columns in a transform, or name another"
+                " table."
+            )
             msg = f"{self.display_name}: {'; '.join(problems)}"
             raise SchemaError(msg, hint=hint, node=self._name)
         self._check_own(info, columns)

@@ -83,14 +83,18 @@ class DeltaTableSink(LakehouseSink):
         check_location(self._name, self._path, table.session)
         if not table.log.exists():
             create(self._name, table.session, self._path, schema, self._key)
-        check_columns(self._name, table.session, self._path, schema, self._key)
+        self._check_columns(table.session, schema, add=True)
 
     def validate_target(self) -> None:
         """Check an existing table. A missing table is fine, because `prepare` would create it."""
         table = self._open()
         check_location(self._name, self._path, table.session)
         if table.log.exists():
-            check_columns(self._name, table.session, self._path, self._context.schema, self._key)
+            self._check_columns(table.session, self._context.schema, add=False)
+
+    def _check_columns(self, session: SparkSession, schema: pa.Schema, *, add: bool) -> None:
+        find_new = self._find_new(schema)
+        check_columns(self._name, session, self._path, schema, self._key, find_new, add=add)
 
     def claim_target(self) -> None:
         """Add this sink's claim to the table's properties, which takes a commit."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from headrace.connectors.delta.errors import is_conflict
-from headrace.connectors.lakehouse import find_schema_mismatches
+from headrace.connectors.filters import quote_identifier
+from headrace.connectors.lakehouse import fit_columns
+from headrace.connectors.schema_evolution import ADD_COLUMNS_HINT
 from headrace.pipeline.errors import GuaranteeError, SchemaError, TargetError
 from headrace.pipeline.types.arrow import spark_type
 
@@ -93,13 +95,21 @@ def _names(field: pa.Field) -> Iterator[str]:
 
 
 def check_columns(
-    sink: str, session: SparkSession, path: str, schema: pa.Schema, key: tuple[str, ...]
+    sink: str,
+    session: SparkSession,
+    path: str,
+    schema: pa.Schema,
+    key: tuple[str, ...],
+    find_new: Callable[[Iterable[str]], list[pa.Field]],
+    *,
+    add: bool,
 ) -> None:
-    """Raise SchemaError if a column is missing, has another type, or is required but not in the rows."""
-    table = session.read.format("delta").load(path).schema
-    wanted = {column.name: spark_type(column.type) for column in schema}
-    if wrong := find_schema_mismatches(session, table, wanted, key):
+    """Raise SchemaError if a column is missing, has another type, or is required but not in the rows.
+
+    With `add`, add the columns of `find_new` first. Without it they may be missing.
+    """
+    table = f"delta.{quote_identifier(path)}"
+    if wrong := fit_columns(session, sink, table, schema, key, spark_type, find_new, add=add):
         msg = f"the Delta table `{path}` cannot take the rows: {'; '.join(wrong)}"
-        raise SchemaError(
-            msg, hint="Change the table (ALTER TABLE), the transform's columns, or `path`.", node=sink
-        )
+        hint = f"Change the table (ALTER TABLE), {ADD_COLUMNS_HINT}, or change the transform or `path`."
+        raise SchemaError(msg, hint=hint, node=sink)

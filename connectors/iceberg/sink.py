@@ -72,7 +72,7 @@ class IcebergTableSink(LakehouseSink):
         path = self._table.path(self._spark)
         self._files.repair_hint(suspect=True)
         create(self._name, self._spark, path, schema)
-        check_columns(self._name, self._spark, path, schema, self._key)
+        check_columns(self._name, self._spark, path, schema, self._key, self._find_new(schema), add=True)
         metadata = self._read_metadata()
         if metadata.version < 2:
             msg = f"{self.target} has format version 1"
@@ -87,7 +87,8 @@ class IcebergTableSink(LakehouseSink):
         check_warehouse(self._name, str(self._warehouse))
         path = self._table.path(self._spark)
         if self._table.exists(self._spark):
-            check_columns(self._name, self._spark, path, self._context.schema, self._key)
+            schema = self._context.schema
+            check_columns(self._name, self._spark, path, schema, self._key, self._find_new(schema), add=False)
 
     def remove_stale_attempts(self) -> None:
         """Drop the branches of attempts that were not published, and remove old metadata."""

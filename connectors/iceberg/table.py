@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from headrace.connectors.filters import quote_identifier
 from headrace.connectors.iceberg.metadata import PRUNED
-from headrace.connectors.lakehouse import find_schema_mismatches
+from headrace.connectors.lakehouse import fit_columns
+from headrace.connectors.schema_evolution import ADD_COLUMNS_HINT
 from headrace.pipeline.errors import GuaranteeError, SchemaError, TargetError
 from headrace.pipeline.types.arrow import spark_type
 
@@ -68,11 +70,21 @@ def create(sink: str, spark: SparkSession, path: str, schema: pa.Schema) -> None
         ) from error
 
 
-def check_columns(sink: str, spark: SparkSession, path: str, schema: pa.Schema, key: tuple[str, ...]) -> None:
-    """Raise SchemaError if a column is missing, has another type, or is required but not in the rows."""
-    wanted = {column.name: iceberg_type(column.type) for column in schema}
-    if wrong := find_schema_mismatches(spark, spark.table(path).schema, wanted, key):
+def check_columns(
+    sink: str,
+    spark: SparkSession,
+    path: str,
+    schema: pa.Schema,
+    key: tuple[str, ...],
+    find_new: Callable[[Iterable[str]], list[pa.Field]],
+    *,
+    add: bool,
+) -> None:
+    """Raise SchemaError if a column is missing, has another type, or is required but not in the rows.
+
+    With `add`, add the columns of `find_new` first. Without it they may be missing.
+    """
+    if wrong := fit_columns(spark, sink, path, schema, key, iceberg_type, find_new, add=add):
         msg = f"the Iceberg table {path} cannot take the rows: {'; '.join(wrong)}"
-        raise SchemaError(
-            msg, hint="Change the table (ALTER TABLE), the transform's columns, or `table_name`.", node=sink
-        )
+        hint = f"Change the table (ALTER TABLE), {ADD_COLUMNS_HINT}, or change the transform or `table_name`."
+        raise SchemaError(msg, hint=hint, node=sink)

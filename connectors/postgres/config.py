@@ -22,9 +22,7 @@ class PostgresSinkConfig(KeyedSinkConfig):
     schema_: str = Field(
         default="public", alias="schema", description="The table's schema; made if it is missing."
     )
-    table: str = Field(
-        description="The table's name; made from the rows' columns if it is missing, never altered."
-    )
+    table: str = Field(description="The table's name; made from the rows' columns if it is missing.")
     on_conflict: Literal["update", "nothing"] = Field(
         default="update",
         description="With a key: `update` lets the last row of a key win, `nothing` the first one.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -31,6 +32,7 @@ from headrace.connectors.postgres.session import (
 )
 from headrace.connectors.postgres.staging import drop_stale_staging_tables, write_staged
 from headrace.connectors.postgres.target import TargetCheck
+from headrace.connectors.schema_evolution import find_new_columns
 from headrace.connectors.sink_base import DirectSink, SinkContext
 from headrace.connectors.source_base import SplitReader
 from headrace.connectors.split_tasks import count_task_threads
@@ -273,7 +275,10 @@ class PostgresSink(TransactionalSink, DirectSink):
 
     def _target_check(self, schema: pa.Schema) -> TargetCheck:
         node = self._node
-        return TargetCheck(self._name, node.schema_, node.table, schema, self._key, node.version_column)
+        find_new = partial(find_new_columns, node, schema, self._key)
+        return TargetCheck(
+            self._name, node.schema_, node.table, schema, self._key, node.version_column, find_new
+        )
 
     def _lost_state_error(self) -> HeadraceError:
         """Return the fencing error: another pipeline that takes the table over deletes the row."""

@@ -1,8 +1,11 @@
-"""The target table: created when missing, otherwise proved to take the rows. It is never altered."""
+"""The target table: created when missing, otherwise proved to take the rows.
+
+It is altered only with `schema_evolution: add_columns`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -10,6 +13,7 @@ from psycopg import sql
 
 from headrace.connectors.json_text import check_keys
 from headrace.connectors.postgres.session import NAME_BYTES, Session, trusted
+from headrace.connectors.schema_evolution import ADD_COLUMNS_HINT, log_added_columns
 from headrace.pipeline.errors import SchemaError, TargetError
 from headrace.pipeline.types.arrow import is_nested, postgres_type
 from headrace.pipeline.types.int256 import digits, is_wide
@@ -151,6 +155,11 @@ def _second_digits(kind: pa.DataType) -> int:
     return 0
 
 
+def _declare(field: pa.Field) -> sql.Composed:
+    """Return the column of a table that Headrace creates or alters."""
+    return sql.SQL("{} {}").format(sql.Identifier(field.name), trusted(postgres_type(field.type)))
+
+
 @dataclass(frozen=True, slots=True)
 class TargetCheck:
     """Creates or checks the table for rows of a schema under a key.
@@ -165,33 +174,36 @@ class TargetCheck:
     rows: pa.Schema
     key: tuple[str, ...]
     version: str | None = None
+    find_new: Callable[[Iterable[str]], list[pa.Field]] = lambda _: []
+    """Of the columns that exist, the ones to add."""
 
     def prepare(self, session: Session) -> PostgresTarget:
-        """Create the table if it is missing, then check it."""
+        """Create the table if it is missing, or add columns, then check it."""
         self._check_names()
         if self._read_kind(session) is None:
             self._create(session)
-        return self._check(session)
+        elif new := self.find_new(self._read_columns(session)):
+            self._add(session, new)
+        return self._check(session, list(self.rows))
 
     def validate(self, session: Session) -> None:
-        """Check the table if it exists."""
+        """Check the table if it exists. Columns that `prepare` would add may be missing."""
         self._check_names()
         if self._read_kind(session) is not None:
-            self._check(session)
+            new = self.find_new(self._read_columns(session))
+            self._check(session, [field for field in self.rows if field not in new])
 
     @property
     def _name(self) -> str:
         return f"{self.schema}.{self.table}"
 
-    def _check(self, session: Session) -> PostgresTarget:
+    def _check(self, session: Session, rows: Sequence[pa.Field]) -> PostgresTarget:
         kind = self._read_kind(session)
         if kind not in {"r", "p"}:
             msg = f"{self._name} is not a table"
             raise TargetError(msg, node=self.node, hint="Name a table, or one that does not exist yet.")
-        existing = {
-            name: _ExistingColumn(*rest) for name, *rest in session.run(_COLUMNS, self.schema, self.table)
-        }
-        columns = tuple(self._match(field, existing) for field in self.rows)
+        existing = self._read_columns(session)
+        columns = tuple(self._match(field, existing) for field in rows)
         if self.version is not None:
             self._check_precision(self.rows.field(self.version), existing[self.version], "version_column")
         for name, column in existing.items():
@@ -238,15 +250,23 @@ class TargetCheck:
         )
         return rows[0][0] if rows else None
 
+    def _read_columns(self, session: Session) -> dict[str, _ExistingColumn]:
+        rows = session.run(_COLUMNS, self.schema, self.table)
+        return {name: _ExistingColumn(*rest) for name, *rest in rows}
+
+    def _add(self, session: Session, columns: Sequence[pa.Field]) -> None:
+        """Add columns without a default, which rewrites no row. A concurrent process may do the same."""
+        added = [sql.SQL("ADD COLUMN IF NOT EXISTS {}").format(_declare(field)) for field in columns]
+        table = sql.Identifier(self.schema, self.table)
+        session.run(sql.SQL("ALTER TABLE {} {}").format(table, sql.SQL(", ").join(added)))
+        log_added_columns(self.node, self._name, columns)
+
     def _create(self, session: Session) -> None:
         """Create the schema and the table. An advisory lock makes concurrent processes wait."""
         session.run("SELECT pg_advisory_xact_lock(hashtext('headrace create'))")
         if not session.run("SELECT 1 FROM pg_namespace WHERE nspname = $1", self.schema):
             session.run(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(self.schema)))
-        parts: list[sql.Composable] = [
-            sql.SQL("{} {}").format(sql.Identifier(field.name), trusted(postgres_type(field.type)))
-            for field in self.rows
-        ]
+        parts: list[sql.Composable] = [_declare(field) for field in self.rows]
         if self.key:
             columns = sql.SQL(", ").join(map(sql.Identifier, self.key))
             parts.append(sql.SQL("PRIMARY KEY ({})").format(columns))
@@ -265,7 +285,10 @@ class TargetCheck:
         there = existing.get(field.name)
         if there is None:
             msg = f"{self._name} has no column '{field.name}' ({field.type}); it has {', '.join(existing)}"
-            hint = f"Add it (ALTER TABLE … ADD COLUMN, type {ours}), or leave it out in the transform."
+            hint = (
+                f"Add it (ALTER TABLE … ADD COLUMN, type {ours}), {ADD_COLUMNS_HINT}, or leave it out in the"
+                " transform."
+            )
             raise SchemaError(msg, node=self.node, hint=hint)
         if not there.written:
             msg = f"column '{field.name}' of {self._name} is generated by Postgres and cannot be written"

@@ -111,6 +111,7 @@ class PostgresAggregateSinkConfig(KeyedSinkConfig):
                 "table": self.landing_table,
                 "primary_key": self.primary_key,
                 "version_column": self.version_column,
+                "schema_evolution": self.schema_evolution,
                 "share": self.share,
                 "max_driver_rows": self.max_driver_rows,
             }

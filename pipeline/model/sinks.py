@@ -57,6 +57,12 @@ class KeyedSinkConfig(SinkConfig):
     """The SQL of `checks`."""
 
     version_column: str | None = Field(default=None, description=VERSION_COLUMN)
+    schema_evolution: Literal["none", "add_columns"] = Field(
+        default="none",
+        description="What to do if an existing table lacks columns of the rows: `none` refuses to start,"
+        " `add_columns` adds them. Rows written before then have NULL there. Columns of the key and the"
+        " version are never added.",
+    )
     checks: dict[str, SinkCheckConfig] = Field(
         default_factory=dict, description="Checks of the target's rows, by name."
     )

@@ -34,7 +34,7 @@ from headrace.connectors.clickhouse import sink as clickhouse_sink
 from headrace.connectors.files import sink as file_sink
 from headrace.connectors.kafka import encoder
 from headrace.connectors.sink_base import Sink
-from headrace.pipeline.errors import DataError, FencedError, HeadraceError
+from headrace.pipeline.errors import DataError, FencedError, HeadraceError, SchemaError
 from headrace.pipeline.protocol.epochs import CommitRecord, WriteCounts
 
 TABLES = ["postgres", "postgres-staged", "delta", "iceberg"]
@@ -358,3 +358,61 @@ def test_zero_has_no_sign_in_a_key_and_nan_is_one(maker: SinkMaker) -> None:
         found = sorted((repr(key), name) for key, name in maker.rows(["id", "name"]))
         assert found == [("0.0", f"{number}-1"), ("1.5", f"{number}-3"), ("nan", f"{number}-2")]
     sink.close()
+
+
+WIDER = pa.schema([*KEYED, ("score", pa.int64()), ("note", pa.string())])
+
+
+@pytest.mark.parametrize("maker", [*TABLES, *CLICKHOUSE, "aggregate"], indirect=True)
+def test_new_columns_are_refused_or_added(maker: SinkMaker) -> None:
+    """`maker` is the strict sink, `evolving` the one that adds columns."""
+    evolving = replace(
+        maker,
+        node=lambda columns, node=maker.node: node(columns).model_copy(
+            update={"schema_evolution": "add_columns"}
+        ),
+    )
+    sink = maker.joined(KEYED)
+    sink.write(plan(1), frame(maker.spark, KEYED, people((1, "a"), (2, "b")), "ii"))
+    sink.close()
+
+    sink = maker.open(WIDER)
+    for action in (sink.validate_target, lambda: sink.prepare(WIDER, 2)):
+        with pytest.raises(SchemaError, match="score") as caught:
+            action()
+        assert "schema_evolution: add_columns" in (caught.value.hint or "")
+    sink.close()
+
+    sink = evolving.open(WIDER)
+    sink.validate_target()
+    with pytest.raises(Exception, match="score"):
+        maker.rows(["score"])
+    for generation in (3, 4):
+        sink.prepare(WIDER, generation)
+    rows = [{"id": 1, "name": "c", "score": 7, "note": "x"}, {"id": 3, "name": "d", "score": 8, "note": None}]
+    sink.write(plan(2), frame(maker.spark, WIDER, rows, "ui"))
+    assert sorted(maker.rows(WIDER.names)) == [(1, "c", 7, "x"), (2, "b", None, None), (3, "d", 8, None)]
+    sink.close()
+
+    sink = maker.open(KEYED)
+    sink.prepare(KEYED, 5)
+    sink.write(plan(3), frame(maker.spark, KEYED, people((4, "e")), "i"))
+    assert sorted(maker.rows(["id", "name"])) == [(1, "c"), (2, "b"), (3, "d"), (4, "e")]
+    record = sink.record()
+    assert record is not None
+    assert record.epoch == 3
+    sink.close()
+
+
+@pytest.mark.parametrize("maker", ["postgres", "delta", "clickhouse"], indirect=True)
+def test_columns_of_the_key_and_the_version_are_never_added(maker: SinkMaker) -> None:
+    changed = {"schema_evolution": "add_columns", "version_column": "score"}
+    evolving = replace(maker, node=lambda columns, node=maker.node: node(columns).model_copy(update=changed))
+    maker.joined(KEYED).close()
+    for columns in (("id",), ("id", "note")):
+        sink = evolving.open(WIDER, columns)
+        with pytest.raises(HeadraceError, match=r"score|note"):
+            sink.prepare(WIDER, 2)
+        sink.close()
+    with pytest.raises(Exception, match="score"):
+        maker.rows(["score"])
