@@ -211,32 +211,35 @@ def _stopwatch(*watched: tuple[type, tuple[str, ...]]) -> Iterator[dict[str, lis
 
 
 def startup(runner: BenchmarkRunner, rows: int) -> list[str]:
-    """Measure the steps of a start, and the time from kill -9 to the first new epoch."""
+    """Measure the steps of a start, and the time from kill -9 to the first new epoch, without and with SQL."""
     del rows
-    topic, name = runner.create_topic(200_000, 50_000), _random_name()
-    text = STREAM.format(name=name, topic=topic, target=name, rows=2000)
+    topic = runner.create_topic(200_000, 50_000)
+    for what, pipeline in (("", STREAM), ("with SQL: ", SHAPED_STREAM)):
+        name = _random_name()
+        text = pipeline.format(name=name, topic=topic, target=name, rows=2000)
+        first, restart = (_run_to_epoch(runner, text, stop_at) for stop_at in (3, 1))
+        runner.add_figure("startup", f"{what}imports", f"{first['imports']:.1f} s")
+        for step, after, label in (
+            ("lane open", "imports", "sources, sinks, lane open"),
+            ("epoch", "lane open", "first epoch committed after that"),
+        ):
+            runner.add_figure("startup", f"{what}{label}", f"{first[step] - first[after]:.1f} s")
+        runner.add_figure(
+            "startup",
+            f"{what}after kill -9: to the first new committed epoch",
+            f"{restart['epoch']:.1f} s",
+            f"{restart['epoch'] / first['epoch']:.2f}",
+        )
+    return []
+
+
+def _run_to_epoch(runner: BenchmarkRunner, text: str, stop_at: int) -> dict[str, float]:
+    """Run a pipeline until it has committed some epochs, then kill it. Return the steps."""
     child = runner.start_pipeline(text)
-    steps = _read_steps(child, stop_at=3)
-    runner.add_figure("startup", "imports", f"{steps['imports']:.1f} s")
-    runner.add_figure(
-        "startup", "Spark, sources, sinks, lane open", f"{steps['lane open'] - steps['imports']:.1f} s"
-    )
-    runner.add_figure(
-        "startup", "first epoch committed after that", f"{steps['epoch'] - steps['lane open']:.1f} s"
-    )
+    steps = _read_steps(child, stop_at)
     os.killpg(child.pid, signal.SIGKILL)
     child.wait()
-    restarted = runner.start_pipeline(text)
-    restart = _read_steps(restarted, stop_at=1)
-    os.killpg(restarted.pid, signal.SIGKILL)
-    restarted.wait()
-    runner.add_figure(
-        "startup",
-        "after kill -9: to the first new committed epoch",
-        f"{restart['epoch']:.1f} s",
-        f"{restart['epoch'] / steps['epoch']:.2f}",
-    )
-    return []
+    return steps
 
 
 def _read_steps(child: Any, stop_at: int) -> dict[str, float]:
