@@ -36,6 +36,7 @@ from benchmarks.peers.bare import copy_history, upsert_messages
 from benchmarks.programs import script
 from benchmarks.publishing import publishing
 from benchmarks.streams import streams
+from benchmarks.warm import warm_start
 from benchmarks.watching import watching
 from headrace.connectors.postgres.commit_store import RecordStore
 from headrace.jobs.run.events import Until
@@ -316,6 +317,7 @@ CASES: dict[str, Callable[[BenchmarkRunner, int], list[str]]] = {
     "epoch": epoch,
     "live": live,
     "startup": startup,
+    "warm": warm_start,
     "memory": memory,
     "functions": functions,
     "lookups": lookups,

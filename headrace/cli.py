@@ -14,6 +14,8 @@ import typer
 
 from headrace import __version__
 from headrace.cli_options import AsJson, File
+from headrace.handover import hand_over
+from headrace.init_cli import init
 from headrace.jobs.explain.formats import Format
 from headrace.jobs.run.events import Until
 from headrace.repair_cli import accept_target, recover, replay, reset, rewind
@@ -28,6 +30,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+_PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+"""For a command whose arguments another program reads."""
 
 
 def _version(value: bool) -> None:
@@ -54,48 +59,7 @@ def _options(
     )
 
 
-@app.command()
-def init(
-    folder: Annotated[
-        Path, typer.Argument(help="Target folder. Created if missing.", metavar="DIR", show_default=False)
-    ] = Path(),
-    *,
-    template: Annotated[
-        str | None,
-        typer.Option(
-            help="clickhouse-kafka-postgres, kafka-delta or files-iceberg.",
-            metavar="NAME",
-            show_default=False,
-        ),
-    ] = None,
-    name: Annotated[
-        str | None, typer.Option(help="Name of the pipeline, its tables and its topic.", show_default=False)
-    ] = None,
-    key: Annotated[
-        str | None, typer.Option(help="Primary key column.", metavar="COLUMN", show_default=False)
-    ] = None,
-    servers: Annotated[
-        str | None,
-        typer.Option(
-            help="local: headrace services up. containers: compose.", metavar="WHERE", show_default=False
-        ),
-    ] = None,
-    yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Do not prompt; use defaults for missing options.")
-    ] = False,
-) -> None:
-    """Create a ready-to-run pipeline with tests and data."""
-    from headrace.commands.init import InitOptions, Servers, TemplateName
-    from headrace.commands.init import init as work
-
-    for option, value, allowed in (("--template", template, TemplateName), ("--servers", servers, Servers)):
-        if value is not None and value not in list(allowed):
-            msg = f"{value!r} is not one of {', '.join(allowed)}"
-            raise typer.BadParameter(msg, param_hint=option)
-    wanted = InitOptions(
-        TemplateName(template) if template else None, name, key, Servers(servers) if servers else None
-    )
-    work(folder, wanted, ask=not yes)
+app.command()(init)
 
 
 @app.command()
@@ -326,10 +290,7 @@ for command in (stop, pause, resume, replay, rewind, reset, accept_target, recov
     app.command()(command)
 
 
-@app.command(
-    add_help_option=False,
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
-)
+@app.command(add_help_option=False, context_settings=_PASSED_ON)
 def services(ctx: typer.Context) -> None:
     """Start, stop and list local Postgres, Kafka and ClickHouse."""
     from headrace.services.cli import app as services_app
@@ -337,10 +298,7 @@ def services(ctx: typer.Context) -> None:
     services_app(args=ctx.args, prog_name="headrace services")
 
 
-@app.command(
-    add_help_option=False,
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
-)
+@app.command(add_help_option=False, context_settings=_PASSED_ON)
 def plugin(ctx: typer.Context) -> None:
     """Create a plugin, list installed plugins."""
     from headrace.commands.plugin import app as plugin_app
@@ -390,6 +348,13 @@ def demo(
 
 def main() -> None:
     """Run the console script. Exit codes: 0 completed or stopped, 1 error, 2 wrong usage."""
+    if "run" in sys.argv[1:3] and (code := hand_over(sys.argv[1:])) is not None:
+        sys.exit(code)
+    run_app()
+
+
+def run_app() -> None:
+    """Run the command of `sys.argv` in this process."""
     try:
         app(prog_name="headrace")
     except Exception as error:  # noqa: BLE001  an error that is none of Headrace's becomes one line and a report

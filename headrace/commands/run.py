@@ -80,6 +80,7 @@ def _run_file(path: Path, options: RunOptions) -> None:
     if options.partitions:
         _check_partitions(file, options.partitions)
     settings = _prepare_console([file])
+    from headrace.commands.engine_start import start_engine_on_commit
     from headrace.jobs.run import runner  # imports Spark, which takes a second
 
     with (
@@ -94,7 +95,7 @@ def _run_file(path: Path, options: RunOptions) -> None:
                     until=until,
                     partitions=options.partitions or None,
                     refresh=options.refresh,
-                    listener=listener,
+                    listener=start_engine_on_commit(settings, [file], listener),
                     stop=stopper.event,
                     launched_by="cli",
                 )
@@ -113,6 +114,7 @@ def _run_group(paths: Sequence[Path], options: RunOptions) -> None:
     files = _load_files(paths)
     until = _choose_until(options)
     settings = _prepare_console(files)
+    from headrace.commands.engine_start import start_engine_on_commit
     from headrace.jobs.run.group import GroupMember, run_group
 
     console = stderr_console()
@@ -135,7 +137,10 @@ def _run_group(paths: Sequence[Path], options: RunOptions) -> None:
     with GracefulShutdown(on_signal) as stopper:
         failed = stopper.run(
             lambda: run_group(
-                [GroupMember(file, screens[file.name]) for file in files],
+                [
+                    GroupMember(file, start_engine_on_commit(settings, files, screens[file.name]))
+                    for file in files
+                ],
                 settings,
                 until=until,
                 stop=stopper.event,

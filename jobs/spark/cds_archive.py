@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,7 @@ from headrace.jobs.spark.java import Java, find_java
 log = logging.getLogger(__name__)
 
 _TIMEOUT = 240.0
+_TRAINING = "training-"
 
 
 def archive_options(java: Java) -> str:
@@ -76,7 +78,12 @@ def _hash_jars(folders: Iterable[Path]) -> str:
 
 
 def _remove_orphans(folder: Path) -> None:
-    """Remove archives whose environment no longer exists or has other jars. Each takes over 100 MB."""
+    """Remove archives whose environment no longer exists or has other jars, and what killed trainings left.
+
+    Each takes over 100 MB. The caller holds the lock, so no training is running.
+    """
+    for left in folder.glob(f"{_TRAINING}*"):
+        shutil.rmtree(left, ignore_errors=True)
     for note in folder.glob("*.json"):
         with contextlib.suppress(OSError, ValueError):
             trained = json.loads(note.read_text())
@@ -86,7 +93,7 @@ def _remove_orphans(folder: Path) -> None:
 
 
 def _train(path: Path) -> None:
-    with tempfile.TemporaryDirectory(prefix="training-", dir=path.parent) as folder:
+    with tempfile.TemporaryDirectory(prefix=_TRAINING, dir=path.parent) as folder:
         fresh = Path(folder) / path.name
         command = [sys.executable, "-m", "headrace.jobs.spark.cds_training", str(fresh)]
         folders = _class_path()

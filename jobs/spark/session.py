@@ -109,6 +109,8 @@ def start_session(settings: Settings, kinds: Iterable[str]) -> SparkSession:
     """
     started = time.monotonic()
     conf = spark_conf(settings, kinds)
+    if (prepared := _take_prepared(conf)) is not None:
+        return prepared
     java = find_java(str(settings.java_home) if settings.java_home else None)
     os.environ["JAVA_HOME"] = str(java.home)
     os.environ["PYSPARK_PYTHON"] = (
@@ -132,6 +134,34 @@ def start_session(settings: Settings, kinds: Iterable[str]) -> SparkSession:
         time.monotonic() - started,
     )
     return spark
+
+
+_prepared: list[tuple[Mapping[str, str], SparkSession]] = []
+
+
+def prepare_session(settings: Settings, kinds: Iterable[str]) -> SparkSession:
+    """Start Spark before the pipeline is known. `start_session` returns it for the same settings."""
+    kinds = list(kinds)
+    spark = start_session(settings, kinds)
+    _prepared.append((spark_conf(settings, kinds), spark))
+    return spark
+
+
+def _take_prepared(conf: Mapping[str, str]) -> SparkSession | None:
+    """Return the prepared session, once. Stop it if it has other settings."""
+    if not _prepared:
+        return None
+    prepared_conf, spark = _prepared.pop()
+    if prepared_conf == conf:
+        return spark
+    stop_session(spark)
+    return None
+
+
+def is_started() -> bool:
+    """Return whether this process has Spark."""
+    context = sys.modules.get("pyspark.core.context")
+    return context is not None and context.SparkContext._active_spark_context is not None  # noqa: SLF001
 
 
 def _hush() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, SecretStr, field_validator
 
 from headrace.pipeline.config.metric_labels import RESERVED
 from headrace.pipeline.config.secrets import Secret
@@ -233,6 +233,11 @@ class SparkSettings(Section):
         " slower.",
     )
     conf: dict[str, str] = Field(default_factory=dict, description="Further settings of Spark, by name.")
+    warm_engine_secs: NonNegativeInt = Field(
+        default=0,
+        description="Seconds that an idle process with Spark started waits for the next `headrace run` in the"
+        " same folder. It takes about 600 MB. 0: none.",
+    )
 
 
 class MetricsSettings(Section):

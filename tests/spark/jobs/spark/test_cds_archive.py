@@ -72,5 +72,7 @@ def test_archives_of_environments_that_changed_are_removed(tmp_path: Path) -> No
     ):
         (archives / f"{name}.json").write_text(json.dumps({"class_path": [str(folder)], "hash": digest}))
         (archives / f"{name}.jsa").touch()
+    (archives / "training-killed").mkdir()
+    (archives / "training-killed/current.jsa").touch()
     cds_archive._remove_orphans(archives)
     assert {path.name for path in archives.iterdir()} == {"current.json", "current.jsa"}
