@@ -348,9 +348,14 @@ def demo(
 
 def main() -> None:
     """Run the console script. Exit codes: 0 completed or stopped, 1 error, 2 wrong usage."""
-    if "run" in sys.argv[1:3] and (code := hand_over(sys.argv[1:])) is not None:
+    if _is_run(sys.argv[1:]) and (code := hand_over(sys.argv[1:])) is not None:
         sys.exit(code)
     run_app()
+
+
+def _is_run(arguments: list[str]) -> bool:
+    """Return whether the command is `headrace run`, perhaps after options of `headrace`."""
+    return next((one for one in arguments if not one.startswith("-")), "") == "run"
 
 
 def run_app() -> None:

@@ -39,7 +39,12 @@ def engine_socket() -> Path:
     environment = sorted(item for item in os.environ.items() if not item[0].startswith(_VOLATILE))
     parts = [sys.executable, str(package), newest, str(Path.cwd()), environment]
     digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:20]
-    return Path(tempfile.gettempdir()) / f"headrace-{os.getuid()}" / f"{digest}.sock"
+    return socket_folder() / f"{digest}.sock"
+
+
+def socket_folder() -> Path:
+    """Return the folder of this user's sockets. Without it there is no engine, and no hash is needed."""
+    return Path(tempfile.gettempdir()) / f"headrace-{os.getuid()}"
 
 
 def _source_files(package: Path) -> Iterator[Path]:
@@ -63,8 +68,7 @@ def hand_over(arguments: list[str]) -> int | None:
     The engine gets the standard streams and the environment of this process, and its signals. If this process
     dies, the engine dies at once, as if it had been killed itself.
     """
-    path = engine_socket()
-    if not path.exists() or not is_private(path.parent):
+    if not is_private(socket_folder()) or not (path := engine_socket()).exists():
         return None
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         try:
