@@ -26,7 +26,7 @@ from headrace.pipeline.model.checks import SinkCheckConfig
 from headrace.pipeline.model.run_options import OPEN, PartitionsConfig
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.epochs import Json
-from headrace.pipeline.protocol.partitions import describe_keys, is_history_open, window_keys
+from headrace.pipeline.protocol.partitions import HOUR_FORMAT, describe_keys, is_history_open, window_keys
 
 PIPELINE_TAG = "headrace/pipeline"
 STREAM_TAG = "headrace/stream"
@@ -209,7 +209,7 @@ def to_dagster_partitions(
 ) -> dg.TimeWindowPartitionsDefinition | None:
     """Return the file's partitions as Dagster's, up to `end`.
 
-    The keys are the same: the ISO date of the first day. `include_current` adds the partition of today, which
+    The keys are the same: the start, in UTC. `include_current` adds the partition of today, which
     a stream fills. Dagster ignores reports about a partition that it does not list, so without it no
     automation condition fires below a stream.
     """
@@ -221,6 +221,10 @@ def to_dagster_partitions(
         "end_offset": 1 if include_current else 0,
     }
     match partitions.every:
+        case "hour":
+            for name in ("start_date", "end_date"):
+                options[name] = options[name] and f"{options[name]}T00"
+            return dg.HourlyPartitionsDefinition(fmt=HOUR_FORMAT, **options)
         case "day":
             return dg.DailyPartitionsDefinition(**options)
         case "week":
@@ -282,7 +286,7 @@ def partition_error(pipeline: Pipeline, partitions: Sequence[str] | None) -> str
         else f"partitions {stream_partitions[0]} to {stream_partitions[-1]} are"
     )
     if is_history_open(pipeline.file.model.partitions):
-        return f"{subject} not over yet: a partition can be materialized when its last day has passed (UTC)."
+        return f"{subject} not over yet: a partition can be materialized when it has passed (UTC)."
     return (
         f"{subject} after the end of history ({pipeline.file.place('partitions', 'history_end')}): the"
         " stream fills the partitions after"

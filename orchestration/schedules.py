@@ -93,7 +93,9 @@ def _request_missing(
     partitions = pipeline.file.model.partitions
     assert partitions is not None  # noqa: S101  the caller has an open end
     done = set(completed_partitions(pipeline.file, state))
-    passed = [one.key for one in list_partitions(partitions, now=scheduled.astimezone(UTC).date())]
+    passed = [
+        one.key for one in list_partitions(partitions, now=scheduled.astimezone(UTC).replace(tzinfo=None))
+    ]
     if not passed:
         return dg.SkipReason("no partition has passed yet")
     missing = [key for key in passed if key not in done]

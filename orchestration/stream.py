@@ -3,7 +3,7 @@
 # No postponed annotations here: Dagster compares the annotation of `context` as an object, not as text.
 import time
 from collections.abc import Callable, Mapping
-from datetime import date, timedelta
+from datetime import timedelta
 from typing import Any
 
 import dagster as dg
@@ -130,7 +130,6 @@ class StreamReporter:
         context: Any,
         pipeline: Pipeline,
         clock: Callable[[], float] = time.monotonic,
-        today: Callable[[], date] | None = None,
         is_canceled: Callable[[], bool] = lambda: False,
     ) -> None:
         self._is_canceled = is_canceled
@@ -138,7 +137,7 @@ class StreamReporter:
         self._progress = StreamProgress(pipeline.sinks, clock)
         partitions = pipeline.file.model.partitions
         reported = _completed_partitions(context.instance, pipeline) if partitions else ()
-        self._partitions = StreamPartitions(partitions, reported, *([today] if today else []))
+        self._partitions = StreamPartitions(partitions, reported)
         self._backlog: int | None = None
         self._unchecked = False
         self._next_checks = clock() + REPORT_SECONDS

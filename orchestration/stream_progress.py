@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
-from datetime import date
+from datetime import date, datetime
 
 from headrace.jobs.run.events import EpochCommitted
 from headrace.pipeline.model.run_options import PartitionsConfig
 from headrace.pipeline.protocol.epochs import Phase, WriteCounts
-from headrace.pipeline.protocol.partitions import TimePartition, history_end, list_partitions, today
+from headrace.pipeline.protocol.partitions import TimePartition, current_time, history_end, list_partitions
 
 REPORT_SECONDS, LATER_REPORT_SECONDS = 60.0, 240.0
 """Seconds between two reports of one sink: in the first `EARLY_SECONDS` of a run, and later."""
@@ -97,34 +97,38 @@ class StreamPartitions:
         self,
         partitions: PartitionsConfig | None,
         reported: Collection[str],
-        today: Callable[[], date] = today,
+        now: Callable[[], datetime] | None = None,
     ) -> None:
-        """Take the partitions that are not in `reported`, the keys that were complete before."""
+        """Take the partitions that are not in `reported`, the keys that were complete before.
+
+        `now` returns the time in UTC without a zone.
+        """
         self._partitions = partitions
         self._reported = set(reported)
-        self._today = today
+        self._now = now
 
     def current(self) -> str | None:
-        """Return the partition of today, None if all are past or none has begun."""
-        today = self._today()
-        return next((one.key for one in self._list_open(today) if one.start <= today < one.end), None)
+        """Return the partition of now, None if all are past or none has begun."""
+        now, listed = self._list_open()
+        return next((one.key for one in listed if one.start <= now < one.end), None)
 
     def take_completed(self, *, caught_up: bool) -> list[str]:
         """Return the partitions that are complete now, each once."""
         if not caught_up:
             return []
-        today = self._today()
-        completed = [one.key for one in self._list_open(today) if one.end <= today]
+        now, listed = self._list_open()
+        completed = [one.key for one in listed if one.end <= now]
         self._reported.update(completed)
         return completed
 
-    def _list_open(self, today: date) -> list[TimePartition]:
-        """Return the partitions of the stream that are not reported as complete, up to the one of today."""
+    def _list_open(self) -> tuple[date, list[TimePartition]]:
+        """Return the time and the partitions of the stream that are not reported as complete, up to now's."""
         if self._partitions is None:
-            return []
+            return date.min, []
+        moment = self._now() if self._now else None
         first = history_end(self._partitions)
-        return [
+        return current_time(self._partitions, moment), [
             one
-            for one in list_partitions(self._partitions, history_only=False, now=today)
+            for one in list_partitions(self._partitions, history_only=False, now=moment)
             if one.start >= first and one.key not in self._reported
         ]

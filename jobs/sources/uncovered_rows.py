@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 from headrace.connectors.source_base import Snapshot
 from headrace.jobs.sources.handoff import DEFAULT_LAG
-from headrace.pipeline.errors import GuaranteeError
+from headrace.pipeline.errors import GuaranteeError, SchemaError
 from headrace.pipeline.model.run_options import PartitionsConfig
 from headrace.pipeline.protocol.epochs import Json
 from headrace.pipeline.protocol.partitions import HistoryPartition, history_end
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import SparkSession
 
     from headrace.jobs.sources.pipeline_source import PipelineSource
@@ -29,6 +30,7 @@ def check_windows(
     the stream. If the stream begins after them, they are in neither.
     """
     end = history_end(partitions)
+    end = end.date() if isinstance(end, datetime) else end  # only days can be the end before a stream
     until = _stream_time(source)
     for rank, part in enumerate(source.bounded):
         handle = source.snapshot_handles(position)[rank]
@@ -38,6 +40,8 @@ def check_windows(
         found = part.count_unpartitioned_rows(spark, snapshot, window, cut)
         about = part.describe()
         where = f"history `{about.get('table_name') or about.get('location') or source.name}`"
+        if partitions.every == "hour":
+            _check_has_time(part.schema(spark), partitions.column, where, source.name)
         if found.nulls:
             msg = (
                 f"{where} has {_rows(found.nulls)} with NULL in `{partitions.column}`, by which"
@@ -69,6 +73,17 @@ def _stream_time(source: PipelineSource) -> date | None:
         return None
     lag = node.handoff_lag or DEFAULT_LAG
     return (datetime.now(UTC) - (max(lag, node.cursor.allowed_lateness) if node.cursor else lag)).date()
+
+
+def _check_has_time(columns: pa.Schema, name: str, where: str, node: str) -> None:
+    """Raise SchemaError if hours of a column cannot be read: a date has none, text no order of times."""
+    from pyarrow.types import is_timestamp
+
+    if name in columns.names and is_timestamp(columns.field(name).type):
+        return
+    found = f"is {columns.field(name).type} there" if name in columns.names else "is not selected there"
+    msg = f"`every: hour` in `partitions` needs a timestamp column; `{name}` of {where} {found}"
+    raise SchemaError(msg, hint="Choose a timestamp column, or `every: day`.", node=node)
 
 
 def _rows(count: int) -> str:

@@ -117,15 +117,17 @@ PartitionsEnd = Annotated[
 class PartitionsConfig(Strict):
     """History in windows of time, each a partition in Dagster."""
 
-    column: str = Field(description="A date or timestamp column of the history; days are in UTC.")
-    every: Literal["day", "week", "month", "year"] = Field(
+    column: str = Field(
+        description="A date or timestamp column of the history, for `hour` a timestamp; all times are in UTC."
+    )
+    every: Literal["hour", "day", "week", "month", "year"] = Field(
         default="month",
         description="How long a partition is. A week begins on the weekday of `start`.",
     )
     start: Day = Field(description="First day of the first partition.")
     end: PartitionsEnd = Field(
-        description="Day after the last partition that Dagster shows. `open`: a partition is added when its"
-        " last day has passed."
+        description="Day after the last partition that Dagster shows. `open`: a partition is added when it"
+        " has passed."
     )
     history_end: Day | None = Field(
         default=None,

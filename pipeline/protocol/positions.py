@@ -80,7 +80,7 @@ def windows_of(model: PipelineModel) -> list[str]:
 
 
 def window_bounds(model: PipelineModel, key: str) -> tuple[str, str] | None:
-    """Return the first day of a partition and the day after its last. None if history is unpartitioned."""
+    """Return start and end of a partition in ISO 8601. None if history is unpartitioned."""
     if model.partitions is None or key == WHOLE:
         return None
     window = window_at(model.partitions, key)

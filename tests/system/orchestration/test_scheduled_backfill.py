@@ -20,8 +20,12 @@ from helpers.dagster_runs import DAILY
 from helpers.pipeline_world import World
 from pyspark.sql import SparkSession
 
+from headrace.jobs.run.events import Until
+from headrace.jobs.run.runner import run as run_pipeline
 from headrace.orchestration.build import build_definitions
 from headrace.orchestration.pipelines import read_pipeline
+from headrace.pipeline.errors import SchemaError
+from headrace.pipeline.file.loader import load_pipeline
 from headrace.pipeline.protocol import partitions
 from headrace.services import Services
 
@@ -63,6 +67,7 @@ class Nights:
         """Let the scheduler run at a moment, and return the runs that it started."""
         before = {run.run_id for run in self.instance.get_runs()}
         self._monkeypatch.setattr(partitions, "today", moment.date)
+        self._monkeypatch.setattr(partitions, "utc_now", lambda: moment.replace(tzinfo=None))
         with (
             freeze_time(moment),
             create_test_daemon_workspace_context(self._target, self.instance) as context,
@@ -106,6 +111,19 @@ def nights(
         )
     with dg.instance_for_test(overrides=IN_PROCESS, temp_dir=str(tmp_path)) as instance:
         yield world, Nights(tmp_path, monkeypatch, instance)
+
+
+def sell_hours(world: World, *hours: datetime) -> None:
+    """Add three rows of each hour, the first at its start."""
+    with clickhouse_connect.get_client(
+        **world.services.clickhouse.client_arguments(database=world.database)
+    ) as client:
+        rows = [
+            (int(hour.timestamp()) + at, hour + timedelta(minutes=at * 25), at)
+            for hour in hours
+            for at in range(3)
+        ]
+        client.insert("hourly", rows, column_names=["id", "day", "v"])
 
 
 def sell(world: World, *days: str) -> None:
@@ -170,6 +188,122 @@ def test_scheduled_backfill_gives_each_day_one_run_and_a_week_off_one_run(
     assert loaded(world) == dict.fromkeys(days(1, 11), 3)
     pipeline = read_pipeline(world.file)
     assert sorted(instance.get_materialized_partitions(pipeline.sinks["pg"].key)) == days(1, 11)
+
+
+CLOCK_CHANGES = [
+    # 02:30 does not exist in Vienna on 31 March; Dagster ticks at 03:00, which is 01:00 UTC
+    pytest.param(["31T00:40", "31T01:05", "31T01:35", "31T03:05"], "31T01:05", "2024-03-", id="spring"),
+    # 02:30 is twice on 27 October, 00:30 and 01:30 UTC; Dagster ticks at the second one
+    pytest.param(["27T00:10", "27T00:35", "27T01:35", "27T03:05"], "27T01:35", "2024-10-", id="autumn"),
+]
+
+
+@pytest.mark.parametrize(("moments", "due", "month"), CLOCK_CHANGES)
+def test_scheduled_backfill_gives_a_day_one_run_when_the_clock_changes(
+    nights: tuple[World, Nights], moments: list[str], due: str, month: str
+) -> None:
+    """The schedule is in a zone that changes the clock. Partitions are days in UTC, so none is cut or missed."""
+    world, scheduler = nights
+    day = int(due[:2])
+    text = world.file.read_text().replace("start: 2024-03-01", f"start: {month}{day - 1:02}")
+    world.file.write_text(text.replace('cron: "0 3 * * *"', 'cron: "30 2 * * *", timezone: Europe/Vienna'))
+    sell(world, *(f"{month}{one:02}" for one in (day - 2, day - 1, day)))
+    runs: dict[str, list[tuple[str, str]]] = {}
+    for moment in moments:
+        found = scheduler.pass_to(datetime.fromisoformat(f"{month}{moment}").replace(tzinfo=UTC))
+        assert all(run.status is dg.DagsterRunStatus.SUCCESS for run in found)
+        runs[moment] = [keys_of(run) for run in found]
+    passed = f"{month}{day - 1:02}"
+    assert runs == {moment: [] for moment in moments} | {due: [(passed, passed)]}
+    assert loaded(world) == {passed: 3}
+
+
+# Three Dagster runs, and the scheduler's code server for each hour.
+def test_scheduled_backfill_gives_each_hour_one_run_when_the_clock_changes(
+    nights: tuple[World, Nights],
+) -> None:
+    """In Vienna the hour after 02:59 CEST of 27 October is 02:00 again, as another partition."""
+    world, scheduler = nights
+    text = world.file.read_text().replace(f"{world.database}.sales", f"{world.database}.hourly")
+    text = text.replace("every: day, start: 2024-03-01", "every: hour, start: 2024-10-27")
+    world.file.write_text(text.replace('cron: "0 3 * * *"', 'cron: "5 * * * *", timezone: Europe/Vienna'))
+    with clickhouse_connect.get_client(
+        **world.services.clickhouse.client_arguments(database=world.database)
+    ) as client:
+        client.command(
+            "CREATE TABLE hourly (id Int64, day DateTime('Europe/Vienna'), v Int64) ENGINE = MergeTree"
+            " ORDER BY (day, id)"
+        )
+    hours = [datetime(2024, 10, 27, hour, tzinfo=UTC) for hour in range(5)]
+    sell_hours(world, *hours)
+    assert scheduler.pass_to(hours[0] + timedelta(minutes=4)) == []
+    started: list[tuple[str, str]] = []
+    for hour in (1, 2, 4):  # the scheduler is off at 03:05
+        for minute in (6, 40):
+            found = scheduler.pass_to(hours[hour] + timedelta(minutes=minute))
+            assert all(run.status is dg.DagsterRunStatus.SUCCESS for run in found)
+            started += [keys_of(run) for run in found]
+    assert started == [
+        ("2024-10-27T00", "2024-10-27T00"),
+        ("2024-10-27T01", "2024-10-27T01"),
+        ("2024-10-27T02", "2024-10-27T03"),
+    ]
+    with psycopg.connect(world.conninfo) as connection:
+        found = connection.execute(
+            "SELECT extract(hour FROM day), count(*) FROM sales GROUP BY 1 ORDER BY 1"
+        ).fetchall()
+    assert [(int(hour), count) for hour, count in found] == [(hour, 3) for hour in range(4)]
+    pipeline = read_pipeline(world.file)
+    keys = scheduler.instance.get_materialized_partitions(pipeline.sinks["pg"].key)
+    assert sorted(keys) == [f"2024-10-27T{hour:02}" for hour in range(4)]
+
+
+def test_scheduled_backfill_by_hour_refuses_a_column_of_days(
+    nights: tuple[World, Nights], spark: SparkSession
+) -> None:
+    """No hour has the rows of a date, so that all of them would be lost."""
+    world, _ = nights
+    world.file.write_text(world.file.read_text().replace("every: day", "every: hour"))
+    sell(world, "2024-03-01")
+    with pytest.raises(SchemaError, match="needs a timestamp column") as refused:
+        run_pipeline(load_pipeline(world.file), world.settings(), until=Until.HISTORY, spark=spark)
+    assert "`every: day`" in str(refused.value.hint)
+
+
+@pytest.mark.parametrize("every", ["hour", "day", "week", "month", "year"])
+@pytest.mark.parametrize(
+    "moment",
+    [
+        datetime(2024, 3, 31, 1, 30, tzinfo=UTC),  # the clock changes in Europe
+        datetime(2024, 10, 27, 0, 59, 59, tzinfo=UTC),
+        datetime(2024, 12, 31, 23, 59, 59, tzinfo=UTC),
+        datetime(2025, 1, 1, tzinfo=UTC),
+        datetime(2028, 2, 29, 12, tzinfo=UTC),
+    ],
+    ids=lambda moment: moment.isoformat()[:13],
+)
+def test_scheduled_backfill_requests_the_partitions_that_dagster_shows(
+    written: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, every: str, moment: datetime
+) -> None:
+    """After years off, one run has all partitions that have passed, and Dagster knows each of them."""
+    monkeypatch.setattr(partitions, "utc_now", lambda: moment.replace(tzinfo=None))
+    monkeypatch.setattr(partitions, "today", moment.date)
+    text = DAILY.replace("every: day, start: 2024-03-01", f"every: {every}, start: 2023-01-01")
+    path = written(text, "daily")
+    defs, pipeline = build_definitions([path]), read_pipeline(path)
+    known = pipeline.partitions.get_partition_keys(current_time=moment)
+    assert pipeline.history_partitions == list(known)
+    schedule = defs.resolve_schedule_def("daily_schedule")
+    with (
+        dg.instance_for_test() as instance,
+        dg.build_schedule_context(
+            instance=instance, scheduled_execution_time=moment, repository_def=defs.get_repository_def()
+        ) as context,
+    ):
+        (request,) = list(schedule.evaluate_tick(context).run_requests or [])
+    one = request.tags.get("dagster/partition")
+    assert one or request.tags["dagster/asset_partition_range_start"] == known[0]
+    assert (one or request.tags["dagster/asset_partition_range_end"]) == known[-1]
 
 
 def test_scheduled_backfill_waits_while_a_run_is_active(

@@ -93,7 +93,7 @@ class TestStreamWindows:
     PARTS = parse_pipeline(FLIGHTS + PARTITIONS.replace("2014-01,", "2014-03,")).model.partitions
 
     def windows(self, today, known=()):
-        return StreamPartitions(self.PARTS, known, lambda: today)
+        return StreamPartitions(self.PARTS, known, lambda: datetime.combine(today, datetime.min.time()))
 
     def test_full_when_the_end_has_passed_and_the_stream_caught_up(self):
         found = self.windows(date(2014, 1, 15))
@@ -318,7 +318,7 @@ class TestRestart:
             def run_on(day):
                 monkeypatch.setattr(
                     "headrace.orchestration.stream.StreamPartitions",
-                    partial(StreamPartitions, today=lambda: day),
+                    partial(StreamPartitions, now=lambda: datetime.combine(day, datetime.min.time())),
                 )
                 stand_in.during = lambda listener, **_: listener(epoch(1))
                 result = job.resolve_job_def("flights_stream").execute_in_process(instance=instance)
