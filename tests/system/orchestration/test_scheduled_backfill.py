@@ -291,6 +291,7 @@ def test_scheduled_backfill_requests_the_partitions_that_dagster_shows(
     text = DAILY.replace("every: day, start: 2024-03-01", f"every: {every}, start: 2023-01-01")
     path = written(text, "daily")
     defs, pipeline = build_definitions([path]), read_pipeline(path)
+    assert pipeline.partitions is not None
     known = pipeline.partitions.get_partition_keys(current_time=moment)
     assert pipeline.history_partitions == list(known)
     schedule = defs.resolve_schedule_def("daily_schedule")
