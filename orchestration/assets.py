@@ -33,6 +33,7 @@ from headrace.orchestration.specs import check_specs, sink_specs
 from headrace.orchestration.state import PartitionRows, read_partition_rows, read_pipeline_state
 from headrace.orchestration.termination import RunStatusWatch, end_if_requested
 from headrace.pipeline.errors import HeadraceError
+from headrace.pipeline.protocol.partitions import describe_keys
 
 BACKFILL_TAG = "dagster/backfill"
 """Dagster's tag of the runs of a backfill."""
@@ -108,9 +109,16 @@ def _write_sinks(
     partitions: Sequence[str] | None,
     watch: RunStatusWatch,
 ) -> tuple[RunResult, PartitionRows]:
-    """Run the pipeline: the partitions' history, or without partitions history and then the stream."""
-    if problem := partition_error(pipeline, partitions):
-        raise dg.Failure(description=problem, allow_retries=False)
+    """Run the pipeline: the partitions' history, or without partitions history and then the stream.
+
+    If history cannot load all selected partitions, load the others, then raise Failure: the button for all
+    partitions also selects those that the stream fills.
+    """
+    problem = partition_error(pipeline, partitions)
+    if problem:
+        partitions = [key for key in pipeline.history_partitions if key in (partitions or ())]
+        if not partitions:
+            raise dg.Failure(description=problem, allow_retries=False)
     rows: dict[str, Mapping[str, int]] = {}
 
     def on_event(event: Event) -> None:
@@ -137,6 +145,9 @@ def _write_sinks(
         on_event=on_event,
     )
     end_if_requested(context, result, is_pause_success=False)
+    if problem:
+        loaded = describe_keys(partitions or ())
+        raise dg.Failure(description=f"{problem} History has loaded {loaded}.", allow_retries=False)
     return result, rows | dict(read_partition_rows(pipeline, partitions or ()))
 
 

@@ -162,11 +162,8 @@ class TestWindows:
         assert latest(instance, PG)["dagster/partition_row_count"].value == 178
         assert latest(instance, LAKE)["dagster/partition_row_count"].value == 200
 
-    @pytest.mark.parametrize(("first", "last"), [("2013-12-01", "2013-12-01"), ("2013-11-01", "2013-12-01")])
-    def test_windows_of_the_stream_are_refused_with_the_reason(
-        self, materialize, stand_in, instance, first, last
-    ):
-        result = materialize(first, last)
+    def test_windows_of_the_stream_are_refused_with_the_reason(self, materialize, stand_in, instance):
+        result = materialize("2013-12-01", "2013-12-01")
         assert not result.success
         message = reason(result)
         assert "2013-12-01 is after the end of history" in message
@@ -174,6 +171,13 @@ class TestWindows:
         assert "flights_stream" in message
         assert stand_in.calls == []
         assert partitions(instance, PG) == []
+
+    def test_windows_of_history_are_loaded_before_those_of_the_stream_fail(self, materialize, stand_in):
+        """The button for all partitions also selects those of the stream."""
+        message = reason(materialize("2013-10-01", "2013-12-01"))
+        assert "2013-12-01 is after the end of history" in message
+        assert "History has loaded 2013-10-01 to 2013-11-01." in message
+        assert [call["partitions"] for call in stand_in.calls] == [["2013-10-01", "2013-11-01"]]
 
     def test_a_partitioned_pipeline_is_not_run_as_a_whole(self, materialize, stand_in):
         assert "choose some (2013-01-01 to 2013-11-01)" in reason(materialize())
