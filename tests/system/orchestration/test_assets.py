@@ -157,6 +157,7 @@ class TestWindows:
                     "lake": WriteCounts(100, inserted=None),
                 },
             )
+        ledger.release(lease)
         ledger.close()
         materialize("2013-02-01")
         assert latest(instance, PG)["dagster/partition_row_count"].value == 178
