@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import date
 from itertools import count
@@ -35,9 +36,9 @@ def ui(world: World) -> Iterator[DagsterUi]:
         yield services
 
 
-@pytest.fixture
+@contextmanager
 def traffic(world: World) -> Iterator[None]:
-    """Messages that never end, so that a stream that goes on commits epochs."""
+    """Produce messages that never end, so that a stream that goes on commits epochs."""
     end, numbers = threading.Event(), count(10_000)
 
     def produce() -> None:
@@ -48,9 +49,11 @@ def traffic(world: World) -> Iterator[None]:
 
     thread = threading.Thread(target=produce)
     thread.start()
-    yield
-    end.set()
-    thread.join()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
 
 
 def find_state(world: World) -> PipelineState | None:
@@ -95,11 +98,10 @@ def start_stream(ui: DagsterUi, world: World, after: int = 0) -> tuple[str, list
     return run, family(state.holder["pid"])
 
 
-@pytest.mark.parametrize(
-    "policy", ["SAFE_TERMINATE", pytest.param("MARK_AS_CANCELED_IMMEDIATELY", marks=pytest.mark.slow)]
-)
-def test_terminate_without_server(ui: DagsterUi, world: World, traffic: None, policy: str) -> None:
-    run, processes = start_stream(ui, world)
+def check_terminate_without_server(
+    ui: DagsterUi, world: World, run: str, processes: list[psutil.Process], policy: str
+) -> None:
+    """Kill the code servers and terminate a run that commits epochs: its processes end after their epoch."""
     # Spark's launcher and its Python workers may end at any time. The run's process and its JVM stay.
     holder = state_of(world).holder or {}
     lasting = [psutil.Process(holder["pid"]), psutil.Process(holder["jvm"]["pid"])]
@@ -120,7 +122,14 @@ def test_terminate_without_server(ui: DagsterUi, world: World, traffic: None, po
     assert state_of(world).committed == ended.committed
 
 
-def test_queued_stopped_and_paused_streams_of_a_supervisor(ui: DagsterUi, world: World) -> None:
+@pytest.mark.slow  # test_queued_stopped_paused_and_terminated_streams_of_a_supervisor has the daily one
+@pytest.mark.parametrize("policy", ["SAFE_TERMINATE", "MARK_AS_CANCELED_IMMEDIATELY"])
+def test_terminate_without_server(ui: DagsterUi, world: World, policy: str) -> None:
+    with traffic(world):
+        check_terminate_without_server(ui, world, *start_stream(ui, world), policy)
+
+
+def test_queued_stopped_paused_and_terminated_streams_of_a_supervisor(ui: DagsterUi, world: World) -> None:
     """`headrace stop` is as Terminate. A pause ends the stream until the pipeline is resumed."""
     job = f"{world.name}_stream"
     run, processes = start_stream(ui, world)
@@ -141,6 +150,11 @@ def test_queued_stopped_and_paused_streams_of_a_supervisor(ui: DagsterUi, world:
     assert (state_of(world).holder or {}).get("run_id") not in (run, second)
     assert not any(is_alive(process) for process in processes)
     until(lambda: world.count_rows() == len(world.expected), "all rows", 300)
+
+    with traffic(world):
+        holder = wait_for_stream(world, state_of(world).committed).holder or {}
+        processes = family(holder["pid"])
+        check_terminate_without_server(ui, world, holder["run_id"], processes, "SAFE_TERMINATE")
 
 
 @pytest.mark.parametrize(
