@@ -196,8 +196,7 @@ class World:
             made.result()
         for row in history:
             self.expected[row[0]] = row
-        self.produce([("c", row, 0) for row in history[-FROM_TOPIC:]])
-        self.produce(list(self.changes(dice, MESSAGES)))
+        self.produce([("c", row, 0) for row in history[-FROM_TOPIC:]] + list(self.changes(dice, MESSAGES)))
 
     def changes(self, dice: random.Random, count: int) -> Iterator[tuple[str, Row, int]]:
         """Messages that reach back into history.

@@ -1,8 +1,8 @@
 """How tests start Spark: for a short life.
 
 The JVM has no second compiler. `make test` also switches off what pays only for large data: adaptive
-execution, generated code, and more than one partition after a shuffle. Tests in tests/system use the
-product's own session, and so does `make test-faults`.
+execution, generated code, and more than one partition after a shuffle. The demo, and the tests of `run` and
+`init` in tests/system, use the product's own session, and so does `make test-faults`.
 """
 
 import json

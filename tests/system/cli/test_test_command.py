@@ -10,6 +10,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 from helpers.pipeline_cases import ORDERS, write
+from helpers.spark_settings import SHORT_LIVED_SPARK_ENVIRONMENT
 
 from headrace.jobs.spark.java import find_java
 
@@ -43,9 +44,10 @@ def start(folder: Path, *args: str, **env: str) -> subprocess.CompletedProcess[s
     """
     other = ("HEADRACE", "STREAMLING", "COLUMNS", "PYTEST", "CI", "BUILD_NUMBER")
     clean = {key: value for key, value in os.environ.items() if not key.startswith(other)}
+    clean |= SHORT_LIVED_SPARK_ENVIRONMENT | env
     command = [sys.executable, "-m", *args]
     return subprocess.run(
-        command, cwd=folder, env=clean | env, capture_output=True, text=True, timeout=240, check=False
+        command, cwd=folder, env=clean, capture_output=True, text=True, timeout=240, check=False
     )
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import typer
 from helpers.checkout import ROOT
-from helpers.spark_settings import PRODUCT_SPARK_ENVIRONMENT
+from helpers.spark_settings import SHORT_LIVED_SPARK_ENVIRONMENT
 from ruamel.yaml import YAML
 
 from headrace import cli
@@ -68,7 +68,7 @@ def test_commands_of_a_page_run_in_order(page: Path, services: Services, tmp_pat
     env = os.environ | {
         "HEADRACE_HOME": str(services.home),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        **PRODUCT_SPARK_ENVIRONMENT,
+        **SHORT_LIVED_SPARK_ENVIRONMENT,
     }
     found = subprocess.run(
         ["bash", "-euo", "pipefail", "-x", "-c", script],
