@@ -106,7 +106,7 @@ def rows(world: World, *, final: bool = True) -> list[Row]:
         return sorted(map(tuple, found.result_rows))
 
 
-@pytest.mark.slow  # test_a_run_that_dies_after_it_attached_rows is the daily sample
+@pytest.mark.slow  # test_a_run_that_dies_while_it_attaches_partitions is the daily sample
 @pytest.mark.parametrize(("point", "nth", "who"), STEPS)
 def test_every_row_is_there_once(keyed: World, point: str, nth: int, who: str) -> None:
     assert keyed.crash(point, nth, who) != 0
@@ -126,6 +126,7 @@ def test_every_row_without_a_key_is_there_once(appended: World, point: str, nth:
     assert rows(appended, final=False) == expected_appends(appended)
 
 
+@pytest.mark.slow  # daily ones: test_an_answer_is_lost at every step, and the kill while it attaches
 def test_a_run_that_dies_after_it_attached_rows(keyed: World) -> None:
     assert keyed.crash("stage-attached", 5, "driver") != 0
     assert keyed.run()["caught_up"]

@@ -21,6 +21,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from helpers.depth import FULL
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -175,7 +176,12 @@ LAYOUTS: dict[str, tuple[list[tuple[str, st.SearchStrategy[Any]]], str]] = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.sampled
+@settings(
+    max_examples=20 if FULL else 3,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(data=st.data())
 def test_splits_hold_every_row_once(server: Server, layout: str, data: st.DataObject) -> None:
     """Disjoint, complete, counted exactly, and about as large as asked.

@@ -334,11 +334,17 @@ LOST = [
     (GenerationStage, "count", 2),
 ]
 """The steps of an epoch: class, method, and which call."""
+RETRIES = [
+    pytest.param(kind, again, marks=() if (kind == "keyed") == (again == "next-run") else pytest.mark.slow)
+    for kind in ("keyed", "without-key")
+    for again in ("same-run", "next-run")
+]
+"""The normal run has each table and each way to try again once, at every step."""
 
 
 @pytest.mark.parametrize("does", [True, False], ids=["done", "not-done"])
 @pytest.mark.parametrize(("owner", "name", "nth"), LOST, ids=lambda one: getattr(one, "__name__", str(one)))
-@pytest.mark.parametrize("again", ["same-run", "next-run"])
+@pytest.mark.parametrize(("maker", "again"), RETRIES, indirect=["maker"])
 def test_an_answer_is_lost(
     maker: ClickHouseSinkMaker,
     fail_once: Callable[..., None],

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -45,12 +46,27 @@ CLICKHOUSE = ["clickhouse", "clickhouse-tasks"]
 FILES = ["file-parquet", "file-csv", "file-json", "file-tasks"]
 """A folder; the files of `file-tasks` (parquet) are written by Spark's tasks."""
 BUILT_IN = [*TABLES, *TOPICS, *CLICKHOUSE, *FILES]
+ROUTES = {"postgres-staged", "kafka-large", "clickhouse-tasks", "file-tasks"}
+"""The second route of a sink to its target; its records are those of the first one."""
+FORMATS = {"file-csv", "file-json"}
+"""They differ from `file-parquet` in values only."""
+
+
+def with_slow(slow: set[str], kinds: list[str]) -> list[Any]:
+    """Return parameters for `maker`, of which `make test-faults` runs the `slow` ones."""
+    return [pytest.param(kind, marks=pytest.mark.slow) if kind in slow else kind for kind in kinds]
+
+
+EVERY = [*BUILT_IN, "sqlite", "aggregate"]
+records_only = pytest.mark.parametrize("maker", with_slow(ROUTES | FORMATS, EVERY), indirect=True)
+"""For tests that write no rows."""
+rows_in_any_form = pytest.mark.parametrize("maker", with_slow(FORMATS, EVERY), indirect=True)
 # SQLite has neither the types nor versions: these tests run over the connectors that ship.
 only_built_in = pytest.mark.parametrize("maker", BUILT_IN, indirect=True)
 only_versions = pytest.mark.parametrize("maker", TABLES, indirect=True)
 
 
-@pytest.fixture(params=[*BUILT_IN, "sqlite", "aggregate"])
+@pytest.fixture(params=EVERY)
 def maker(
     request: pytest.FixtureRequest, spark: SparkSession, pg: str, tmp_path: Path
 ) -> Iterator[SinkMaker]:
@@ -99,6 +115,7 @@ def people(*pairs: tuple[int, str | None]) -> list[dict[str, object]]:
     return [{"id": key, "name": name} for key, name in pairs]
 
 
+@records_only
 def test_a_new_target_has_no_record_and_joins_with_its_rows_as_baseline(maker: SinkMaker) -> None:
     sink = maker.open(KEYED)
     sink.prepare(KEYED, 1)
@@ -139,6 +156,7 @@ def test_the_last_of_a_key_wins_in_an_epoch_and_over_epochs(maker: SinkMaker) ->
     sink.close()
 
 
+@rows_in_any_form
 def test_an_epoch_that_is_held_is_not_written_again(maker: SinkMaker) -> None:
     sink = maker.joined(KEYED)
     sink.write(plan(1), frame(maker.spark, KEYED, people((1, "a")), "i"))
@@ -148,6 +166,7 @@ def test_an_epoch_that_is_held_is_not_written_again(maker: SinkMaker) -> None:
     sink.close()
 
 
+@records_only
 def test_an_epoch_that_does_not_follow_is_refused(maker: SinkMaker) -> None:
     sink = maker.joined(KEYED)
     with pytest.raises(HeadraceError):
@@ -156,6 +175,7 @@ def test_an_epoch_that_does_not_follow_is_refused(maker: SinkMaker) -> None:
     sink.close()
 
 
+@records_only
 def test_an_empty_epoch_moves_the_record(maker: SinkMaker) -> None:
     sink = maker.joined(KEYED)
     nothing = counted(sink, WriteCounts(0, 0, 0, 0), sent=0)
@@ -166,6 +186,7 @@ def test_an_empty_epoch_moves_the_record(maker: SinkMaker) -> None:
     sink.close()
 
 
+@rows_in_any_form
 def test_an_older_generation_cannot_write(maker: SinkMaker) -> None:
     zombie = maker.joined(KEYED)
     successor = maker.open(KEYED)
@@ -181,6 +202,7 @@ def test_an_older_generation_cannot_write(maker: SinkMaker) -> None:
     successor.close()
 
 
+@records_only
 def test_a_record_of_another_ledger_is_found(maker: SinkMaker) -> None:
     maker.joined(KEYED).close()
     other = replace(maker, key=replace(maker.key, pipeline="0" * 32))
@@ -212,6 +234,7 @@ def test_not_a_number_comes_back(maker: SinkMaker) -> None:
     sink.close()
 
 
+@rows_in_any_form
 def test_a_null_in_the_key_is_an_error_that_names_it(maker: SinkMaker) -> None:
     sink = maker.joined(KEYED)
     with pytest.raises(DataError, match="id"):
@@ -232,8 +255,9 @@ def test_rows_without_a_key_are_appended(maker: SinkMaker) -> None:
     sink.close()
 
 
+# Without a key, the values go the same way: test_rows_without_a_key_are_appended is the daily sample.
 @only_built_in
-@pytest.mark.parametrize("key", [("id",), ()])
+@pytest.mark.parametrize("key", [("id",), pytest.param((), marks=pytest.mark.slow)])
 def test_rows_of_the_driver_are_written_like_those_of_a_frame(maker: SinkMaker, key: tuple[str, ...]) -> None:
     sink = maker.joined(TYPES, key)
     given = frame(maker.spark, TYPES, VALUES, "iiii", key)
@@ -347,7 +371,7 @@ def test_the_highest_version_wins_in_an_epoch_and_over_epochs(maker: SinkMaker) 
     sink.close()
 
 
-@only_built_in
+@pytest.mark.parametrize("maker", with_slow(ROUTES, BUILT_IN), indirect=True)  # it takes both routes itself
 def test_zero_has_no_sign_in_a_key_and_nan_is_one(maker: SinkMaker) -> None:
     schema = pa.schema([("id", pa.float64()), ("name", pa.string())])
     sink = maker.joined(schema)

@@ -249,7 +249,10 @@ def test_without_the_check_of_order_the_old_columns_stay(place: Place) -> None:
     assert place.rows("id, name") == [(1, "a"), (2, "b")]
 
 
-@pytest.mark.parametrize(("point", "nth", "kept"), [("planned", 2, 50), ("sinks-written", 2, 100)])
+@pytest.mark.parametrize(
+    ("point", "nth", "kept"),
+    [pytest.param("planned", 2, 50, marks=pytest.mark.slow), ("sinks-written", 2, 100)],
+)
 def test_an_epoch_is_finished_with_its_own_schema(place: Place, point: str, nth: int, kept: int) -> None:
     """kill -9 with an open epoch; the registry has another latest schema when the next run starts.
 

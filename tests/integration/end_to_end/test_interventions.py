@@ -124,7 +124,8 @@ def test_skip_open_ends_an_epoch_whose_messages_are_lost(
     assert all(check.passed is not False for check in audit(file, settings, spark=spark))
 
 
-@pytest.mark.parametrize("damage", ["restored", "log cleaned up"])
+# test_record_that_log_cleanup_took_is_not_a_new_sink is the daily sample of the other damage.
+@pytest.mark.parametrize("damage", ["restored", pytest.param("log cleaned up", marks=pytest.mark.slow)])
 def test_a_damaged_delta_table_is_repaired_by_a_replay(
     world: World, topic: str, shared_spark: SparkSession, damage: str
 ) -> None:

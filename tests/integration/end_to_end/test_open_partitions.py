@@ -57,8 +57,8 @@ class Sales(World):
                 else [client.command(statement)]
             )
 
-    def sell(self, *days: int, count: int = 50) -> None:
-        """Add rows of some days; day 0 is the first of the partitions."""
+    def sell(self, *days: int, count: int = 30) -> None:
+        """Add rows of some days; day 0 is the first of the partitions. More than 40 of a day are two epochs."""
         first = len(self.sold)
         rows = [
             (first + at, FIRST + timedelta(days=days[at % len(days)]), at - 1)
@@ -181,13 +181,13 @@ def test_a_kill_at_a_new_snapshot(
     nth: int,
 ) -> None:
     sales.create()
-    sales.sell(0)
+    sales.sell(0, count=50)
     go(1)
-    sales.sell(1, 2)
+    sales.sell(1, 2, count=50)
     monkeypatch.setenv("HEADRACE_TEST_TODAY", "2024-03-04")
     monkeypatch.setattr(partitions, "today", lambda: date(2024, 3, 4))
     sales.crash(point, nth, "group")
-    sales.sell(1)  # after the day, and perhaps after the snapshot
+    sales.sell(1, count=50)  # after the day, and perhaps after the snapshot
     assert sales.run()["code"] == 0
     with psycopg.connect(sales.conninfo) as connection:
         found = {row[0] for row in connection.execute("SELECT id FROM sales").fetchall()}

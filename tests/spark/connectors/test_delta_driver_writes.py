@@ -89,7 +89,8 @@ def spark_merges(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return calls
 
 
-@pytest.mark.parametrize("version", [None, "at"])
+# The contract's test_the_highest_version_wins_in_an_epoch_and_over_epochs is the daily sample of "at".
+@pytest.mark.parametrize("version", [None, pytest.param("at", marks=pytest.mark.slow)])
 def test_rows_and_counts_are_those_of_spark(
     spark: SparkSession, tmp_path: Path, spark_merges: list[int], version: str | None
 ) -> None:
@@ -337,7 +338,10 @@ sink.write(plan(2), table.frame((1, "a2", "u"), (3, "c", "i")))
 """
 
 
-@pytest.mark.parametrize(("when", "key"), [("early", ("id",)), ("late", ("id",)), ("late", ())])
+@pytest.mark.parametrize(
+    ("when", "key"),
+    [("early", ("id",)), pytest.param("late", ("id",), marks=pytest.mark.slow), ("late", ())],
+)
 def test_kill_before_or_after_the_commit(
     spark: SparkSession, tmp_path: Path, when: str, key: tuple[str, ...]
 ) -> None:
