@@ -756,6 +756,7 @@ def test_brokers_that_do_not_answer_are_worth_another_try(monkeypatch: pytest.Mo
     from headrace.connectors.kafka import admin
 
     monkeypatch.setattr(admin, "_TIMEOUT", 0.5)
+    monkeypatch.setattr(admin.TopicCluster.describe, "__defaults__", (0.5,))
     node = KafkaSourceConfig.model_validate({"topic": "t", "schema": PLAIN})
     source = KafkaStream("src", node, Settings(kafka_source=KafkaConnection(brokers="127.0.0.1:1")))
     with pytest.raises(TransientError, match=r"Kafka at 127\.0\.0\.1:1 did not answer about topic `t`"):
