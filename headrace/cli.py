@@ -1,4 +1,4 @@
-"""The `headrace` command. Repairs are in `headrace.repair_cli`, stop and pause in `headrace.stop_cli`.
+"""The `headrace` command. Others are in `repair_cli`, `stop_cli` and `operation_cli`.
 
 Each command imports its implementation from `headrace.commands` when it is called.
 """
@@ -18,6 +18,7 @@ from headrace.handover import hand_over
 from headrace.init_cli import init
 from headrace.jobs.explain.formats import Format
 from headrace.jobs.run.events import Until
+from headrace.operation_cli import prune, rebuild, restart
 from headrace.repair_cli import accept_target, recover, replay, reset, rewind
 from headrace.stop_cli import pause, resume, stop
 
@@ -286,7 +287,7 @@ def audit(
     )
 
 
-for command in (stop, pause, resume, replay, rewind, reset, accept_target, recover):
+for command in (stop, pause, resume, restart, replay, rebuild, rewind, reset, accept_target, recover, prune):
     app.command()(command)
 
 

@@ -7,13 +7,12 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli_options import File
+from headrace.cli_options import File, Timeout
 
 Reason = Annotated[
     str | None,
     typer.Option("--reason", help="Shown by `headrace status` and in Dagster.", show_default=False),
 ]
-Timeout = Annotated[float, typer.Option("--timeout", min=0, help="Seconds to wait for the end of the run.")]
 
 
 def stop(file: File, *, reason: Reason = None, timeout: Timeout = 60.0) -> None:

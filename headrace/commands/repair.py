@@ -19,7 +19,7 @@ from headrace.shutdown import GracefulShutdown
 
 def replay(path: Path, sink: str, from_epoch: int | None, *, recompute: bool = False) -> None:
     """Write the epochs from `from_epoch` on to one sink again, as planned. Other sinks do not change."""
-    file, settings = _load(path)
+    file, settings = load_file(path)
     from headrace.jobs.run.repair import replay as work  # imports Spark, which takes a second
 
     with (
@@ -51,7 +51,7 @@ def replay(path: Path, sink: str, from_epoch: int | None, *, recompute: bool = F
 
 def accept_target(path: Path, sink: str) -> None:
     """Accept the current rows of a sink's target as the ledger's state. Write no rows."""
-    file, settings = _load(path)
+    file, settings = load_file(path)
     from headrace.jobs.run.repair import accept_target as work  # imports Spark, which takes a second
 
     with GracefulShutdown() as stopper:
@@ -63,7 +63,7 @@ def accept_target(path: Path, sink: str) -> None:
 
 def take_over(path: Path, sink: str, *, ask: bool) -> None:
     """End the claims of other pipelines on a sink's target, and accept it. Ask for confirmation if `ask`."""
-    file, settings = _load(path)
+    file, settings = load_file(path)
     if ask:
         stderr_console().print(
             f"Other pipelines that write the target of sink {sink} are refused there from now on. Their"
@@ -82,7 +82,7 @@ def take_over(path: Path, sink: str, *, ask: bool) -> None:
 
 def recover(path: Path) -> None:
     """Rebuild a lost ledger from the sinks' commit records."""
-    file, settings = _load(path)
+    file, settings = load_file(path)
     from headrace.jobs.run.repair import rebuild as work  # imports Spark, which takes a second
 
     with GracefulShutdown() as stopper:
@@ -96,8 +96,10 @@ def rewind(path: Path, to: str, *, dry_run: bool, yes: bool) -> None:
     """Set the pipeline back to the end of an earlier epoch."""
     from headrace.jobs.run import interventions
 
-    file, settings = _load(path)
-    _decide(interventions.rewind(file, settings, to=to, dry_run=True).changes, dry_run=dry_run, yes=yes)
+    file, settings = load_file(path)
+    confirm_changes(
+        interventions.rewind(file, settings, to=to, dry_run=True).changes, dry_run=dry_run, yes=yes
+    )
     if not dry_run:
         interventions.rewind(file, settings, to=to)
         stdout_console().print(f"{file.name}: rewound; continue with `headrace run {path}`", soft_wrap=True)
@@ -107,7 +109,7 @@ def skip_open(path: Path, *, dry_run: bool) -> None:
     """Close an open epoch that can never be written."""
     from headrace.jobs.run import interventions
 
-    file, settings = _load(path)
+    file, settings = load_file(path)
     with GracefulShutdown() as stopper:
         result = stopper.run(lambda: interventions.skip_open(file, settings, dry_run=dry_run))
     for line in result.changes:
@@ -118,7 +120,7 @@ def reset(path: Path, *, keep: bool, empty: bool, dry_run: bool, yes: bool) -> N
     """Start a pipeline over. Ask about existing target rows if no option decides it."""
     from headrace.jobs.run import interventions
 
-    file, settings = _load(path)
+    file, settings = load_file(path)
     if not keep and not empty:
         if not sys.stdin.isatty() or yes or dry_run:
             msg = "a reset needs either --keep-targets or --empty-targets"
@@ -128,7 +130,9 @@ def reset(path: Path, *, keep: bool, empty: bool, dry_run: bool, yes: bool) -> N
                 " --keep-targets",
             )
         empty = typer.confirm("Delete all target rows first? (No keeps them.)", default=True)
-    _decide(interventions.reset(file, settings, empty=empty, dry_run=True).changes, dry_run=dry_run, yes=yes)
+    confirm_changes(
+        interventions.reset(file, settings, empty=empty, dry_run=True).changes, dry_run=dry_run, yes=yes
+    )
     if not dry_run:
         with GracefulShutdown() as stopper:
             stopper.run(lambda: interventions.reset(file, settings, empty=empty))
@@ -137,14 +141,14 @@ def reset(path: Path, *, keep: bool, empty: bool, dry_run: bool, yes: bool) -> N
         )
 
 
-def _load(path: Path) -> tuple[PipelineFile, Settings]:
+def load_file(path: Path) -> tuple[PipelineFile, Settings]:
     """Load the file and the settings, and log in the format that they set."""
     file, settings = load_pipeline(path), load_settings()
     logging_setup.set_log_format(settings.log_format)
     return file, settings
 
 
-def _decide(changes: Sequence[str], *, dry_run: bool, yes: bool) -> None:
+def confirm_changes(changes: Sequence[str], *, dry_run: bool, yes: bool) -> None:
     """Print the changes, and ask for confirmation."""
     for line in changes:
         stdout_console().print(line, soft_wrap=True, markup=False)

@@ -32,7 +32,7 @@ def stop(path: Path, *, reason: str, timeout: timedelta) -> None:
         return
     try:
         before = ledger.state(name)
-        request = ledger.request_stop(name, StopAction.STOP, by=_describe_user(), reason=reason)
+        request = ledger.request_stop(name, StopAction.STOP, by=describe_user(), reason=reason)
         if request is None:
             _print(f"{name}: no run is active{_describe_rest(before)}")
             return
@@ -52,7 +52,7 @@ def pause(path: Path, *, reason: str, timeout: timedelta) -> None:
     ledger = open_ledger(load_settings())
     try:
         before = ledger.state(name)
-        request = ledger.request_stop(name, StopAction.PAUSE, by=_describe_user(), reason=reason)
+        request = ledger.request_stop(name, StopAction.PAUSE, by=describe_user(), reason=reason)
         if request and ledger.lease_status(name, request.generation) is LeaseStatus.ACTIVE:
             _wait_until_ended(ledger, name, request, before, timeout)
         _print(f"{name}: paused {request}")
@@ -117,7 +117,7 @@ def _describe_rest(state: PipelineState | None) -> str:
     return ""
 
 
-def _describe_user() -> str:
+def describe_user() -> str:
     """Return `user@host`."""
     try:
         user = getpass.getuser()

@@ -17,7 +17,6 @@ from headrace.pipeline.file.loader import PipelineFile
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.ledger import LeaseStatus, Ledger, PipelineState, StopAction, StopRequest
 from headrace.pipeline.protocol.ledger.owner import format_owner
-from headrace.pipeline.protocol.ledger.rollup import BATCH
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -68,12 +67,12 @@ def replay(
     *,
     sink: str,
     from_epoch: int | None,
-    start_spark: Callable[[], SparkSession],
+    start_spark: Callable[[], SparkSession] | None = None,
     dry_run: bool,
 ) -> Lines:
     """Write committed epochs again into one sink. `from_epoch` defaults to the one after its last.
 
-    `start_spark` returns the session. A dry run does not call it.
+    `start_spark` returns the session, by default a new one. A dry run does not call it.
     """
     with _ledger_of(file, settings) as (ledger, state):
         if sink not in file.model.sinks:
@@ -93,7 +92,9 @@ def replay(
             )
     from headrace.jobs.run.repair import replay as work
 
-    result = work(file, settings, sink=sink, from_epoch=from_epoch, spark=start_spark())
+    result = work(
+        file, settings, sink=sink, from_epoch=from_epoch, spark=start_spark() if start_spark else None
+    )
     if not result.epochs:
         return (f"Nothing to replay: {sink} contains epoch {result.last_epoch}.",)
     rows = result.counts[sink].rows
@@ -118,10 +119,9 @@ def prune(file: PipelineFile, settings: Settings, *, keep: int, dry_run: bool) -
 
         total = 0
         with hold_lease(ledger, file, "prune") as lease:
+            # A roll-up has epochs of one phase, so a short one need not be the last.
             while done := ledger.roll_up(lease, keep, history=complete):
                 total += done
-                if done < BATCH:
-                    break
         return (f"{total} epochs are rolled up.",)
 
 

@@ -16,7 +16,7 @@ from headrace.services import cli as services
 
 _HEAD = """# Command line
 
-<!-- Written by `make docs` from headrace/cli.py, headrace/repair_cli.py and headrace/stop_cli.py. Change these. -->
+<!-- Written by `make docs` from headrace/cli.py and the *_cli.py next to it. Change these. -->
 
 The option `--help` of a command prints the same. Exit codes: 0 done, or stopped by a signal or a request; 1 an error or a failed check; 2 wrong usage.
 """

@@ -1,0 +1,93 @@
+"""`headrace restart`, `rebuild` and `prune` on real servers, with kills inside."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import psycopg
+import pytest
+from helpers.pipeline_world import World, until
+from pyspark.sql import SparkSession
+
+from headrace.pipeline.protocol.ledger import PipelineState, open_sqlite
+
+
+def start(world: World, *arguments: str) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "headrace", *arguments],
+        env=world.env(),
+        cwd=world.folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    world.processes.append(process)
+    return process
+
+
+def execute(world: World, *arguments: str) -> tuple[int, str]:
+    process = start(world, *arguments)
+    text, _ = process.communicate(timeout=300)
+    assert "Traceback" not in text
+    return process.returncode, text
+
+
+def state(world: World) -> PipelineState:
+    ledger = open_sqlite(world.ledger)
+    try:
+        found = ledger.state(world.name)
+    finally:
+        ledger.close()
+    assert found
+    return found
+
+
+def remove_row(world: World) -> None:
+    with psycopg.connect(world.conninfo) as connection:
+        connection.execute("DELETE FROM target WHERE id = (SELECT min(id) FROM target)")
+
+
+def test_operations_report_their_changes_before_they_make_them(world: World) -> None:
+    file = str(world.file)
+    assert world.run()["code"] == 0
+    before, rows = state(world), world.in_postgres()
+    for arguments in (["restart", file], ["rebuild", file, "--sink", "pg"], ["prune", file, "--keep", "1"]):
+        code, text = execute(world, *arguments, "--dry-run")
+        assert code == 0, text
+        assert "No run is active." in text
+        assert "Nothing was changed (--dry-run)." in text
+    code, text = execute(world, "prune", file, "--keep", "1")
+    assert code == 1
+    assert "Add --yes to confirm" in text
+    after = state(world)
+    assert (after.committed, after.kept_from) == (before.committed, before.kept_from)
+    assert world.in_postgres() == rows
+    code, text = execute(world, "prune", file, "--keep", "1", "--yes")
+    assert code == 0, text
+    assert f"{before.committed - before.kept_from} epochs are rolled up." in text
+    assert state(world).kept_from == before.committed
+
+
+# Two runs and two commands with Spark: a minute on a quiet machine.
+@pytest.mark.parametrize("at", ["lease", "set back"])
+def test_operations_rebuild_a_sink_after_a_kill(world: World, spark: SparkSession, at: str) -> None:
+    file = str(world.file)
+    assert world.run()["code"] == 0
+    remove_row(world)
+    process = start(world, "rebuild", file, "--sink", "pg", "--yes")
+
+    def has_begun() -> bool:
+        assert process.poll() is None, process.communicate()
+        found = state(world)
+        return bool(found.sinks["pg"].state == "replaying" if at == "set back" else found.holder)
+
+    until(has_begun, "the rebuild", seconds=300)
+    process.kill()
+    process.wait()
+    until(
+        lambda: execute(world, "rebuild", file, "--sink", "pg", "--yes")[0] == 0, "the rebuild", seconds=300
+    )
+    world.check(spark)
