@@ -82,12 +82,13 @@ test-faults: setup ## Every fault test and long suite in full.
 	@HEADRACE_TEST_FULL=1 $(BIN)/pytest --timeout=3600 $(IN_PARALLEL) --durations=40 -m "sampled or slow"
 
 .PHONY: check
-check: $(STAMP) $(TOOLS) ## Linters, types, the order of imports, the documentation site.
+check: $(STAMP) $(TOOLS) ## Linters, types, the order of imports, the image, the documentation site.
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/pyright
 	@$(BIN)/lint-imports
 	@$(BIN)/pre-commit validate-config
+	@$(BIN)/hadolint docker/Dockerfile
 	@$(MKDOCS) build --strict --quiet --site-dir $(VENV)/site
 
 .PHONY: docs

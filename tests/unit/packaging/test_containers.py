@@ -1,0 +1,174 @@
+"""docker/stack.yaml and its image: every address leads to a service.
+
+No container engine is needed. `make check` lints the image.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from helpers.checkout import ROOT
+from ruamel.yaml import YAML
+
+from headrace.pipeline.config.settings import load_settings
+
+DOCKER = ROOT / "docker"
+STACK: dict[str, Any] = YAML(typ="safe").load((DOCKER / "stack.yaml").read_text())
+SERVICES: dict[str, dict[str, Any]] = STACK["services"]
+OWN = [name for name, service in SERVICES.items() if service["image"].startswith("headrace:")]
+ENVIRONMENT: dict[str, str] = SERVICES["code"]["environment"]
+# Where a server listens unless its own configuration has a port.
+USUAL_PORTS = {"postgres": {5432}, "clickhouse": {8123}, "prometheus": {9090}, "grafana": {3000}}
+
+
+def listening(name: str) -> set[int]:
+    """Return the ports that a service listens on, by its command and its environment."""
+    service = SERVICES[name]
+    command = [str(part) for part in service.get("command", [])]
+    found = {
+        int(command[i + 1]) for i, part in enumerate(command) if part in ("--port", "--webui-port", "-p")
+    }
+    environment = service.get("environment", {})
+    for key in ("KAFKA_LISTENERS", "SCHEMA_REGISTRY_LISTENERS"):
+        found |= {int(port) for port in re.findall(r":(\d+)(?:,|$)", environment.get(key, ""))}
+    if name == "code":
+        found |= {int(re.findall(r'CMD \["dagster", "code-server".*"--port", "(\d+)"', IMAGE)[0])}
+    return found | USUAL_PORTS.get(name, set())
+
+
+IMAGE = (DOCKER / "Dockerfile").read_text()
+
+
+def addresses() -> list[tuple[str, str, int]]:
+    """Return the origin, host and port of everything that one service looks up in another."""
+    found = [
+        ("ledger", ENVIRONMENT["HEADRACE__STATE_BACKEND__POSTGRES__HOST"], 5432),
+        (
+            "sink",
+            ENVIRONMENT["HEADRACE__POSTGRES_SINK__HOST"],
+            int(ENVIRONMENT["HEADRACE__POSTGRES_SINK__PORT"]),
+        ),
+    ]
+    for service in SERVICES.values():
+        for key, value in service.get("environment", {}).items():
+            for host, port in re.findall(r"(?:://|^|,)([a-z][a-z-]*):(\d+)", str(value)):
+                if host != "localhost":
+                    found.append((key, host, int(port)))
+        masters = [urlsplit(part) for part in service.get("command", []) if part.startswith("spark://")]
+        found += [("command", master.hostname or "", master.port or 0) for master in masters]
+    (location,) = YAML(typ="safe").load((DOCKER / "workspace.yaml").read_text())["load_from"]
+    found.append(("workspace.yaml", location["grpc_server"]["host"], location["grpc_server"]["port"]))
+    storage = YAML(typ="safe").load((DOCKER / "dagster.yaml").read_text())["storage"]["postgres"][
+        "postgres_db"
+    ]
+    found.append(("dagster.yaml", storage["hostname"], storage["port"]))
+    return found
+
+
+def test_every_address_leads_to_a_port_that_its_service_listens_on() -> None:
+    found = addresses()
+    assert {host for _, host, _ in found} >= {
+        "postgres",
+        "kafka",
+        "clickhouse",
+        "registry",
+        "spark-master",
+        "code",
+    }
+    for origin, host, port in found:
+        assert host in SERVICES, f"{origin}: no service {host}"
+        assert port in listening(host), f"{origin}: {host} does not listen on {port}"
+
+
+def test_the_listener_for_containers_has_the_name_of_its_service() -> None:
+    environment = SERVICES["kafka"]["environment"]
+    advertised = dict(re.findall(r"(\w+)://([^,]+)", environment["KAFKA_ADVERTISED_LISTENERS"]))
+    assert advertised["INSIDE"] == ENVIRONMENT["HEADRACE__KAFKA_SOURCE__BROKERS"]
+    assert advertised["INSIDE"] == ENVIRONMENT["HEADRACE__KAFKA_SINK__BROKERS"]
+    published = SERVICES["kafka"]["ports"][0].split(":")[-1]
+    assert advertised["OUTSIDE"] == f"localhost:{published}"
+
+
+def test_settings_load_and_users_are_those_of_the_servers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The values of all variables differ, so a wrong pair is seen."""
+
+    def fill(value: str) -> str:
+        return re.sub(r"\$\{(\w+):\?\}", r"value-of-\1", value)
+
+    monkeypatch.chdir(tmp_path)
+    for key, value in ENVIRONMENT.items():
+        monkeypatch.setenv(key, fill(value))
+    settings = load_settings()
+    servers = {name: SERVICES[name]["environment"] for name in ("postgres", "clickhouse")}
+    for connection in (settings.postgres_sink, settings.state_backend.postgres):
+        assert connection.user == fill(servers["postgres"]["POSTGRES_USER"])
+        assert connection.password.get_secret_value() == fill(servers["postgres"]["POSTGRES_PASSWORD"])
+    for connection in (settings.clickhouse_source, settings.clickhouse_sink):
+        assert connection.user == fill(servers["clickhouse"]["CLICKHOUSE_USER"])
+        assert connection.password.get_secret_value() == fill(servers["clickhouse"]["CLICKHOUSE_PASSWORD"])
+    made = re.findall(r"CREATE DATABASE (\w+)", (DOCKER / "postgres-init.sql").read_text())
+    assert settings.postgres_sink.db == servers["postgres"]["POSTGRES_DB"]
+    assert settings.state_backend.postgres.db in made
+    assert settings.spark.conf["spark.driver.host"] in SERVICES
+    assert json.loads(ENVIRONMENT["HEADRACE__SPARK__CONF"]) == settings.spark.conf
+
+
+def test_volumes_are_declared_and_files_exist() -> None:
+    used: set[str] = set()
+    for service in SERVICES.values():
+        for volume in service.get("volumes", []):
+            source = volume.split(":")[0]
+            if source.startswith("."):
+                assert (DOCKER / source).exists(), volume
+            else:
+                used.add(source)
+    assert used == set(STACK["volumes"])
+    for name in ("code", "spark-worker"):
+        targets = [volume.split(":")[1] for volume in SERVICES[name]["volumes"]]
+        assert ENVIRONMENT["HEADRACE__STAGING__PATH"] in targets, name
+
+
+def test_secrets_come_from_the_environment_file_only() -> None:
+    example = dict(re.findall(r"^(\w+)=(.*)$", (DOCKER / "stack.env.example").read_text(), re.MULTILINE))
+    assert set(example.values()) == {""}
+    assert set(re.findall(r"\$\{(\w+)", (DOCKER / "stack.yaml").read_text())) == set(example)
+    for name, service in SERVICES.items():
+        for key, value in service.get("environment", {}).items():
+            if "PASSWORD" in key or key.endswith("USER"):
+                assert re.fullmatch(r"\$\{\w+:\?\}", value), f"{name}: {key} has a value in the file"
+
+
+def test_images_have_exact_tags_and_own_ones_do_not_run_as_root() -> None:
+    bases = re.findall(r"^FROM (\S+)", IMAGE, re.MULTILINE)
+    for image in [*bases, *(service["image"] for service in SERVICES.values())]:
+        assert re.search(r":v?\d+\.\d+", image), image
+    assert re.findall(r"^USER (\S+)", IMAGE, re.MULTILINE) == ["10001"]
+    assert "HEALTHCHECK" in IMAGE
+    assert len(OWN) == 5
+    others = YAML(typ="safe").load((DOCKER / "compose.yaml").read_text())["services"]
+    for name, service in others.items():
+        assert service["image"] == SERVICES[name]["image"]
+
+
+def test_the_image_gets_all_that_it_copies() -> None:
+    ignored = (ROOT / ".dockerignore").read_text()
+    for line in re.findall(r"^COPY (?:--\S+ )?(.+)$", IMAGE, re.MULTILINE):
+        for source in line.split()[:-1]:
+            assert (ROOT / source).exists(), source
+            assert f"!{source.split('/')[0]}\n" in ignored, source
+
+
+def test_dagster_of_the_storage_is_of_the_locked_release() -> None:
+    lock = (ROOT / "requirements.lock").read_text()
+    spark = re.findall(r"^dagster-pyspark==(\S+)", lock, re.MULTILINE)
+    assert (
+        re.findall(r"^dagster-postgres==(\S+)", (DOCKER / "requirements.txt").read_text(), re.MULTILINE)
+        == spark
+    )
