@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 import shutil
+import sqlite3
 
 import psycopg
 import pytest
@@ -49,7 +52,37 @@ def test_a_lost_ledger_is_refused_and_rebuilt(world: World, settings: Settings, 
         run(file, settings, until=Until.CAUGHT_UP, spark=spark)
     assert "headrace recover" in str(refused.value)
     rebuild(file, settings, spark=spark)
-    world.produce(list(world.changes(__import__("random").Random(9), 50)))
+    world.produce(list(world.changes(random.Random(9), 50)))
+    to_the_end(world, settings, spark)
+    world.check(spark)
+
+
+@pytest.mark.slow
+def test_an_old_ledger_is_refused_and_recovered(
+    world: World, settings: Settings, spark: SparkSession
+) -> None:
+    """A backup of the ledger that lacks epochs of the sinks must not write them again."""
+    file = to_the_end(world, settings, spark)
+    backup = world.folder / "backup.db"
+    with (
+        contextlib.closing(sqlite3.connect(world.ledger)) as ledger,
+        contextlib.closing(sqlite3.connect(backup)) as copy,
+    ):
+        ledger.backup(copy)
+    dice = random.Random(9)
+    world.produce(list(world.changes(dice, 50)))
+    to_the_end(world, settings, spark)
+    shutil.rmtree(world.ledger.parent)
+    world.ledger.parent.mkdir()
+    shutil.copy(backup, world.ledger)
+    world.produce(list(world.changes(dice, 50)))
+    with pytest.raises(SinkStateError) as refused:
+        run(file, settings, until=Until.CAUGHT_UP, spark=spark)
+    assert "ledger" in str(refused.value)
+    assert "headrace recover" in str(refused.value)
+    world.ledger.rename(world.folder / "old.db")
+    shutil.rmtree(world.ledger.parent)
+    rebuild(file, settings, spark=spark)
     to_the_end(world, settings, spark)
     world.check(spark)
 
