@@ -50,11 +50,11 @@ def row_schema(payload: pa.Schema) -> StructType:
     """Return Spark's columns for rows: the payload, `_gs_op` and `_gs_pos`."""
     from pyspark.sql.types import StructType
 
-    return StructType([*spark_schema(payload).fields, *_system_fields()])
+    return StructType([*spark_schema(payload).fields, *system_fields()])
 
 
 @functools.cache
-def _system_fields() -> tuple[StructField, ...]:
+def system_fields() -> tuple[StructField, ...]:
     """Return `_gs_op` and `_gs_pos`. The JVM is not needed for them."""
     from pyspark.sql.pandas.types import from_arrow_type
     from pyspark.sql.types import StringType, StructField

@@ -17,6 +17,7 @@ from headrace.connectors.kafka.config import KafkaSourceConfig
 from headrace.connectors.kafka.driver_reader import DriverReader
 from headrace.connectors.kafka.json_decoder import payload_schema
 from headrace.connectors.kafka.json_messages import JsonMessages
+from headrace.connectors.lazy_session import ensure_started
 from headrace.connectors.spark_plan import refuse_relative_timestamps
 from headrace.pipeline.config.sections import KafkaConnection
 from headrace.pipeline.errors import SchemaError
@@ -152,6 +153,7 @@ class MessageReader:
         from pyspark.errors import AnalysisException, ParseException
         from pyspark.sql import functions as F  # noqa: N812
 
+        rows = ensure_started(rows)
         columns = [name for name in rows.columns if name != POS]
         try:
             found = (

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from headrace.connectors.kafka.json_decoder import payload_schema
-from headrace.connectors.spark_types import POS_ARROW
-from headrace.pipeline.sql.system_columns import OP, POS, POS_TYPE
+from headrace.connectors.spark_types import POS_ARROW, system_fields
+from headrace.pipeline.sql.system_columns import OP, POS
 from headrace.pipeline.types.int256 import stored
 
 if TYPE_CHECKING:
@@ -30,8 +30,7 @@ def hidden_fields(payload: StructType) -> StructType:
     """Return Spark's schema of a payload with the system columns at the end."""
     from pyspark.sql.types import StructType
 
-    hidden = cast("StructType", StructType.fromDDL(f"{OP} string, {POS} {POS_TYPE}"))
-    return StructType([*payload.fields, *hidden.fields])
+    return StructType([*payload.fields, *system_fields()])
 
 
 def with_hidden(payload: pa.Schema) -> pa.Schema:

@@ -12,11 +12,11 @@ import pyarrow.compute
 from headrace.connectors.plugins.contract_checks import create_checked
 from headrace.connectors.plugins.pickling import PickledPlugin, contract_error
 from headrace.connectors.registry import plugin_context
-from headrace.connectors.spark_types import arrow_schema, spark_schema
+from headrace.connectors.spark_types import arrow_schema, row_schema, spark_schema
 from headrace.jobs.transforms.base import RowTransform, TransformContext
 from headrace.pipeline.errors import DataError
 from headrace.pipeline.plugins.runtime import PluginContext
-from headrace.pipeline.sql.system_columns import FAN_OUT, HIDDEN, OP, POS, POS_TYPE
+from headrace.pipeline.sql.system_columns import FAN_OUT, HIDDEN, OP, POS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -69,15 +69,13 @@ class ArrowTransform(RowTransform):
                 self.context.name,
                 "Say the payload alone.",
             )
-        from pyspark.sql.types import StructType
-
         try:
             wanted = spark_schema(payload)
         except Exception as error:
             raise contract_error(
                 found, f"`columns` has a type that Spark does not have: {error}", self.context.name
             ) from error
-        whole = StructType([*wanted.fields, *StructType.fromDDL(f"{OP} string, {POS} {POS_TYPE}").fields])  # pyright: ignore[reportAttributeAccessIssue]
+        whole = row_schema(payload)
         return rows.mapInArrow(
             _work(PickledPlugin(self, found, self.context.name), payload, arrow_schema(wanted)), whole
         )

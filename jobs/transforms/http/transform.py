@@ -13,7 +13,7 @@ from headrace.connectors.http.client import Service
 from headrace.connectors.http.encode import row_json
 from headrace.connectors.http.endpoint import resolve_endpoint
 from headrace.connectors.row_errors import row_error
-from headrace.connectors.spark_types import arrow_schema, spark_schema
+from headrace.connectors.spark_types import arrow_schema, row_schema, spark_schema
 from headrace.jobs.staging.pending_calls import PendingCall, waits_folder
 from headrace.jobs.transforms.base import RowTransform, TransformContext
 from headrace.jobs.transforms.http.decode import ResponseDecoder
@@ -23,7 +23,7 @@ from headrace.pipeline.model.handler import HandlerTransformConfig, override_typ
 from headrace.pipeline.model.http import redact_url
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.epochs import EpochPlan, Phase
-from headrace.pipeline.sql.system_columns import OP, POS, POS_TYPE
+from headrace.pipeline.sql.system_columns import OP, POS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -134,10 +134,7 @@ class HandlerRows(RowTransform):
     # --- columns
 
     def _schema(self) -> StructType:
-        from pyspark.sql.types import StructType
-
-        hidden = cast("StructType", StructType.fromDDL(f"{OP} string, {POS} {POS_TYPE}"))
-        return StructType([*spark_schema(self._payload).fields, *hidden.fields])
+        return row_schema(self._payload)
 
     def _numbered(self) -> StructType:
         from pyspark.sql.types import StructField, StructType

@@ -520,6 +520,32 @@ def test_a_commit_that_was_lost_is_told(table: Any, monkeypatch: pytest.MonkeyPa
     assert t.rows() == [(1, "a")]
 
 
+@pytest.mark.parametrize("again", ["same-run", "next-run"])
+def test_an_epoch_whose_answer_is_lost_is_not_written_again(
+    table: Any, monkeypatch: pytest.MonkeyPatch, again: str
+) -> None:
+    t = table()
+    sink = t.joined()
+    real = IcebergMetadata.commit_if_unchanged
+
+    def lose_answer(state: IcebergMetadata, **values: Any) -> bool:
+        done = real(state, **values)
+        if values.get("main") is not None:
+            msg = "the answer was lost"
+            raise TransientError(msg)
+        return done
+
+    with monkeypatch.context() as patch:
+        patch.setattr(IcebergMetadata, "commit_if_unchanged", lose_answer)
+        with pytest.raises(TransientError, match="the answer was lost"):
+            sink.write(plan(1), t.frame((1, "a", "i")))
+    if again == "next-run":
+        sink = t.prepared(generation=2)
+    assert sink.write(plan(1), t.frame((1, "a", "i"))) == WriteCounts(1, 1, 0, 0)
+    assert t.rows() == [(1, "a")]
+    assert t.branches == ["main"]
+
+
 def test_describe_opens_nothing() -> None:
     node = IcebergSinkConfig.model_validate(
         {"from": "x", "table_name": "shop.orders", "warehouse": "/nowhere"}

@@ -1,0 +1,231 @@
+"""Every source and every sink in a process whose Spark session has not started, without transforms.
+
+PySpark's functions for columns and `StructType.fromDDL` need a started session. The session of the tests is
+hidden from them until a run starts its own, so code that uses them too early fails here as in a new process.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import clickhouse_connect
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+from helpers.avro_messages import encode, frame, record
+from helpers.pipeline_world import World, clickhouse_database
+from helpers.schema_registry import SchemaRegistry
+from helpers.web_server import served
+from pyspark import SparkContext
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession, functions
+from pyspark.sql.types import StructType
+
+from headrace.connectors.lazy_session import LazySession
+from headrace.jobs.run.events import RunResult, Until
+from headrace.jobs.run.runner import run
+from headrace.pipeline.file.loader import load_pipeline
+from headrace.services import Services
+
+ROWS = 40
+TABLE = pa.table({"id": pa.array(range(ROWS), "int64"), "v": [f"v{at}" for at in range(ROWS)]})
+AVRO = record(("id", "long"), ("v", "string"), doc=json.dumps({"primaryKeys": ["id"]}))
+_KAFKA = "type: kafka, primary_key: id, topic: '{topic}'"
+_JSON = _KAFKA + ", schema: {{id: int64, v: string}}"
+_CLICKHOUSE = "type: clickhouse, primary_key: id, table_name: '{database}.history', split_rows: 10"
+
+SOURCES = {
+    "parquet": "type: file, format: parquet, path: '{folder}/parquet', mode: bounded, primary_key: id",
+    "parquet-schema": "type: file, format: parquet, path: '{folder}/parquet', mode: bounded, primary_key: id,"
+    " schema: {{id: int64, v: string}}",
+    "parquet-filter": "type: file, format: parquet, path: '{folder}/parquet', mode: bounded, primary_key: id,"
+    " filter: id >= 0",
+    "folders": "type: file, format: parquet, path: '{folder}/folders', mode: bounded, primary_key: id",
+    "csv": "type: file, format: csv, path: '{folder}/rows.csv', mode: bounded, primary_key: id,"
+    " schema: {{id: int64, v: string}}",
+    "json": "type: file, format: json, path: '{folder}/rows.json', mode: bounded, primary_key: id,"
+    " schema: {{id: int64, v: string}}",
+    "clickhouse": _CLICKHOUSE,
+    "clickhouse-filter": _CLICKHOUSE + ", filter: id >= 0",
+    "iceberg": "type: iceberg, table_name: n.rows, warehouse: '{folder}/warehouse', primary_key: id",
+    "kafka-json": _JSON,
+    "kafka-filter": _JSON + ", filter: id >= 0",
+    "kafka-metadata": _JSON + ", include_metadata: true",
+    "kafka-tombstones": _JSON + ", tombstone: delete",
+    "kafka-errors": _JSON + ", on_error: dead_letter",
+    "kafka-avro": _KAFKA.replace("{topic}", "{avro_topic}"),
+    "kafka-avro-errors": _KAFKA.replace("{topic}", "{avro_topic}") + ", on_error: dead_letter",
+    "hybrid": "type: hybrid, primary_key: id, offset_table: {{}}, bounded_sources: [{{source_type: clickhouse,"
+    " table_name: '{database}.history'}}], unbounded_source: {{source_type: kafka, topic: '{topic}', schema:"
+    " {{id: int64, v: string}}}}",
+    "hybrid-cursor": "type: hybrid, primary_key: id, cursor: {{column: at, allowed_lateness: 1h}}, handoff_lag: 1h, bounded_sources:"
+    " [{{source_type: clickhouse, table_name: '{database}.history'}}], unbounded_source: {{source_type: kafka,"
+    " topic: '{topic}', schema: {{id: int64, v: string, at: timestamp}}}}",
+}
+SINKS = {
+    "blackhole": "type: blackhole",
+    "print": "type: print",
+    "postgres": "type: postgres, table: target",
+    "postgres-staged": "type: postgres, table: target, max_driver_rows: 1",
+    "postgres_aggregate": "type: postgres_aggregate, landing_table: landing, agg_table: totals, group_by: {{v: {{}}}},"
+    " aggregate: {{n: {{fn: count}}}}",
+    "delta": "type: delta, path: '{folder}/lake'",
+    "iceberg": "type: iceberg, table_name: n.target, warehouse: '{folder}/warehouse'",
+    "file-parquet": "type: file, path: '{folder}/out', format: parquet",
+    "file-csv": "type: file, path: '{folder}/out', format: csv",
+    "file-json": "type: file, path: '{folder}/out', format: json",
+    "clickhouse": "type: clickhouse, table: '{database}.target'",
+    "kafka": "type: kafka, topic: '{topic}-out'",
+    "webhook": "type: webhook, url: '{url}'",
+}
+
+
+@dataclass
+class Inputs:
+    """One set of rows in every source. `names` fills the templates."""
+
+    names: Mapping[str, str]
+    spark: SparkSession
+
+
+@pytest.fixture(scope="module")
+def inputs(
+    services: Services,
+    registry: SchemaRegistry,
+    spark: SparkSession,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Inputs]:
+    folder = tmp_path_factory.mktemp("inputs")
+    (folder / "parquet").mkdir()
+    pq.write_table(TABLE, folder / "parquet" / "part.parquet")
+    for day in (1, 2):
+        (folder / "folders" / f"day={day}").mkdir(parents=True)
+        pq.write_table(TABLE, folder / "folders" / f"day={day}" / "part.parquet")
+    pa_csv.write_csv(TABLE, folder / "rows.csv")
+    (folder / "rows.json").write_text("".join(json.dumps(row) + "\n" for row in TABLE.to_pylist()))
+    session = spark.newSession()
+    for suffix, value in {"": "org.apache.iceberg.spark.SparkCatalog", ".type": "hadoop"}.items():
+        session.conf.set(f"spark.sql.catalog.lazy{suffix}", value)
+    session.conf.set("spark.sql.catalog.lazy.warehouse", str(folder / "warehouse"))
+    session.createDataFrame(TABLE).writeTo("lazy.n.rows").using("iceberg").create()
+    topic, avro_topic = f"lazy-{secrets.token_hex(4)}", f"lazy-{secrets.token_hex(4)}-avro"
+    admin = AdminClient({"bootstrap.servers": services.kafka.brokers})
+    for created in admin.create_topics([NewTopic(topic, 1, 1), NewTopic(avro_topic, 1, 1)]).values():
+        created.result(30)
+    number = registry.register(f"{avro_topic}-value", AVRO)
+    producer = Producer({"bootstrap.servers": services.kafka.brokers})
+    for row in TABLE.to_pylist():
+        at = f"2024-01-01T00:00:{row['id']:02}Z"
+        producer.produce(topic, json.dumps(row | {"at": at}), key=json.dumps({"id": row["id"]}))
+        producer.produce(avro_topic, frame(number, encode(AVRO, row)))
+    assert producer.flush(30) == 0
+    with clickhouse_database(services) as database:
+        with clickhouse_connect.get_client(
+            **services.clickhouse.client_arguments(database=database)
+        ) as client:
+            client.command(
+                "CREATE TABLE history (id Int64, v String, at DateTime64(6, 'UTC') DEFAULT '2024-01-01 00:00:00',"
+                " _kafka_partition Nullable(Int32), _kafka_offset Nullable(Int64)) ENGINE = MergeTree ORDER BY id"
+            )
+            client.command(
+                f"INSERT INTO history (id, v) SELECT number, concat('v', toString(number)) FROM numbers({ROWS})"
+            )
+        names = {"folder": str(folder), "topic": topic, "avro_topic": avro_topic, "database": database}
+        yield Inputs(names | {"registry": registry.url}, spark)
+
+
+@contextmanager
+def hidden_session(spark: SparkSession) -> Iterator[LazySession]:
+    """Hide the context from PySpark until the session that this yields starts."""
+    context = SparkContext._active_spark_context
+
+    def start() -> SparkSession:
+        SparkContext._active_spark_context = context
+        return spark.newSession()
+
+    SparkContext._active_spark_context = None
+    try:
+        yield LazySession(start)
+    finally:
+        SparkContext._active_spark_context = context
+
+
+TRANSFORMS = {
+    "sql": "type: sql, sql: 'select id, upper(v) as v from src'",
+    "script": "type: script, from: src, language: javascript, script: 'const invoke = (row) => row'",
+    "handler": "type: handler, from: src, url: '{url}'",
+}
+_DAILY_SOURCES = ("parquet", "csv", "clickhouse", "iceberg", "kafka-filter", "kafka-avro", "hybrid-cursor")
+_DAILY_SINKS = ("blackhole", "delta", "file-parquet", "webhook")
+DAILY = {("kafka-json", sink) for sink in _DAILY_SINKS} | {(source, "postgres") for source in _DAILY_SOURCES}
+CASES = [
+    pytest.param(
+        source,
+        sink,
+        driver_rows,
+        marks=() if (source, sink) in DAILY and driver_rows is None else pytest.mark.slow,
+        id=f"{source}-{sink}{'' if driver_rows is None else '-spark'}",
+    )
+    for source in SOURCES
+    for sink in SINKS
+    for driver_rows in ([None, 1] if source.startswith(("kafka", "hybrid")) else [None])
+]
+"""Source, sink, and the limit of rows that the driver reads; with None it reads all messages of these topics."""
+
+
+def test_the_session_is_hidden_until_it_starts(spark: SparkSession) -> None:
+    with hidden_session(spark) as lazy:
+        for use in (lambda: StructType.fromDDL("a int"), lambda: functions.col("a")):
+            with pytest.raises((AssertionError, PySparkException)):
+                use()
+        lazy.start()
+        functions.col("a")
+
+
+@pytest.mark.parametrize(("source", "sink", "driver_rows"), CASES)
+def test_a_run_starts_spark_before_it_uses_columns(
+    inputs: Inputs, world: World, source: str, sink: str, driver_rows: int | None
+) -> None:
+    assert run_lazily(inputs, world, source, sink, driver_rows).epochs >= 1
+
+
+@pytest.mark.parametrize("transform", ["script", "handler", pytest.param("sql", marks=pytest.mark.slow)])
+def test_a_transform_starts_spark_before_it_uses_columns(
+    inputs: Inputs, world: World, transform: str
+) -> None:
+    assert run_lazily(inputs, world, "kafka-json", "postgres", None, TRANSFORMS[transform]).epochs >= 1
+
+
+def run_lazily(
+    inputs: Inputs, world: World, source: str, sink: str, driver_rows: int | None, transform: str = ""
+) -> RunResult:
+    with served() as service:
+        names = dict(inputs.names) | {"url": service.url}
+        own = names | {"folder": str(world.folder), "database": world.database, "topic": world.name}
+        lines = [
+            f"name: {world.name}",
+            "sources: {src: {" + SOURCES[source].format(**names) + "}}",
+            "transforms: {" + (f"t: {{{transform.format(**names)}}}" if transform else "") + "}",
+            "sinks:",
+            f"  out: {{from: {'t' if transform else 'src'}, " + SINKS[sink].format(**own) + "}",
+        ]
+        if source.endswith("errors"):
+            lines.append("  rejected: {from: src.errors, type: postgres, table: rejected}")
+        world.file.write_text("\n".join(lines))
+        changes: dict[str, Any] = {"schema_registry_url": names["registry"]}
+        changes |= {} if driver_rows is None else {"driver_rows": driver_rows}
+        settings = world.settings()
+        kafka = settings.kafka_source.model_copy(update=changes)
+        settings = settings.model_copy(update={"kafka_source": kafka})
+        with hidden_session(inputs.spark) as lazy:
+            session = cast("SparkSession", lazy)
+            return run(load_pipeline(world.file), settings, until=Until.CAUGHT_UP, spark=session)
