@@ -81,6 +81,11 @@ test: setup check ## All checks, and every test with a sample of the long suites
 test-faults: setup ## Every fault test and long suite in full.
 	@HEADRACE_TEST_FULL=1 $(BIN)/pytest --timeout=3600 $(IN_PARALLEL) --durations=40 -m "sampled or slow"
 
+.PHONY: test-ui
+test-ui: setup ## The pages in a browser. Needs the system's Chromium.
+	@$(UV) pip install --python $(BIN)/python --quiet -r tests/browser/requirements.txt
+	@HEADRACE_TEST_BROWSER=1 $(BIN)/pytest tests/browser
+
 .PHONY: check
 check: $(STAMP) $(TOOLS) ## Linters, types, the order of imports, the image, the documentation site.
 	@$(BIN)/ruff check .
