@@ -8,8 +8,8 @@ before any of them is read further::
     "growing": {"partitions": ["2"], "ends": [{"0": 40, "1": 38}, {"0": 57, "1": 61}]}
 
 `partitions` are those that are added once all barriers are reached. The barriers are part of the position, so
-a crash changes none of them. There are two: where the known partitions were at the time of the first row of a
-new one, and where they ended after that row was seen. The second one is what holds for sure: a producer that
+a crash changes none of them. They are where the known partitions were at the times of the first rows of new
+ones, and where they ended after those rows were seen. The last one is what holds for sure: a producer that
 wrote to a new partition wrote its earlier rows below it. A stream that starts on a topic which has grown
 before has one barrier and, as `moments`, the times of those that follow.
 """
@@ -17,7 +17,7 @@ before has one barrier and, as `moments`, the times of those that follow.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import nlargest
 
 from headrace.connectors.kafka.admin import TopicCluster
@@ -89,6 +89,18 @@ def first_grown(first_ms: Mapping[int, int]) -> tuple[list[int], int | None]:
     return parts, None
 
 
+def growth_moments(first_ms: Iterable[int]) -> list[int]:
+    """Return the times of growths that are added as one, by the first rows of the new partitions.
+
+    Keys may move between old partitions at each of them.
+    """
+    moments: list[int] = []
+    for time_ms in sorted(first_ms):
+        if not moments or time_ms - moments[-1] >= APART_MS:
+            moments.append(time_ms)
+    return moments[:MOST_MOMENTS]
+
+
 class TopicGrowth:
     """The barriers of one topic."""
 
@@ -158,7 +170,7 @@ class TopicGrowth:
     def _grown(self, known: Mapping[str, int], new: Sequence[int], high: Mapping[int, int]) -> Json:
         """Return the barriers before new partitions.
 
-        They are the known partitions' offsets at the time of the first new row, and their current ends. If
+        They are the known partitions' offsets at the times of first new rows, and their current ends. If
         the topic has grown again later, only the partitions of the first growth are added, and the known ones
         are read up to the time of the second growth. Rows may have moved back to them by then.
         """
@@ -168,9 +180,10 @@ class TopicGrowth:
         if not times:
             return _growing(new, [barrier(known, high, high)], [])
         first, until = first_grown(times) if len(times) == len(new) else (new, None)
-        begin = barrier(known, self._cluster.at_time(parts, min(times.values())), high)
+        moments = growth_moments(times[part] for part in first if part in times)
+        begins = [barrier(known, self._cluster.at_time(parts, moment), high) for moment in moments]
         end = barrier(known, high if until is None else self._cluster.at_time(parts, until), high)
-        return _growing(first, [begin, end], [])
+        return _growing(first, [*begins, end], [])
 
 
 def _growing(partitions: Sequence[int | str], ends: Sequence[Json], moments: Sequence[int]) -> Json:

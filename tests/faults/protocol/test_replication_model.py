@@ -143,3 +143,15 @@ def test_a_sink_of_a_start_that_was_pinned_again_comes_back_by_the_printed_comma
     world.edit(sinks=("one", "two"))
     assert "headrace replay orders.yaml --sink two --from 1" in world.run()
     world.finish()
+
+
+def test_a_key_that_moves_between_old_partitions_at_the_second_of_two_growths_keeps_its_order():
+    """Both growths are seen at once. Key 4 is in partition 1 of three, and in partition 0 of four."""
+    world = World(FileVersion())
+    world.load_base([0])
+    world.run()
+    world.add_partition()
+    world.send("i", 4, 10)
+    world.add_partition()
+    world.send("d", 4, 0)
+    world.finish()
