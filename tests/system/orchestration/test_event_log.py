@@ -13,14 +13,17 @@ import dagster as dg
 import pytest
 from helpers.dagster_runs import LAKE, PG
 from helpers.pipeline_world import World
+from pyspark.sql import SparkSession
 
-from headrace.jobs.run.events import EpochCommitted
+from headrace.jobs.run.events import EpochCommitted, Until
+from headrace.jobs.run.runner import run
 from headrace.orchestration.build import build_definitions
 from headrace.orchestration.instance import dagster_home
 from headrace.orchestration.pipelines import Pipeline, read_pipeline
 from headrace.orchestration.source_reports import observe_sources, report_sources
 from headrace.orchestration.stream import StreamReporter
 from headrace.pipeline.errors import TransientError
+from headrace.pipeline.file.loader import load_pipeline
 from headrace.pipeline.protocol.epochs import EpochPlan, Phase, WriteCounts
 
 KAFKA = dg.AssetKey(["kafka", "flights"])
@@ -188,11 +191,13 @@ def test_a_pipeline_is_drawn_in_the_descriptions_of_its_sinks_and_its_stream(wri
     assert drawing in str(defs.resolve_job_def("flights_stream").description)
 
 
-def test_sources_say_their_lag_and_their_newest_data(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sources_say_their_lag_and_their_newest_data(
+    world: World, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Real servers: the topic has rows that the pipeline has not read."""
     for name, value in world.env().items():
         monkeypatch.setenv(name, value)
-    assert world.run()["code"] == 0
+    assert run(load_pipeline(world.file), world.settings(), until=Until.CAUGHT_UP, spark=spark).caught_up
     pipeline = read_pipeline(world.file)
     table, topic = (asset.key for asset in pipeline.sources["src"])
     before = observe_sources(pipeline)
