@@ -13,7 +13,7 @@ from helpers.checkout import ROOT
 
 ROOMS = ("pipeline", "jobs", "connectors", "orchestration")
 MOST_ENTRIES = {"pipeline": 16, "jobs": 12}
-TEST_FOLDERS = ["faults", "helpers", "integration", "spark", "system", "unit"]
+TEST_FOLDERS = ["browser", "faults", "helpers", "integration", "spark", "system", "unit"]
 NEEDS = {"unit": set[str](), "spark": {"spark"}}
 """Session fixtures that tests of a folder may use."""
 
