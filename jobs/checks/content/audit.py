@@ -358,5 +358,5 @@ def _result(
         else f"; not complete: {numbers.get('not_compared') or numbers.get('columns_not_compared')}"
     )
     return CheckResult(
-        NAME, name, True, f"{found.expected:,} rows are what the sources say as of {what}{whole}", numbers
+        NAME, name, True, f"{found.expected:,} rows match the sources as of {what}{whole}", numbers
     )
