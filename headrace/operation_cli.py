@@ -10,7 +10,7 @@ from headrace.cli_options import DryRun, File, Timeout, Yes
 
 
 def restart(file: File, *, timeout: Timeout = 60.0, dry_run: DryRun = False, yes: Yes = False) -> None:
-    """End the active run of a pipeline, so that its supervisor starts the next one.
+    """End the active run; a supervisor starts the next.
 
     The run ends as a success. Exit code 1 if it has not ended after the timeout; the same command continues.
     """

@@ -148,11 +148,11 @@ def prepare_session(settings: Settings, kinds: Iterable[str]) -> SparkSession:
 
 
 def _take_prepared(conf: Mapping[str, str]) -> SparkSession | None:
-    """Return the prepared session, once. Stop it if it has other settings."""
+    """Return the prepared session, once. Stop it if it has other settings, or if its JVM died meanwhile."""
     if not _prepared:
         return None
     prepared_conf, spark = _prepared.pop()
-    if prepared_conf == conf:
+    if prepared_conf == conf and jvm_alive(spark):
         return spark
     stop_session(spark)
     return None
