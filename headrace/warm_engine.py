@@ -7,7 +7,6 @@ types, and waits. It takes one command, becomes that command, and ends with it: 
 from __future__ import annotations
 
 import fcntl
-import logging
 import os
 import signal
 import socket
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
     from headrace.pipeline.config.settings import Settings
 
-log = logging.getLogger(__name__)
 
 _MODULES = (
     "headrace.cli",

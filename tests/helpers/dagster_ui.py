@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -18,6 +17,7 @@ from typing import Any
 import psutil
 
 from helpers.pipeline_world import until
+from helpers.ports import free_port
 
 _LAUNCH = """mutation($params: ExecutionParams!) { launchRun(executionParams: $params) {
   __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } } }"""
@@ -29,13 +29,6 @@ _TICKS = """query($sensor: SensorSelector!) { sensorOrError(sensorSelector: $sen
   ... on Sensor { sensorState { ticks(limit: 1) { skipReason } } } } }"""
 _REPOSITORIES = """{ repositoriesOrError { ... on RepositoryConnection {
   nodes { name location { name } jobs { name } } } } }"""
-
-
-def free_port() -> int:
-    """A port that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def family(pid: int) -> list[psutil.Process]:

@@ -17,6 +17,7 @@ from pyspark.find_spark_home import _find_spark_home
 
 from headrace.jobs.spark.java import find_java
 from helpers.pipeline_world import World, until
+from helpers.ports import free_port
 
 EXECUTOR = "CoarseGrainedExecutorBackend"
 
@@ -101,13 +102,6 @@ def spark_cluster(folder: Path) -> Iterator[SparkCluster]:
         yield cluster
     finally:
         cluster.close()
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class ClusterWorld(World):

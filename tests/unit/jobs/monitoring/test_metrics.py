@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import socket
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any, cast
 
 import pytest
 from helpers.otlp_collector import Collector
+from helpers.ports import free_port
 from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.connectors.http import call_metrics
@@ -70,12 +70,6 @@ def collector() -> Iterator[Collector]:
     yield made
     made.shutdown()
     made.server_close()
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 def test_names_are_of_one_spelling_and_counters_end_in_total() -> None:
