@@ -155,3 +155,15 @@ def test_a_key_that_moves_between_old_partitions_at_the_second_of_two_growths_ke
     world.add_partition()
     world.send("d", 4, 0)
     world.finish()
+
+
+def test_a_key_that_moves_from_a_new_partition_to_an_old_one_keeps_its_order():
+    """Both growths are seen at once. Key 5 is in partition 2 of three, and in partition 1 of four."""
+    world = World(FileVersion())
+    world.load_base([0])
+    world.run()
+    world.add_partition()
+    world.send("i", 5, 20)
+    world.add_partition()
+    world.send("i", 5, 40)
+    world.finish()
