@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import psutil
 import pytest
 from helpers.pipeline_world import World, clickhouse_database, filled_world, postgres_database
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
 
 TESTS = Path(__file__).parent
+hypothesis.settings.register_profile("headrace", deadline=None)
+hypothesis.settings.load_profile("headrace")
+"""A deadline per example is an absolute time, which a loaded machine misses."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -341,11 +341,12 @@ def _result(
         numbers["keys"] = list(found.keys)
         shown = "; ".join(found.keys)
         more = f"; and {found.differing - SHOWN:,} more" if found.differing > SHOWN else ""
+        keys = "1 key differs" if found.differing == 1 else f"{found.differing:,} keys differ"
         return CheckResult(
             NAME,
             name,
             False,
-            f"{found.differing:,} keys differ from the sources as of {what}: {shown}{more}",
+            f"{keys} from the sources as of {what}: {shown}{more}",
             numbers,
         )
     if not found.expected and limits:
