@@ -6,6 +6,8 @@ connector. The order is that of lists in messages and in the docs.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from headrace.pipeline.model.capabilities import Delivery, SinkCapabilities, SourceCapabilities, Visibility
 from headrace.pipeline.model.connectors import Connector, SinkEntry, SourceEntry
 
@@ -136,6 +138,14 @@ CONNECTORS: tuple[Connector, ...] = (
         ),
     ),
     Connector(
+        "rate",
+        source=SourceEntry(
+            config=f"{_PACKAGE}.rate.config:RateSourceConfig",
+            implementation=f"{_PACKAGE}.rate.source:RateStream",
+            capabilities=SourceCapabilities(bounded=False, job_mode=False, phase=False, without_spark=True),
+        ),
+    ),
+    Connector(
         "webhook",
         extra="webhook",
         sink=SinkEntry(
@@ -165,6 +175,14 @@ CONNECTORS: tuple[Connector, ...] = (
             config=f"{_PACKAGE}.console_config:BlackholeSinkConfig",
             implementation=f"{_PACKAGE}.console:BlackholeSink",
             capabilities=_STATELESS,
+        ),
+    ),
+    Connector(
+        "memory",
+        sink=SinkEntry(
+            config=f"{_PACKAGE}.memory.config:MemorySinkConfig",
+            implementation=f"{_PACKAGE}.memory.sink:MemorySink",
+            capabilities=replace(_STATELESS, visibility=Visibility.EPOCH, fences=True),
         ),
     ),
 )

@@ -33,11 +33,12 @@ def check_source(plugin: Plugin, options: Mapping[str, Any]) -> list[Row]:
         node = PluginSourceConfig.model_validate({"type": plugin.id, **options})
         with temporary_settings() as settings:
             if node.is_unbounded:
-                return _check_stream(registry.unbounded_source("src", node, settings, 3))
-            return _check_bounded(registry.bounded_source("src", node, settings, 3))
+                return check_stream(registry.unbounded_source("src", node, settings, 3))
+            return check_bounded(registry.bounded_source("src", node, settings, 3))
 
 
-def _check_bounded(source: BoundedSource) -> list[Row]:
+def check_bounded(source: BoundedSource) -> list[Row]:
+    """Check a bounded source, created with ordinal 3, and close it. Return its rows in order."""
     spark = session()
     schema = source.schema(spark)
     snapshot = source.create_snapshot(spark, "token")
@@ -64,7 +65,8 @@ def _check_bounded(source: BoundedSource) -> list[Row]:
     return drop_system_columns(rows)
 
 
-def _check_stream(source: UnboundedSource) -> list[Row]:
+def check_stream(source: UnboundedSource) -> list[Row]:
+    """Check a stream, created with ordinal 3, and close it. Return its rows in order."""
     spark = session()
     schema, begin, end = source.schema(), source.earliest_offsets(), source.end_offsets()
     assert source.next_end_offsets(end, ReadLimits()) == end, "`next_end_offsets` at the end is not the end"

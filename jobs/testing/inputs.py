@@ -69,7 +69,7 @@ def stream_of(source: Any) -> Any:
     """
     if source.type == "hybrid":
         return source.unbounded_source
-    return source if source.is_unbounded and not hasattr(source, "plugin") else None
+    return source if source.is_unbounded and hasattr(source, "schema_") else None
 
 
 def file_schema(name: str, source: Any) -> pa.Schema | None:

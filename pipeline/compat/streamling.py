@@ -7,15 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-TYPES: Mapping[str, Mapping[str, str]] = {
-    "sources": {},
-    "transforms": {},
-    "sinks": {
-        "memory": "Use a `print` sink to look at rows, or a `blackhole` sink to throw them away.",
-    },
-}
-"""Types that are not available yet, with the alternative, by part of the file."""
-
 PLUGINS = frozenset({"s3_sink", "mysql_sink", "sqs", "s2_sink", "s2_source", "postgres_cdc_source"})
 """Plugins that are known by name. A type with a dot in it is also a plugin."""
 

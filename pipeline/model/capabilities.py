@@ -63,5 +63,7 @@ class SourceCapabilities:
     """`create_snapshot` gives a snapshot that stays the same while the source is written to."""
     direct: bool = False
     job_mode: bool = True
+    phase: bool = True
+    """Can be a phase of a hybrid source."""
     without_spark: bool = False
     """`schema`, `describe_snapshot` and `splits` need no session; None will do."""

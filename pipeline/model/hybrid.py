@@ -70,7 +70,9 @@ def phase_model(kind: str) -> type[PhaseConfig]:
 def _phases(*, bounded: bool) -> Any:
     """Return the type of a phase: one model, or a union that `source_type` discriminates."""
     models = tuple(
-        phase_model(kind) for kind, entry in source_entries().items() if entry.capabilities.bounded is bounded
+        phase_model(kind)
+        for kind, entry in source_entries().items()
+        if entry.capabilities.bounded is bounded and entry.capabilities.phase
     )
     return discriminated(models, "source_type")
 

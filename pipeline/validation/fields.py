@@ -71,7 +71,7 @@ def _filters(name: str, source: Any, place: PlaceOf) -> Iterator[UserError]:
         dialect = getattr(getattr(part, "config", part), "filter_dialect", None)
         if dialect is None:  # a plugin's source: its options are its own
             continue
-        if calls := _NONDETERMINISTIC[dialect](part.filter or "true"):
+        if calls := _NONDETERMINISTIC[dialect](getattr(part, "filter", None) or "true"):
             msg = f"`{calls[0]}` in `filter` lets other rows through when an epoch is read again"
             hint = (
                 "Write it into the WHERE of a sql transform: there clocks tell the epoch's time, and"
@@ -97,7 +97,7 @@ def _stream_of(source: Any) -> Any:
     """Return the unbounded part of a source, or None if the source is bounded."""
     if source.type == "hybrid":
         return source.unbounded_source
-    return source if source.is_unbounded and not hasattr(source, "plugin") else None
+    return source if source.is_unbounded and hasattr(source, "schema_") else None
 
 
 def _schema(name: str, schema: dict[str, str], path: tuple[Any, ...], place: PlaceOf) -> Iterator[UserError]:

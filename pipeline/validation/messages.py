@@ -165,17 +165,11 @@ def _unknown_type(part: str, path: Path, tree: YamlDocument) -> tuple[str, str]:
     one, allowed, name = part[:-1], types_of(part), display_value(path, tree)
     if not isinstance(_at(path, tree.value), str):
         return f"`type` must be a text, and is {_kind(path, tree)}", f"Allowed: {', '.join(allowed)}."
-    if instead := streamling.TYPES[part].get(name):
-        return f"{one} type `{name}` is not available yet", f"{instead} Available: {', '.join(allowed)}."
     if streamling.is_plugin(name):
         return f"{one} type `{name}` is a plugin's, and no such plugin is installed", _installed(
             part, name, allowed
         )
-    others = [
-        other
-        for other in PARTS
-        if other != part and (name in types_of(other) or name in streamling.TYPES[other])
-    ]
+    others = [other for other in PARTS if other != part and name in types_of(other)]
     if others:
         return (
             f"`{name}` is a type of {others[0]}, not of {part}",

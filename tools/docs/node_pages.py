@@ -196,13 +196,7 @@ def _promise(part: str, kind: str) -> str:
 
 
 def _not_yet() -> str:
-    """Return the types, keys and values of Streamling's files that Headrace does not support."""
-    kinds = "".join(
-        f"| `{kind}` | {part} | {instead} |\n"
-        for part in PARTS
-        for kind, instead in streamling.TYPES[part].items()
-        if kind not in node_types(part)
-    )
+    """Return the keys and values of Streamling's files that Headrace does not support."""
     values = "".join(
         f"| `{key}: {value}` | {instead} |\n" for (key, value), instead in streamling.VALUES.items()
     )
@@ -211,9 +205,6 @@ def _not_yet() -> str:
 
 `headrace validate` reports these with an alternative. A key on the page of a node is available there.
 
-| type | part | instead |
-|---|---|---|
-{kinds}
 | key or value | instead |
 |---|---|
 {keys}{values}

@@ -21,6 +21,7 @@ from pyspark.sql import SparkSession
 
 from headrace.connectors.clickhouse.client import connect
 from headrace.connectors.iceberg.catalog import WarehouseTable
+from headrace.connectors.memory.tables import read_table
 from headrace.jobs.run.events import RunResult, Until
 from headrace.jobs.run.runner import run
 from headrace.pipeline.config.settings import Settings
@@ -41,7 +42,7 @@ _SHOWN = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 _LEAVES = re.compile(
-    r"\*\*([\d,]+) rows\*\*\s+in\s+(Postgres|Delta|Iceberg|Kafka|ClickHouse|files)\s+`([^`]+)`"
+    r"\*\*([\d,]+) rows\*\*\s+in\s+(Postgres|Delta|Iceberg|Kafka|ClickHouse|files|memory)\s+`([^`]+)`"
 )
 _COMPUTES = re.compile(r"Computes \*\*([\d,]+) rows\*\*")
 _PRINTS = re.compile(r"Shows \*\*([\d,]+) lines\*\*")
@@ -164,12 +165,13 @@ def _rows(result: RunResult) -> int:
 
 
 def _count_rows(kind: str, where: str, settings: Settings, spark: SparkSession) -> int:
-    if kind == "Delta":
-        return spark.read.format("delta").load(str(settings.home / where)).count()
+    if kind in ("Delta", "files"):
+        form = "delta" if kind == "Delta" else "parquet"
+        return spark.read.format(form).load(str(settings.home / where)).count()
     if kind == "Iceberg":
         return WarehouseTable(str(settings.home / "warehouse"), where, "reader").frame(spark, None).count()
-    if kind == "files":
-        return spark.read.parquet(str(settings.home / where)).count()
+    if kind == "memory":
+        return read_table(where).num_rows
     if kind == "Kafka":
         return len(read_messages(settings.kafka_sink.brokers, where))
     if kind == "ClickHouse":

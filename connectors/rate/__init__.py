@@ -1,0 +1,1 @@
+"""The `rate` source: numbered rows for trials."""
