@@ -138,12 +138,14 @@ def run_checks(
     sinks: Sequence[str],
     *,
     content: bool = True,
+    content_rows: int | None = None,
     is_canceled: Callable[[], bool] = lambda: False,
 ) -> list[CheckResult]:
     """Check the pipeline's sinks against the real systems. Raise HeadraceError if they are unreachable.
 
-    `content` adds `content_matches`. Use the Spark session of the run. An internal error of the comparison
-    does not fail a run whose rows are written. `is_canceled` ends the wait for the checks.
+    `content` adds `content_matches`, with a sample of `content_rows`. Use the Spark session of the run. An
+    internal error of the comparison does not fail a run whose rows are written. `is_canceled` ends the wait
+    for the checks.
     """
     from headrace.jobs.checks.audit import ContentAuditOptions, audit
 
@@ -161,7 +163,7 @@ def run_checks(
                 settings,
                 sinks=sinks,
                 spark=session,
-                content=ContentAuditOptions(raises=False) if content else None,
+                content=ContentAuditOptions(content_rows, raises=False) if content else None,
             )
 
     # In a thread, because a first session in the main thread would replace Dagster's interrupt handlers.

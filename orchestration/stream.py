@@ -36,8 +36,10 @@ from headrace.orchestration.stream_progress import (
 from headrace.orchestration.termination import RunStatusWatch, end_if_requested
 from headrace.pipeline.errors import HeadraceError
 
-PARTITION_STATE, CURRENT, COMPLETE = "partition state", "current", "complete"
+PARTITION_STATE, CURRENT, BEGUN, COMPLETE = "partition state", "current", "begun", "complete"
 """Metadata of a report about a partition of the stream, and its values."""
+CONTENT_SECONDS, CONTENT_ROWS = 1800.0, 1000
+"""Seconds between two comparisons of rows, and the size of their sample."""
 CHECK_REPORT_SECONDS = 1800.0
 """Seconds between two reports of a check whose result stays the same. Dagster never prunes its event log."""
 SOURCE_SECONDS = 900.0
@@ -134,14 +136,17 @@ class StreamReporter:
     ) -> None:
         self._is_canceled = is_canceled
         self._context, self._pipeline, self._clock = context, pipeline, clock
-        self._progress = StreamProgress(pipeline.sinks, clock)
+        interval = pipeline.file.model.stream.report_interval.total_seconds()
+        self._progress = StreamProgress(pipeline.sinks, clock, interval)
         partitions = pipeline.file.model.partitions
-        reported = _completed_partitions(context.instance, pipeline) if partitions else ()
-        self._partitions = StreamPartitions(partitions, reported)
+        self._partitions = StreamPartitions(
+            partitions, *(_reported_partitions(context.instance, pipeline) if partitions else ((), ()))
+        )
         self._backlog: int | None = None
         self._unchecked = False
         self._next_checks = clock() + REPORT_SECONDS
         self._next_sources = clock() + REPORT_SECONDS
+        self._next_content = clock()
         self._checks: dict[tuple[str, str], tuple[bool | None, float]] = {}
         """Result and time of the last report, by sink and check."""
         self._rows: Mapping[str, Mapping[str, int]] = {}
@@ -195,6 +200,7 @@ class StreamReporter:
         )
 
     def _report_progress(self, progress: Mapping[str, SinkProgress], completed: list[str]) -> None:
+        begun = self._partitions.take_begun()
         for sink, physical in self._pipeline.sinks.items():
             metadata = self._metadata(progress[sink]) if sink in progress else {}
             for partition in completed:
@@ -204,6 +210,10 @@ class StreamReporter:
                         partition=partition,
                         metadata=metadata | {PARTITION_STATE: COMPLETE},
                     )
+                )
+            for partition in begun:
+                self._context.log_event(
+                    dg.AssetObservation(physical.key, partition=partition, metadata={PARTITION_STATE: BEGUN})
                 )
             if not metadata or completed:
                 continue
@@ -231,15 +241,19 @@ class StreamReporter:
     def _run_checks(self, *, is_last: bool = False) -> None:
         """Report the checks whose result changed, or whose last report is old. The last time report all.
 
-        A system that is unreachable does not end the stream.
+        Rows are compared in longer intervals. Without this an asset downstream that waits for all blocking
+        checks would never be requested. A system that is unreachable does not end the stream.
         """
         started, self._unchecked = self._clock(), False
+        content = started >= self._next_content
         try:
             results = (
                 run_checks(
                     self._pipeline,
                     getattr(self._context.resources, SPARK),
                     sorted(self._pipeline.verifiable_sinks),
+                    content=content,
+                    content_rows=CONTENT_ROWS,
                     is_canceled=self._is_canceled,
                 )
                 if self._pipeline.verifiable_sinks
@@ -248,6 +262,8 @@ class StreamReporter:
         except HeadraceError as error:
             self._context.log.warning("event=checks_not_run error=%s", error)
             results = []
+        if content and results:
+            self._next_content = self._clock() + CONTENT_SECONDS
         for check in results:
             if check.name == "row_count_matches":
                 self._rows = {**self._rows, check.sink: report.target_metadata({check.name: check})}
@@ -275,30 +291,27 @@ def _progress_metadata(progress: SinkProgress) -> dict[str, Any]:
     return metadata if progress.backlog is None else metadata | {"lag_offsets": progress.backlog}
 
 
-def _completed_partitions(instance: dg.DagsterInstance, pipeline: Pipeline) -> set[str]:
-    """Return the partitions that the stream has reported as complete for every sink.
+def _reported_partitions(instance: dg.DagsterInstance, pipeline: Pipeline) -> tuple[set[str], set[str]]:
+    """Return the partitions that are complete for every sink, and those that are current for some sink.
 
     A current partition is materialized as well, so the metadata of the newest report decides.
     """
-    return set.intersection(
-        *(_read_completed(instance, physical.key) for physical in pipeline.sinks.values())
-    )
+    states = [_read_states(instance, physical.key) for physical in pipeline.sinks.values()]
+    complete = set.intersection(*({key for key, state in one.items() if state == COMPLETE} for one in states))
+    return complete, {key for one in states for key, state in one.items() if state == CURRENT} - complete
 
 
-def _read_completed(instance: dg.DagsterInstance, key: dg.AssetKey) -> set[str]:
+def _read_states(instance: dg.DagsterInstance, key: dg.AssetKey) -> dict[str, str]:
+    """Return the state of each partition that the stream has reported, by its newest materialization."""
     newest = instance.get_latest_storage_id_by_partition(key, dg.DagsterEventType.ASSET_MATERIALIZATION)
     if not newest:
-        return set()
+        return {}
     records = instance.fetch_materializations(
         dg.AssetRecordsFilter(key, storage_ids=sorted(newest.values())), limit=len(newest)
     ).records
     reports = (record.asset_materialization for record in records)
     return {
-        report.partition
+        report.partition: str(report.metadata[PARTITION_STATE].value)
         for report in reports
-        if report and report.partition and _is_complete(report.metadata.get(PARTITION_STATE))
+        if report and report.partition and PARTITION_STATE in report.metadata
     }
-
-
-def _is_complete(state: dg.MetadataValue | None) -> bool:
-    return state is not None and state.value == COMPLETE

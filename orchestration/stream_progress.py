@@ -15,8 +15,8 @@ from headrace.pipeline.model.run_options import PartitionsConfig
 from headrace.pipeline.protocol.epochs import Phase, WriteCounts
 from headrace.pipeline.protocol.partitions import TimePartition, current_time, history_end, list_partitions
 
-REPORT_SECONDS, LATER_REPORT_SECONDS = 60.0, 240.0
-"""Seconds between two reports of one sink: in the first `EARLY_SECONDS` of a run, and later."""
+REPORT_SECONDS = 60.0
+"""Seconds between two reports of a sink in the first `EARLY_SECONDS` of a run, unless the file has fewer."""
 EARLY_SECONDS = 600.0
 
 
@@ -39,16 +39,18 @@ class SinkProgress:
 
 
 class StreamProgress:
-    """Sums up epochs by sink, and returns the sinks that are due. `clock` is monotonic, in seconds."""
+    """Sums up epochs by sink, and returns the sinks that are due. `clock` is monotonic, in seconds.
+
+    `interval` is the time between two reports of a sink, in seconds.
+    """
 
     def __init__(
         self,
         sinks: Iterable[str],
         clock: Callable[[], float],
         interval: float = REPORT_SECONDS,
-        later_interval: float = LATER_REPORT_SECONDS,
     ) -> None:
-        self._clock, self._interval, self._later_interval = clock, interval, later_interval
+        self._clock, self._early_interval, self._interval = clock, min(interval, REPORT_SECONDS), interval
         self._started = clock()
         self._progress = {sink: SinkProgress(sink) for sink in sinks}
         self._reported_at = dict.fromkeys(self._progress, clock())
@@ -75,7 +77,7 @@ class StreamProgress:
         """
         now = self._clock()
         is_early = now - self._started <= EARLY_SECONDS
-        interval = self._interval if is_early else self._later_interval
+        interval = self._early_interval if is_early else self._interval
         due = [
             progress
             for sink, progress in self._progress.items()
@@ -90,27 +92,40 @@ class StreamProgress:
 class StreamPartitions:
     """The partitions after the end of history, which the stream fills.
 
-    A partition is complete when its end has passed and the stream has caught up after that.
+    A partition is current until its end has passed, and complete when the stream has caught up after that.
+    In between, a partition that the stream has filled is begun.
     """
 
     def __init__(
         self,
         partitions: PartitionsConfig | None,
         reported: Collection[str],
+        filled: Collection[str] = (),
         now: Callable[[], datetime] | None = None,
     ) -> None:
         """Take the partitions that are not in `reported`, the keys that were complete before.
 
-        `now` returns the time in UTC without a zone.
+        `filled` are the keys that were current before. `now` returns the time in UTC without a zone.
         """
         self._partitions = partitions
         self._reported = set(reported)
+        self._filled = set(filled)
         self._now = now
 
     def current(self) -> str | None:
         """Return the partition of now, None if all are past or none has begun."""
         now, listed = self._list_open()
-        return next((one.key for one in listed if one.start <= now < one.end), None)
+        found = next((one.key for one in listed if one.start <= now < one.end), None)
+        if found is not None:
+            self._filled.add(found)
+        return found
+
+    def take_begun(self) -> list[str]:
+        """Return the partitions that were current, have passed and are not complete, each once."""
+        now, listed = self._list_open()
+        begun = [one.key for one in listed if one.end <= now and one.key in self._filled]
+        self._filled.difference_update(begun)
+        return begun
 
     def take_completed(self, *, caught_up: bool) -> list[str]:
         """Return the partitions that are complete now, each once."""

@@ -202,6 +202,11 @@ class StreamOptions(Strict):
         default=timedelta(hours=6),
         description="A continuous run ends at an epoch's border after this and is started again.",
     )
+    report_interval: Duration = Field(
+        default=timedelta(minutes=4),
+        description="Time between two reports of a sink to Dagster. In the first ten minutes of a run it"
+        " is at most a minute.",
+    )
 
 
 class Schedule(Strict):

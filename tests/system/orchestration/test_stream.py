@@ -8,8 +8,7 @@ import sys
 import threading
 import time
 from contextlib import nullcontext
-from datetime import UTC, date, datetime, timedelta
-from functools import partial
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -23,8 +22,7 @@ from headrace.orchestration.build import build_definitions
 from headrace.orchestration.execution import run_pipeline
 from headrace.orchestration.pipelines import read_pipeline
 from headrace.orchestration.stream import StreamReporter
-from headrace.orchestration.stream_progress import StreamPartitions, StreamProgress
-from headrace.pipeline.file.loader import parse_pipeline
+from headrace.orchestration.stream_progress import StreamProgress
 from headrace.pipeline.protocol.epochs import EpochPlan, Phase, WriteCounts
 
 
@@ -87,39 +85,6 @@ class TestTally:
         tally.add(epoch(1))
         (figures,) = tally.take_due(force=True)
         assert figures.counts == WriteCounts(10, inserted=None)
-
-
-class TestStreamWindows:
-    PARTS = parse_pipeline(FLIGHTS + PARTITIONS.replace("2014-01,", "2014-03,")).model.partitions
-
-    def windows(self, today, known=()):
-        return StreamPartitions(self.PARTS, known, lambda: datetime.combine(today, datetime.min.time()))
-
-    def test_full_when_the_end_has_passed_and_the_stream_caught_up(self):
-        found = self.windows(date(2014, 1, 15))
-        assert found.take_completed(caught_up=False) == []
-        assert found.take_completed(caught_up=True) == ["2013-12-01"]
-        assert found.take_completed(caught_up=True) == []
-
-    def test_the_one_that_today_lies_in_is_not_full(self):
-        found = self.windows(date(2014, 1, 31))
-        assert found.current() == "2014-01-01"
-        assert "2014-01-01" not in found.take_completed(caught_up=True)
-
-    def test_those_of_history_are_not_the_streams(self):
-        assert all(
-            key >= "2013-12-01" for key in self.windows(date(2020, 1, 1)).take_completed(caught_up=True)
-        )
-
-    def test_known_ones_are_not_said_again(self):
-        assert self.windows(date(2020, 1, 1), {"2013-12-01"}).take_completed(caught_up=True) == [
-            "2014-01-01",
-            "2014-02-01",
-        ]
-
-    def test_without_partitions_there_are_none(self):
-        found = StreamPartitions(None, ())
-        assert (found.current(), found.take_completed(caught_up=True)) == (None, [])
 
 
 @pytest.fixture
@@ -306,78 +271,6 @@ class TestReporter:
         assert sum(spent) <= 0.06 * clock.now
 
 
-class TestRestart:
-    """Several lifetimes of a stream in one instance."""
-
-    @pytest.fixture
-    def live(self, written, stand_in, monkeypatch):
-        """Run the stream on a day of its own. Return its materializations of the Postgres sink."""
-        job = build_definitions([written(FLIGHTS + PARTITIONS.replace("2014-01,", "2030-01,"))])
-        with dg.DagsterInstance.ephemeral() as instance:
-
-            def run_on(day):
-                monkeypatch.setattr(
-                    "headrace.orchestration.stream.StreamPartitions",
-                    partial(StreamPartitions, now=lambda: datetime.combine(day, datetime.min.time())),
-                )
-                stand_in.during = lambda listener, **_: listener(epoch(1))
-                result = job.resolve_job_def("flights_stream").execute_in_process(instance=instance)
-                events = [event.dagster_event for event in instance.all_logs(result.run_id)]
-                return [
-                    (item.partition, item.metadata["partition state"].value)
-                    for item in materialized(filter(None, events), PG)
-                ]
-
-            yield run_on
-
-    def test_the_current_partition_is_reported_in_every_lifetime_until_it_is_complete(self, live):
-        live(date(2013, 12, 5))
-        for day in (6, 7, 8):
-            assert live(date(2013, 12, day)) == [("2013-12-01", "current")]
-        assert live(date(2014, 1, 2)) == [("2013-12-01", "complete")]
-        assert live(date(2014, 1, 3)) == [("2014-01-01", "current")]
-
-
-def test_the_partition_of_today_exists_in_dagster_while_a_stream_fills_it(written):
-    today = datetime.now(UTC).date()
-    until = f"{today.year + 1}-01"
-    parts = PARTITIONS.replace("2014-01,", f"{until},")
-    live = read_pipeline(written(FLIGHTS + parts)).partitions
-    assert live is not None
-    assert live.get_partition_keys()[-1] == today.replace(day=1).isoformat()
-    bounded = read_pipeline(written(FLIGHTS + parts + "job_mode: true\n")).partitions
-    assert bounded is not None
-    assert bounded.get_partition_keys()[-1] < today.replace(day=1).isoformat()
-
-
-def test_eager_assets_behind_a_partitioned_stream_are_requested(written, stand_in, monkeypatch):
-    """The stream reports the partition of today, so Dagster has to list it."""
-    monkeypatch.setattr("headrace.orchestration.stream.StreamProgress", partial(StreamProgress, interval=0.0))
-    month = datetime.now(UTC).date().replace(day=1)
-    partitions = (
-        f"partitions: {{column: day, start: 2013-01, end: {month.year + 1}-01, history_end: {month}}}\n"
-    )
-    path = written(FLIGHTS + partitions)
-    windows = read_pipeline(path).partitions
-    assert windows is not None
-
-    @dg.asset(
-        key="downstream",
-        deps=[PG, LAKE],
-        partitions_def=windows,
-        automation_condition=dg.AutomationCondition.eager(),
-    )
-    def downstream() -> None: ...
-
-    defs = dg.Definitions.merge(build_definitions([path]), dg.Definitions(assets=[downstream]))
-    with dg.DagsterInstance.ephemeral() as instance:
-        before = dg.evaluate_automation_conditions(defs, instance)
-        stand_in.during = lambda listener, **_: listener(epoch(1, backlog=5))
-        assert defs.resolve_job_def("flights_stream").execute_in_process(instance=instance).success
-        after = dg.evaluate_automation_conditions(defs, instance, cursor=before.cursor)
-    assert after.get_requested_partitions(dg.AssetKey("downstream")) >= {windows.get_partition_keys()[-1]}
-
-
 class TestStop:
     def test_a_canceled_status_stops_the_run_without_a_code_server(self, written, stand_in):
         """Only storage shows the termination: nothing interrupts the process."""
@@ -456,30 +349,3 @@ class TestStop:
             tmp_path / "ended"
         ).read_text() == "at a border\n"  # and once: a termination is no failure to try again
         assert (tmp_path / "status").read_text() in ("FAILURE", "CANCELED")
-
-
-def test_eager_assets_behind_the_sinks_are_requested_while_the_stream_runs(written, stand_in, monkeypatch):
-    """The stream's job does not target the assets, so they do not count as in progress for its six hours."""
-    monkeypatch.setattr("headrace.orchestration.stream.StreamProgress", partial(StreamProgress, interval=0.0))
-
-    @dg.asset(key="behind", deps=[PG], automation_condition=dg.AutomationCondition.eager())
-    def behind() -> None: ...
-
-    defs = dg.Definitions.merge(build_definitions([written()]), dg.Definitions(assets=[behind]))
-    requested = []
-    with dg.DagsterInstance.ephemeral() as instance:
-        before = dg.evaluate_automation_conditions(defs, instance)
-        assert before.total_requested == 0
-
-        def during(listener, **_):
-            listener(epoch(1))
-            deadline = time.monotonic() + 30
-            while instance.get_latest_materialization_event(PG) is None and time.monotonic() < deadline:
-                time.sleep(0.05)
-            (run,) = instance.get_runs()
-            now = dg.evaluate_automation_conditions(defs, instance, cursor=before.cursor)
-            requested.append((run.status, now.get_num_requested(dg.AssetKey("behind"))))
-
-        stand_in.during = during
-        assert defs.resolve_job_def("flights_stream").execute_in_process(instance=instance).success
-    assert requested == [(dg.DagsterRunStatus.STARTED, 1)]

@@ -212,4 +212,8 @@ def test_an_editor_has_something_to_show():
     assert postgres["required"][0] == "type"
     assert postgres["properties"]["update_where"]["description"].startswith("`{column: op}`")
     assert schema["$defs"]["EpochOptions"]["properties"]["interval"]["default"] == "5s"
-    assert schema["properties"]["stream"]["default"] == {"mode": "continuous", "max_run_time": "6h"}
+    assert schema["properties"]["stream"]["default"] == {
+        "mode": "continuous",
+        "max_run_time": "6h",
+        "report_interval": "4m",
+    }
