@@ -122,6 +122,15 @@ CONNECTORS: tuple[Connector, ...] = (
         ),
     ),
     Connector(
+        "http",
+        extra="webhook",
+        source=SourceEntry(
+            config=f"{_PACKAGE}.http_source.config:HttpSourceConfig",
+            implementation=f"{_PACKAGE}.http_source.source:HttpPages",
+            capabilities=SourceCapabilities(bounded=True, stable_snapshot=True, phase=False),
+        ),
+    ),
+    Connector(
         "kafka",
         extra="kafka",
         source=SourceEntry(
@@ -135,6 +144,14 @@ CONNECTORS: tuple[Connector, ...] = (
             capabilities=SinkCapabilities(
                 **_EXACTLY_ONCE, visibility=Visibility.EPOCH, appends_changes=True, without_spark=True
             ),
+        ),
+    ),
+    Connector(
+        "python",
+        source=SourceEntry(
+            config=f"{_PACKAGE}.python.config:PythonSourceConfig",
+            implementation=f"{_PACKAGE}.python.source:PythonRowSource",
+            capabilities=SourceCapabilities(bounded=True, stable_snapshot=True),
         ),
     ),
     Connector(

@@ -72,8 +72,14 @@ class Service:
     concurrency: int
     circuit_failures: int
     circuit_reset_after: float
+    method: str = "POST"
     wait: WaitNote | None = None
     """Where tasks note that they wait for it."""
+
+    @property
+    def call(self) -> str:
+        """The method and the address, for messages."""
+        return f"{self.method} {self.shown}"
 
     @property
     def digest(self) -> str:
@@ -90,12 +96,23 @@ class RequestBatch:
     key: str
 
 
+@dataclass(frozen=True)
+class PageRequest:
+    """One GET request. `url` is the address of a page."""
+
+    url: str = field(repr=False)
+
+
+AnyRequest = RequestBatch | PageRequest
+
+
 @dataclass(frozen=True, slots=True)
 class HttpReply:
-    """An answer with 2xx."""
+    """An answer with 2xx. `next_link` is the address of the next page in its header Link, or ""."""
 
     status: int
     body: bytes
+    next_link: str = ""
 
 
 class HttpCaller:
@@ -124,20 +141,24 @@ class HttpCaller:
         """Close the connections."""
         self._client.close()
 
-    def send(self, batch: RequestBatch, stop: threading.Event, counter: CallCounter) -> HttpReply:
+    def send(self, request: AnyRequest, stop: threading.Event, counter: CallCounter) -> HttpReply:
         """Return the response.
 
         Raises UserError for a refusal, TransientError after too much time or too many attempts.
         """
         noted = threading.Event()
         try:
-            return self._send_with_retries(batch, stop, counter, noted)
+            return self._send_with_retries(request, stop, counter, noted)
         finally:
             if self._service.wait is not None and noted.is_set():
                 self._service.wait.over()
 
     def _send_with_retries(
-        self, batch: RequestBatch, stop: threading.Event, counter: CallCounter, noted: threading.Event
+        self,
+        request: AnyRequest,
+        stop: threading.Event,
+        counter: CallCounter,
+        noted: threading.Event,
     ) -> HttpReply:
         began = time.monotonic()
         attempt, pause, last = 0, _FIRST_PAUSE, _FailedAttempt("the service was failing")
@@ -147,7 +168,7 @@ class HttpCaller:
                 raise self._given_up(attempt, time.monotonic() - began, last.reason) from _cause(last)
             attempt += 1
             try:
-                found = self._send_once(batch, counter, retry=attempt > 1)
+                found = self._send_once(request, counter, retry=attempt > 1)
             except HeadraceError:
                 raise
             except BaseException:
@@ -173,15 +194,14 @@ class HttpCaller:
             return
         noted.set()
         message = (
-            f"POST {self._service.shown}: tried {attempts} times in {seconds:.0f} s, and again; the"
-            f" last: {last}"
+            f"{self._service.call}: tried {attempts} times in {seconds:.0f} s, and again; the last: {last}"
         )
         self._service.wait.note(
             message, pause + self._service.timeout + self._service.circuit_reset_after + _PATIENCE
         )
 
     def _send_once(
-        self, batch: RequestBatch, counter: CallCounter, *, retry: bool
+        self, request: AnyRequest, counter: CallCounter, *, retry: bool
     ) -> HttpReply | _FailedAttempt:
         """Return the response, or why there is none yet. Raises UserError for a refusal."""
         httpx, started = self._errors, time.monotonic()
@@ -190,7 +210,7 @@ class HttpCaller:
             counter.add(outcome, status, (time.monotonic() - started) * 1000, retry=retry)
 
         try:
-            with self._deadline.within(self._service.timeout), self._posted(batch) as response:
+            with self._deadline.within(self._service.timeout), self._open_stream(request) as response:
                 status = response.status_code
                 try:
                     body = response.read()
@@ -214,9 +234,11 @@ class HttpCaller:
             return _FailedAttempt(self._clean(_error_text(error)))
         return self._classify_status(response, status, body, count)
 
-    def _posted(self, batch: RequestBatch) -> AbstractContextManager[httpx.Response]:
+    def _open_stream(self, request: AnyRequest) -> AbstractContextManager[httpx.Response]:
+        if isinstance(request, PageRequest):
+            return self._client.stream("GET", request.url)
         return self._client.stream(
-            "POST", self._service.url, content=batch.body, headers={"Idempotency-Key": batch.key}
+            "POST", self._service.url, content=request.body, headers={"Idempotency-Key": request.key}
         )
 
     def _classify_status(
@@ -225,7 +247,7 @@ class HttpCaller:
         if 200 <= status < 300:
             self.breaker.succeeded()
             count("success", "2xx")
-            return HttpReply(status, body)
+            return HttpReply(status, body, response.links.get("next", {}).get("url", ""))
         refusal = f"HTTP {status}{self._excerpt(body)}"
         if status in _AGAIN or status >= 500:
             # A service that asks for a pause is up.
@@ -234,17 +256,12 @@ class HttpCaller:
             return _FailedAttempt(refusal, True, _retry_after(response.headers.get("Retry-After")))
         self.breaker.succeeded()
         count("non_retriable_error", f"{status // 100}xx")
-        where = f"POST {self._service.shown}"
+        where = f"{self._service.call}"
         if 300 <= status < 400:
-            hint = (
-                "Write the address that it redirects to as `url`: requests with rows in them do not follow."
-            )
+            hint = "Write the address that it redirects to as `url`: requests do not follow."
             msg = f"{where}: {refusal}"
             raise UserError(msg, hint=hint, node=self._service.node) from RefusedStatusError(refusal)
-        hint = (
-            "The service refuses the request: see its log, and `url`, `headers` and `payload_version` of"
-            " the node."
-        )
+        hint = "The service refuses the request: see its log, and `url` and `headers` of the node."
         msg = f"{where}: non-retriable {refusal}"
         raise UserError(msg, hint=hint, node=self._service.node) from RefusedStatusError(refusal)
 
@@ -255,10 +272,10 @@ class HttpCaller:
             else ""
         )
         msg = (
-            f"POST {self._service.shown}: given up after {attempts} attempts in {seconds:.1f} s{circuit};"
+            f"{self._service.call}: given up after {attempts} attempts in {seconds:.1f} s{circuit};"
             f" the last: {last}"
         )
-        hint = "The epoch is tried again from its plan once the service answers; `retry` says for how long."
+        hint = "The run tries again once the service answers; `retry` says for how long."
         return TransientError(msg, hint=hint, node=self._service.node)
 
     def _excerpt(self, body: bytes) -> str:

@@ -7,7 +7,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import SettingsError, UserError
-from headrace.pipeline.model.http import RequestConfig, header_problem, url_problem
+from headrace.pipeline.model.http import EndpointConfig, RequestConfig, header_problem, url_problem
 from headrace.pipeline.yaml.interpolation import VARIABLE, interpolate
 
 
@@ -20,8 +20,8 @@ class HttpEndpoint:
     secrets: tuple[str, ...] = field(repr=False)
 
 
-def resolve_endpoint(name: str, node: RequestConfig, settings: Settings) -> HttpEndpoint:
-    """Return the URL and the headers of a handler or a webhook.
+def resolve_endpoint(name: str, node: EndpointConfig, settings: Settings) -> HttpEndpoint:
+    """Return the URL and the headers of a node.
 
     Raises UserError for a variable or a secret that is not set, or cannot be sent.
     """
@@ -50,7 +50,7 @@ def resolve_endpoint(name: str, node: RequestConfig, settings: Settings) -> Http
             raise UserError(msg, hint=hint, node=name, keys=keys)
         headers[header] = value
         secrets.append(value)
-    if not any(key.lower() == "content-type" for key in headers):
+    if isinstance(node, RequestConfig) and not any(key.lower() == "content-type" for key in headers):
         headers["Content-Type"] = "application/json"
     if problem := url_problem(url):
         msg = f"`url` {problem}"

@@ -1,17 +1,9 @@
-"""Paths of stored results. They belong to a pipeline, and driver and workers share them."""
+"""Names of folders and files of stored results."""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from pathlib import Path
-
-from headrace.pipeline.config.settings import Settings
-
-
-def staging_root(settings: Settings) -> Path:
-    """Return the folder of all pipelines."""
-    return (settings.staging.path or settings.home / "staging").absolute()
 
 
 def safe_filename(name: str) -> str:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace.jobs.staging.paths import safe_filename, staging_root
+from headrace.jobs.staging.paths import safe_filename
 from headrace.pipeline.config.settings import Settings
 
 _FOLDER = ".waits"
@@ -23,7 +23,7 @@ _FOLDER = ".waits"
 
 def waits_folder(settings: Settings, pipeline: str) -> Path:
     """Return the folder with the notes of a pipeline's tasks."""
-    return staging_root(settings) / pipeline / _FOLDER
+    return settings.staging_folder / pipeline / _FOLDER
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,10 +26,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headrace.connectors.durable_files import sync_to_disk
 from headrace.jobs.sources.source_batch import SourceBatch
 from headrace.jobs.spark.errors import as_headrace_error
-from headrace.jobs.staging.paths import safe_filename, staging_root
-from headrace.jobs.staging.task import TASK_RESULT, StoreResultsTask, storage_error, sync_to_disk
+from headrace.jobs.staging.paths import safe_filename
+from headrace.jobs.staging.task import TASK_RESULT, StoreResultsTask, storage_error
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import HeadraceError, PipelineStateError, UserError
 from headrace.pipeline.protocol.epochs import EpochPlan, Json
@@ -77,7 +78,7 @@ class ResultStore:
     """All stored results of one pipeline, for the owner of its lease. Creating it touches no file."""
 
     def __init__(self, settings: Settings, pipeline: str, lane: str, generation: int) -> None:
-        self.path = staging_root(settings)
+        self.path = settings.staging_folder
         self.pipeline = pipeline
         self.lane = lane
         self.generation = generation

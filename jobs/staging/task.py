@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import secrets
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headrace.connectors.durable_files import sync_to_disk
 from headrace.connectors.row_errors import task_error
 from headrace.pipeline.errors import UserError
 
@@ -99,18 +98,3 @@ def storage_error(node: str, root: Path, error: OSError) -> UserError:
         " it again."
     )
     return UserError(msg, hint=hint, node=node)
-
-
-def sync_to_disk(path: Path) -> None:
-    """Flush a file or folder to disk, so that it survives a power failure."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    except OSError as error:
-        if error.errno not in (
-            errno.EINVAL,
-            errno.ENOTSUP,
-        ):  # folders of some shared file systems know no fsync
-            raise
-    finally:
-        os.close(handle)

@@ -114,6 +114,11 @@ class Settings(BaseSettings):
     python_transforms: PythonTransforms = PythonTransforms()
     plugin: PluginSettings = PluginSettings()
 
+    @property
+    def staging_folder(self) -> Path:
+        """The absolute path of `staging.path`, which driver and workers share."""
+        return (self.staging.path or self.home / "staging").absolute()
+
     def postgres_for(self, sink: str) -> PostgresConnection:
         """Return the connection of one Postgres sink: its overrides over the general section."""
         name = "_".join(part for part in "".join(c if c.isalnum() else " " for c in sink.lower()).split())

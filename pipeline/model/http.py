@@ -1,4 +1,4 @@
-"""What nodes share that send rows to a service over HTTP: the handler transform and the webhook sink."""
+"""What nodes share that call a service over HTTP: `http` sources, handlers and webhook sinks."""
 
 from __future__ import annotations
 
@@ -55,30 +55,20 @@ class RetryConfig(Strict):
     )
 
 
-class RequestConfig(NodeConfig):
-    """Keys of requests. Strings with secrets keep their variables until a run needs them."""
+class EndpointConfig(NodeConfig):
+    """Keys of an address and its calls. Strings with secrets keep their variables until a run needs them."""
 
     url: str = Field(
-        description="Where to POST. `${VAR}` is looked up when a run needs it; its value is in no plan,"
+        description="The address. `${VAR}` is looked up when a run needs it; its value is in no plan,"
         " ledger or message."
     )
     headers: dict[str, str] = Field(
-        default_factory=dict,
-        description="Further headers of every request; `${VAR}` as in `url`. Content-Type is"
-        " application/json if it is not among them.",
+        default_factory=dict, description="Further headers of every request; `${VAR}` as in `url`."
     )
     secret_name: str | None = Field(
         default=None,
         description="A further header from the settings: its name from `http_secret_header`, its value from"
         " `http_secret_value`.",
-    )
-    one_row_per_request: bool = Field(
-        default=False, description="Sends one object per request instead of an array of up to `batch_size`."
-    )
-    payload_version: Literal[0, 1] = Field(
-        default=0,
-        description='1: each row is `{"metadata": {"op": "i"}, "data": {…}}`, in requests and in answers;'
-        " 0: the columns alone.",
     )
     timeout: Duration = Field(
         default=timedelta(seconds=30),
@@ -89,7 +79,29 @@ class RequestConfig(NodeConfig):
     )
 
 
-def find_request_errors(node: RequestConfig) -> Iterator[tuple[tuple[str, ...], UserError]]:
+class RequestConfig(EndpointConfig):
+    """Keys of requests with rows."""
+
+    url: str = Field(
+        description="Where to POST. `${VAR}` is looked up when a run needs it; its value is in no plan,"
+        " ledger or message."
+    )
+    headers: dict[str, str] = Field(
+        default_factory=dict,
+        description="Further headers of every request; `${VAR}` as in `url`. Content-Type is"
+        " application/json if it is not among them.",
+    )
+    one_row_per_request: bool = Field(
+        default=False, description="Sends one object per request instead of an array of up to `batch_size`."
+    )
+    payload_version: Literal[0, 1] = Field(
+        default=0,
+        description='1: each row is `{"metadata": {"op": "i"}, "data": {…}}`, in requests and in answers;'
+        " 0: the columns alone.",
+    )
+
+
+def find_request_errors(node: EndpointConfig) -> Iterator[tuple[tuple[str, ...], UserError]]:
     """Yield the invalid values of a node, each with the path of its keys."""
     if said := url_problem(node.url):
         yield (
@@ -129,7 +141,7 @@ def find_request_errors(node: RequestConfig) -> Iterator[tuple[tuple[str, ...], 
         )
 
 
-def find_request_warnings(node: RequestConfig) -> Iterator[tuple[tuple[str, ...], UserError]]:
+def find_request_warnings(node: EndpointConfig) -> Iterator[tuple[tuple[str, ...], UserError]]:
     """Yield warnings for secrets in the file. The ledger stores them too."""
     hint = "Write it as ${VAR}, or give it by `secret_name`: the ledger stores the file."
     if re.match(r"[a-z]+://[^/?#]*:[^/?#]+@", VARIABLE.sub("", node.url), re.IGNORECASE):

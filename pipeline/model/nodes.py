@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from headrace.pipeline.model.assets import AssetConfig
 from headrace.pipeline.model.connectors import discriminated, sink_entries, source_entries
-from headrace.pipeline.model.http import RequestConfig
+from headrace.pipeline.model.http import EndpointConfig
 from headrace.pipeline.model.hybrid import HybridSourceConfig
 from headrace.pipeline.model.plugins import PluginNodeConfig, with_plugins
 from headrace.pipeline.model.run_options import EpochOptions, PartitionsConfig, Schedule, StreamOptions
@@ -37,10 +37,9 @@ def without_effect(part: str, kind: str = "") -> frozenset[str]:
 
 def types_of_requests() -> frozenset[str]:
     """Return the types of nodes that send requests. Their strings may contain secrets."""
-    sinks = (
-        kind for kind, entry in sink_entries().items() if issubclass(entry.config_class(), RequestConfig)
-    )
-    return frozenset({"handler", *sinks})
+    entries = [*source_entries().items(), *sink_entries().items()]
+    found = (kind for kind, entry in entries if issubclass(entry.config_class(), EndpointConfig))
+    return frozenset({"handler", *found})
 
 
 if TYPE_CHECKING:

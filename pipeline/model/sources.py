@@ -28,6 +28,8 @@ class SourceConfig(NodeConfig):
     """Labels that the metrics of a node carry by themselves."""
     phase_constants: ClassVar[Mapping[str, Any]] = {}
     """Keys that a phase of a hybrid source cannot set, with their values there."""
+    declares_columns: ClassVar[bool] = False
+    """Whether `schema` has all columns of the rows."""
     filter_dialect: ClassVar[Literal["clickhouse", "spark"]] = "spark"
     """Whose SQL the key `filter` is."""
 

@@ -11,7 +11,7 @@ from typing import Any
 from headrace.pipeline.errors import FileLocation, SchemaError, UserError
 from headrace.pipeline.model import nodes
 from headrace.pipeline.model.handler import handler_problems
-from headrace.pipeline.model.http import RequestConfig, find_request_errors
+from headrace.pipeline.model.http import EndpointConfig, find_request_errors
 from headrace.pipeline.model.hybrid import HybridSourceConfig
 from headrace.pipeline.model.telemetry import event_time_problem, label_problems
 from headrace.pipeline.sql import statements
@@ -54,9 +54,10 @@ def check_values(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserErr
                 problem.message, hint=problem.hint, node=name, place=place("transforms", name, *keys)
             )
         yield from _programs(name, node, place)
-    for name, node in model.sinks.items():
-        for keys, problem in find_request_errors(node) if isinstance(node, RequestConfig) else ():
-            yield UserError(problem.message, hint=problem.hint, node=name, place=place("sinks", name, *keys))
+    for part, found in (("sources", model.sources), ("sinks", model.sinks)):
+        for name, node in found.items():
+            for keys, problem in find_request_errors(node) if isinstance(node, EndpointConfig) else ():
+                yield UserError(problem.message, hint=problem.hint, node=name, place=place(part, name, *keys))
     if model.schedule:
         yield from _timezone(model.schedule.timezone, place)
 
@@ -98,6 +99,11 @@ def _stream_of(source: Any) -> Any:
     if source.type == "hybrid":
         return source.unbounded_source
     return source if source.is_unbounded and hasattr(source, "schema_") else None
+
+
+def _declares_columns(source: Any) -> bool:
+    """Return whether a bounded source names all of its columns in `schema`."""
+    return getattr(source, "declares_columns", False)
 
 
 def _schema(name: str, schema: dict[str, str], path: tuple[Any, ...], place: PlaceOf) -> Iterator[UserError]:
@@ -168,7 +174,9 @@ def _files(name: str, node: Any, place: PlaceOf, *path: Any) -> Iterator[UserErr
 
 
 def _key(name: str, source: Any, place: PlaceOf) -> Iterator[UserError]:
-    """Check that key columns exist, if the file declares the columns."""
+    """Check that key columns exist, if the file declares the columns, and the types of `declares_columns`."""
+    if _declares_columns(source):
+        yield from _schema(name, source.schema_, ("sources", name, "schema"), place)
     given: list[tuple[str, ...]] = []
     stream = _stream_of(source)
     if stream and stream.schema_:
@@ -182,6 +190,8 @@ def _key(name: str, source: Any, place: PlaceOf) -> Iterator[UserError]:
                 ),
             )
         )
+    if _declares_columns(source):
+        given.append(tuple(source.schema_))
     given += [
         phase.columns
         for phase in (source.bounded_sources if source.type == "hybrid" else [source])

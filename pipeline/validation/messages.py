@@ -52,8 +52,11 @@ def _in_words(item: ErrorDetails, path: Path, tree: YamlDocument, model: type[Ba
         case "union_tag_not_found" if _is_in_phase(path):
             path = (*path, "source_type")
             msg, hint = f"`{dotted(path)}` is missing", f"Add `source_type: ...` here. {SOURCE_TYPE}"
-        case "union_tag_invalid" if _is_in_phase(path):
-            path = (*path, "source_type")
+        case "union_tag_not_found" if _is_in_node(path):
+            path = (*path, _discriminator(item))
+            msg, hint = f"`{dotted(path)}` is missing", f"Add `{path[-1]}: ...` here."
+        case "union_tag_invalid" if _is_in_node(path):
+            path = (*path, _discriminator(item))
             msg, hint = _unknown_value(path, str(item.get("ctx", {}).get("expected_tags", "")), tree)
         case "extra_forbidden":
             msg, hint = _unknown_key(path, tree.value, model)
@@ -79,6 +82,16 @@ def _in_words(item: ErrorDetails, path: Path, tree: YamlDocument, model: type[Ba
         case _:
             msg, hint = _wrong_value(path, item, tree)
     return UserError(msg, hint=hint, node=node_of(path), place=tree.place(path))
+
+
+def _is_in_node(path: Path) -> bool:
+    """Return whether a path leads to a map inside a node."""
+    return len(path) > 2
+
+
+def _discriminator(item: ErrorDetails) -> str:
+    """Return the key that tells the maps of a union apart."""
+    return str(item.get("ctx", {}).get("discriminator", "")).strip("'")
 
 
 def as_written(problem: UserError, tree: YamlDocument) -> UserError:
@@ -266,6 +279,8 @@ def _file_path(loc: Path) -> Path:
     """Return pydantic's location without the types of nodes and phases after a name or an index."""
     if len(loc) > 2 and ((loc[0], loc[2]) in _TAGS or (loc[0] in PARTS and loc[2] == TAG)):
         loc = (*loc[:2], *loc[3:])
+    if len(loc) > 3 and loc[2] == "pagination":
+        return (*loc[:3], *loc[4:])
     return (*loc[:4], *loc[5:]) if len(loc) > 4 and loc[2] == "bounded_sources" else loc
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from headrace.pipeline.errors import FileLocation, UserError
 from headrace.pipeline.model import nodes
 from headrace.pipeline.model.graph import key_of, lacks_commit_record, upstream_sources
-from headrace.pipeline.model.http import RequestConfig, find_request_warnings
+from headrace.pipeline.model.http import EndpointConfig, find_request_warnings
 from headrace.pipeline.model.plugins import PluginSinkConfig, PluginTransformConfig
 from headrace.pipeline.validation.dynamic_tables import table_warnings
 
@@ -23,9 +23,9 @@ def warnings_of(model: nodes.PipelineModel, place: Callable[..., FileLocation]) 
                     yield UserError(
                         f"`{key}` has no effect", hint=hint, node=name, place=place(part, name, key)
                     )
-    for part in ("transforms", "sinks"):
+    for part in ("sources", "transforms", "sinks"):
         for name, node in getattr(model, part).items():
-            for keys, word in find_request_warnings(node) if isinstance(node, RequestConfig) else ():
+            for keys, word in find_request_warnings(node) if isinstance(node, EndpointConfig) else ():
                 yield UserError(word.message, hint=word.hint, node=name, place=place(part, name, *keys))
     yield from table_warnings(model, place)
     yield from _of_plugins(model, place)

@@ -78,6 +78,10 @@ class SourceWorld(ABC):
     kind: ClassVar[str]
     bounded: ClassVar[bool]
     columns: ClassVar[tuple[str, ...]] = ("id", "v")
+    has_scope: ClassVar[bool] = True
+    """Whether settings name the server or the folder that `describe` has as its scope."""
+    foresees: ClassVar[bool] = True
+    """Whether a look knows the pieces of a snapshot that was not created."""
 
     def __init__(self, spark: SparkSession, services: Services) -> None:
         self.spark = spark
@@ -276,6 +280,7 @@ class FileWorld(BoundedWorld):
     """A folder of parquet files; every `add` is a file with row groups of at most `PIECE` rows."""
 
     kind = "file"
+    has_scope = False
 
     def __init__(
         self, spark: SparkSession, services: Services, folder: Path, patch: pytest.MonkeyPatch

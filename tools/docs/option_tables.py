@@ -79,13 +79,15 @@ def _nested_tables(fields: Mapping[str, FieldInfo], level: int) -> Iterator[str]
     for key, field in fields.items():
         models = list(_nested_models(field.annotation)) if key not in _ELSEWHERE else []
         for found in models:
-            kind = (
-                f" of `{get_args(found.model_fields['source_type'].annotation)[0]}`"
-                if len(models) > 1
-                else ""
-            )
+            kind = f" of `{_discriminator(found)}`" if len(models) > 1 else ""
             yield f"{'#' * level} `{key}`{kind}\n\n{summary(found)}\n"
             yield from tables(found, level + 1)
+
+
+def _discriminator(model: type[BaseModel]) -> str:
+    """Return the value that tells one model of a union from the others."""
+    first = next(field for field in model.model_fields.values() if get_origin(field.annotation) is Literal)
+    return str(get_args(first.annotation)[0])
 
 
 def _cell(text: str) -> str:

@@ -23,8 +23,8 @@ import pyarrow as pa
 import pyarrow.compute
 from pyarrow import types as kinds
 
+from headrace.connectors.http.decode import AnswerError
 from headrace.connectors.spark_types import POS_ARROW
-from headrace.jobs.transforms.http.decode import AnswerError
 from headrace.pipeline.sql.system_columns import FAN_OUT
 
 pc: Any = pyarrow.compute  # its functions are made at run time, where no type checker sees them

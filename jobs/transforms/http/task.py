@@ -19,7 +19,7 @@ import pyarrow.compute
 
 from headrace.connectors.http.call_metrics import CallCounter
 from headrace.connectors.http.client import HttpCaller, RequestBatch, Service, caller_for, excerpt
-from headrace.jobs.transforms.http.decode import AnswerError, DecodedResponse, ResponseDecoder
+from headrace.connectors.http.decode import AnswerError, DecodedResponse, ResponseDecoder
 from headrace.jobs.transforms.http.row_matching import match_request_rows, response_positions
 from headrace.pipeline.errors import DataError, HeadraceError, TransientError
 

@@ -10,13 +10,13 @@ from pyarrow import types as kinds
 
 from headrace.connectors.http.call_metrics import call_accumulator
 from headrace.connectors.http.client import Service
+from headrace.connectors.http.decode import ResponseDecoder
 from headrace.connectors.http.encode import row_json
 from headrace.connectors.http.endpoint import resolve_endpoint
 from headrace.connectors.row_errors import row_error
 from headrace.connectors.spark_types import arrow_schema, row_schema, spark_schema
 from headrace.jobs.staging.pending_calls import PendingCall, waits_folder
 from headrace.jobs.transforms.base import RowTransform, TransformContext
-from headrace.jobs.transforms.http.decode import ResponseDecoder
 from headrace.jobs.transforms.http.task import HandlerTask
 from headrace.pipeline.errors import SchemaError
 from headrace.pipeline.model.handler import HandlerTransformConfig, override_types

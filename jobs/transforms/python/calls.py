@@ -7,18 +7,15 @@ of each row; without it, rows correspond one to one. Positions follow from that,
 
 from __future__ import annotations
 
-import inspect
-import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute
 
-from headrace.pipeline.errors import DataError, SchemaError, UserError
+from headrace.connectors.user_functions import describe_user_error, load_function
+from headrace.pipeline.errors import DataError, SchemaError
 from headrace.pipeline.sql.system_columns import FAN_OUT, OP, POS
 from headrace.pipeline.types.int256 import is_wide, plain_columns, stored
 
@@ -26,69 +23,6 @@ pc: Any = pyarrow.compute  # its functions are made at import, unseen by type ch
 
 ROW = "_gs_row"
 _OPERATIONS = pa.array(["i", "u", "d"])
-
-
-def load_function(path: str, node: str) -> Callable[..., Any]:
-    """Return the function at `package.module:name`.
-
-    Raises UserError if there is none, or if the module does not load.
-    """
-    module, _, name = path.partition(":")
-    try:
-        found: Any = import_module(module)
-    except Exception as error:  # noqa: BLE001  errors of the user's module are reported to the user
-        if (
-            isinstance(error, ModuleNotFoundError)
-            and error.name
-            and (module == error.name or module.startswith(f"{error.name}."))
-        ):
-            msg = f"there is no module `{error.name}` for `function: {path}`"
-            hint = "Install its package where Headrace and Spark's workers run, or set PYTHONPATH for them."
-            raise UserError(msg, hint=hint, node=node) from None
-        msg = f"the module `{module}` does not load: {describe_user_error(error, module)}"
-        raise UserError(msg, hint="Fix the module.", node=node) from None
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    if not callable(found):
-        msg = f"there is no function `{name}` in the module `{module}`"
-        raise UserError(msg, hint="Correct `function`, which is `package.module:name`.", node=node)
-    return found
-
-
-def check_options(found: Callable[..., Any], path: str, options: Mapping[str, Any], node: str) -> None:
-    """Raise UserError for options that the function does not accept.
-
-    A function without a signature is not checked.
-    """
-    try:
-        takes = inspect.signature(found)
-    except ValueError:
-        return
-    try:
-        takes.bind(None, **options)
-    except TypeError as error:
-        msg = f"`{path}` cannot be called with a batch and these `options`: {error}"
-        raise UserError(msg, hint=f"It is {path.rpartition(':')[2]}{takes}.", node=node) from None
-
-
-def describe_user_error(error: BaseException, module: str) -> str:
-    """Return an exception's message, and the line of the user's code that raised it.
-
-    That is the last frame in the module's package.
-    """
-    package = module.split(".", maxsplit=1)[0]
-    frames = traceback.extract_tb(error.__traceback__)
-    outside = [
-        frame
-        for frame in frames
-        if "importlib" not in frame.filename and Path(frame.filename) != Path(__file__)
-    ]
-    own = [
-        frame for frame in outside if f"/{package}/" in frame.filename or Path(frame.filename).stem == package
-    ]
-    where = f" ({(own or outside)[-1].filename}:{(own or outside)[-1].lineno})" if own or outside else ""
-    text = " ".join(str(error).split())[:500]
-    return f"{type(error).__name__}{f': {text}' if text else ''}{where}"
 
 
 @dataclass(frozen=True, slots=True)

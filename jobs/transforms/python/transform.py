@@ -9,11 +9,12 @@ import pyarrow as pa
 
 from headrace.connectors.row_errors import task_error
 from headrace.connectors.spark_types import spark_schema
+from headrace.connectors.user_functions import allowed, check_options, load_function
 from headrace.jobs.transforms.base import RowTransform, TransformContext
 from headrace.jobs.transforms.output_schema import final_schema, hidden_fields, with_hidden
-from headrace.jobs.transforms.python.calls import PythonTransformTask, check_options, load_function
+from headrace.jobs.transforms.python.calls import PythonTransformTask
 from headrace.pipeline.config.settings import Settings
-from headrace.pipeline.errors import HeadraceError, UserError
+from headrace.pipeline.errors import HeadraceError
 from headrace.pipeline.model.transforms import PythonTransformConfig
 from headrace.pipeline.protocol.epochs import EpochPlan
 
@@ -45,23 +46,7 @@ class PythonRows(RowTransform):
 def check_function(node: PythonTransformConfig, settings: Settings, name: str) -> None:
     """Raise UserError for a function that is not allowed, is missing, or rejects the node's options."""
     allowed(node.function, settings.python_transforms.allow, name)
-    check_options(load_function(node.function, name), node.function, node.options, name)
-
-
-def allowed(function: str, allow: list[str], node: str) -> None:
-    """Raise UserError for a function of a module that the settings do not allow.
-
-    A pipeline file alone must not be able to run any code.
-    """
-    module = function.partition(":")[0]
-    if not any(module == one or module.startswith(f"{one}.") for one in allow):
-        msg = f"the settings do not allow Python from `{module}` (allowed: {', '.join(allow) or 'nothing'})"
-        package = module.split(".", maxsplit=1)[0]
-        hint = (
-            f"Add to config.yaml: python_transforms: {{allow: [{package}]}}; or set"
-            f" HEADRACE__PYTHON_TRANSFORMS__ALLOW={package}."
-        )
-        raise UserError(msg, hint=hint, node=node)
+    check_options(load_function(node.function, name), node.function, node.options, name, "a batch and ", None)
 
 
 def _task(

@@ -21,6 +21,7 @@ from helpers.source_makers import (
     refused,
     until,
 )
+from helpers.staged_sources import HttpWorld, PythonWorld
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
@@ -36,7 +37,9 @@ from headrace.services import Services
 
 WITHOUT_WORLD = {"rate"}
 """It has no outside system: tests/spark/connectors/test_rate.py runs `headrace.testing.sources` over it."""
-WORLDS = {one.kind: one for one in (ClickHouseWorld, FileWorld, IcebergWorld, KafkaWorld)}
+WORLDS = {
+    one.kind: one for one in (ClickHouseWorld, FileWorld, HttpWorld, IcebergWorld, KafkaWorld, PythonWorld)
+}
 
 
 @pytest.fixture
@@ -55,8 +58,9 @@ def make(
             made.append(ClickHouseWorld(spark, services, ch_db))
         elif kind == "iceberg":
             made.append(IcebergWorld(spark, services, tmp_path, monkeypatch))
-        elif kind == "file":
-            made.append(FileWorld(spark, services, tmp_path, monkeypatch))
+        elif kind in ("file", "http", "python"):
+            in_folder: Any = WORLDS[kind]
+            made.append(in_folder(spark, services, tmp_path, monkeypatch))
         else:
             made.append(KafkaWorld(spark, services, topic))
         return made[-1]
@@ -110,11 +114,12 @@ def test_describe_opens_nothing_and_tells_no_secret(world: SourceWorld) -> None:
         ),
         iceberg=IcebergSettings(warehouse="/nowhere"),
     )
-    source = world.open("n.absent", nowhere)
+    absent = "n.absent" if world.kind != "python" else "n:absent"
+    source = world.open(absent, nowhere)
     description = source.describe()
     source.close()
-    here = world.open("n.absent").describe()
-    if world.kind != "file":
+    here = world.open(absent).describe()
+    if world.has_scope:
         assert description.pop("scope") != here.pop("scope"), "the server or the folder"
     assert description == here | ({"location": "/nowhere"} if world.kind == "iceberg" else {})
     assert description["kind"] == world.kind
@@ -307,6 +312,10 @@ def test_the_direct_way_gives_the_rows_of_the_other(bounded: SourceWorld) -> Non
 
 
 def test_a_table_or_topic_that_is_not_there_is_named(world: SourceWorld) -> None:
+    if world.kind in ("http", "python"):
+        named = refused(lambda: world.fixed(world.open(world.name + "z")), "rowsz")
+        assert named.hint
+        return
     near = world.name[:-1] + ("z" if world.name[-1] != "z" else "y")
     absent = world.open(near)
     error = refused(lambda: world.fixed(absent), near)
@@ -352,6 +361,11 @@ def test_a_filter_of_the_node_holds_in_every_piece(world: SourceWorld) -> None:
 def test_a_look_foresees_the_pieces_of_a_pin_and_makes_nothing(
     bounded: SourceWorld, spark: SparkSession
 ) -> None:
+    if not bounded.foresees:
+        seen = filled(bounded).open().describe_snapshot(spark)
+        assert len(bounded.open().splits(spark, seen, None, None)) == 1
+        assert not (bounded.settings().staging_folder / "snapshots").exists()
+        return
     source = filled(bounded).open()
     session = None if type(source).capabilities.without_spark else spark
     before = source.schema(session)

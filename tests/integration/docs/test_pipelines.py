@@ -106,7 +106,7 @@ def settings(
             "kafka_source": {"brokers": services.kafka.brokers},
             "kafka_sink": {"brokers": services.kafka.brokers},
             "postgres_sink": _sink(services.postgres.conninfo(DATABASE)),
-            "python_transforms": {"allow": ["shop_rates"]},
+            "python_transforms": {"allow": ["shop_rates", "shop_days"]},
         }
     )
     admin = AdminClient({"bootstrap.servers": services.kafka.brokers})
@@ -119,9 +119,10 @@ def settings(
     service = scores.server(0)
     threading.Thread(target=service.serve_forever, args=(0.05,), daemon=True).start()
     os.environ["SCORES_URL"] = f"http://127.0.0.1:{service.server_port}/scores"
-    module = home / "shop_rates.py"
-    module.write_text(_MODULE.findall((NODES / "transforms" / "python.md").read_text())[0])
-    spark.sparkContext.addPyFile(str(module))
+    for name, page in (("shop_rates", "transforms/python.md"), ("shop_days", "sources/python.md")):
+        module = home / f"{name}.py"
+        module.write_text(_MODULE.findall((NODES / page).read_text())[0])
+        spark.sparkContext.addPyFile(str(module))
     yield made
     del os.environ["SCORES_URL"]
     service.shutdown()

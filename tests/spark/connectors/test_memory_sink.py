@@ -126,7 +126,8 @@ def test_a_table_that_is_not_there_is_named() -> None:
 
 
 def test_a_pipeline_of_numbers_leaves_its_rows_in_memory(spark: SparkSession, tmp_path: Any) -> None:
-    settings = Settings(home=tmp_path)
+    state = {"sqlite": {"path": tmp_path / "ledger.db"}}
+    settings = Settings.model_validate({"home": tmp_path, "state_backend": state})
     for _ in range(2):
         run(parse_pipeline(PIPELINE), settings, until=Until.CAUGHT_UP, spark=spark)
         assert rows() == [(0, 2490), (1, 2491), (2, 2492)]

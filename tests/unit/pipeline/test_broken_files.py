@@ -77,7 +77,7 @@ def test_the_file_that_is_changed_is_good():
     assert parse_pipeline(GOOD).name == "base"
 
 
-FILES = table("yaml", "types", "keys", "values", "graph", "sql", "telemetry")
+FILES = table("yaml", "types", "keys", "values", "graph", "sql", "telemetry", "sources")
 SETTINGS = table("settings")
 
 

@@ -32,10 +32,10 @@ from headrace.connectors.http.call_metrics import (
 )
 from headrace.connectors.http.circuit_breaker import Breaker
 from headrace.connectors.http.client import Service
+from headrace.connectors.http.decode import ResponseDecoder
 from headrace.connectors.row_errors import explain_failure
 from headrace.connectors.spark_types import POS_ARROW
 from headrace.jobs.staging.pending_calls import PendingCall, read_pending_calls
-from headrace.jobs.transforms.http.decode import ResponseDecoder
 from headrace.jobs.transforms.http.task import HandlerTask
 from headrace.pipeline.errors import DataError, HeadraceError, TransientError, UserError
 from headrace.pipeline.sql.system_columns import FAN_OUT

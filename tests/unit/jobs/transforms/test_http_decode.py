@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from headrace.connectors.http.client import excerpt
-from headrace.jobs.transforms.http.decode import AnswerError, DecodedResponse, ResponseDecoder
+from headrace.connectors.http.decode import AnswerError, DecodedResponse, ResponseDecoder
 from headrace.pipeline.types.int256 import INT256, UINT256
 
 MOMENT = datetime(2025, 1, 2, 3, 4, 5, 123456)

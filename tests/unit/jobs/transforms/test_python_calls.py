@@ -14,9 +14,10 @@ import pyarrow as pa
 import pytest
 from helpers.script_nodes import hidden
 
+from headrace.connectors.user_functions import allowed, load_function
 from headrace.jobs.transforms.output_schema import final_schema, with_hidden
-from headrace.jobs.transforms.python.calls import PythonTransformTask, load_function
-from headrace.jobs.transforms.python.transform import allowed, check_function
+from headrace.jobs.transforms.python.calls import PythonTransformTask
+from headrace.jobs.transforms.python.transform import check_function
 from headrace.pipeline.config.settings import load_settings
 from headrace.pipeline.errors import DataError, SchemaError, UserError
 from headrace.pipeline.model.transforms import PythonTransformConfig

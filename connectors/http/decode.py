@@ -20,7 +20,7 @@ import pyarrow.compute
 import pyarrow.json as pj
 from pyarrow import types as kinds
 
-from headrace.jobs.transforms.http.wire_types import from_wire_type, wire_type
+from headrace.connectors.http.wire_types import from_wire_type, wire_type
 from headrace.pipeline.sql.system_columns import OP
 from headrace.pipeline.types.int256 import WideInteger, is_wide, pattern, plain_digits
 
@@ -66,20 +66,9 @@ class ResponseDecoder:
 
     def read(self, body: bytes) -> DecodedResponse:
         """Return the rows of a response. Raises AnswerError for a body that is not what was declared."""
-        text = body.strip(b" \t\r\n\xef\xbb\xbf")
-        if not text:
-            msg = "the body is empty"
-            raise AnswerError(msg)
+        text = clean_body(body)
         if text.startswith(b"{") and self.single:
             text = b"[" + text + b"]"
-        try:
-            text.decode()  # Arrow's reader takes any bytes for text
-        except UnicodeDecodeError as error:
-            msg = (
-                f"the body is not UTF-8, which JSON is: {error.reason}"
-                f" {text[error.start : error.start + 1]!r}"
-            )
-            raise AnswerError(msg) from None
         mode = "single-row" if self.single else "batch"
         if not text.startswith(b"["):
             wanted = "an object or an array of objects" if self.single else "an array of objects"
@@ -92,6 +81,19 @@ class ResponseDecoder:
 
     def _fast(self, text: bytes) -> DecodedResponse | None:
         """Return the rows by the reader of Arrow, or None if it fails."""
+        row = self.wire_row()
+        if row is None:
+            return None
+        try:
+            table = read_document(b'{"r":' + text + b"}", pa.schema([("r", pa.list_(row))]))
+        except pa.ArrowException:
+            return None
+        if table.num_rows != 1 or table["r"].null_count:
+            return None
+        return self.read_arrays(table["r"].combine_chunks().flatten())
+
+    def wire_row(self) -> pa.StructType | None:
+        """Return the type of a row to request from Arrow's reader, or None if it cannot read a column."""
         fields = [
             field.with_type(wire) for field in self.schema if (wire := wire_type(field.type)) is not None
         ]
@@ -100,21 +102,11 @@ class ResponseDecoder:
         row = pa.struct([field.with_nullable(True) for field in fields] + [pa.field(OP, pa.string())])
         if self.version:
             row = pa.struct([("data", row), ("metadata", pa.struct([("op", pa.string())]))])
-        whole = b'{"r":' + text + b"}"
-        options = pj.ParseOptions(
-            explicit_schema=pa.schema([("r", pa.list_(row))]),
-            newlines_in_values=True,
-            unexpected_field_behavior="ignore",
-        )
+        return row
+
+    def read_arrays(self, rows: pa.StructArray) -> DecodedResponse | None:
+        """Return rows that Arrow's reader returned as `wire_row`, or None if Python must read them."""
         try:
-            table = pj.read_json(
-                pa.BufferReader(whole),
-                read_options=pj.ReadOptions(use_threads=False, block_size=len(whole) + 1),
-                parse_options=options,
-            )
-            if table.num_rows != 1 or table["r"].null_count:
-                return None
-            rows = table["r"].combine_chunks().flatten()
             if rows.null_count:
                 return None
             data = rows.field("data") if self.version else rows
@@ -132,10 +124,14 @@ class ResponseDecoder:
 
     def _slow(self, text: bytes, mode: str) -> DecodedResponse:
         try:
-            found = json.loads(text, parse_float=Decimal, parse_constant=_no_constant)
-        except (ValueError, RecursionError) as error:
+            found = parse_exact(text)
+        except ValueError as error:
             msg = f"failed to parse JSON in {mode} mode: {error}"
             raise AnswerError(msg) from None
+        return self.read_values(found)
+
+    def read_values(self, found: list[Any]) -> DecodedResponse:
+        """Return the rows of an array that `parse_exact` has read. Raises AnswerError for a wrong value."""
         rows = [self._row(row, number) for number, row in enumerate(found)]
         values: dict[str, list[Any]] = {field.name: [] for field in self.schema}
         for number, (row, _) in enumerate(rows):
@@ -151,7 +147,7 @@ class ResponseDecoder:
 
     def _row(self, row: Any, number: int) -> tuple[Mapping[str, Any], str | None]:
         if not isinstance(row, dict):
-            msg = f"row {number} is {_kind(row)}, an object is expected"
+            msg = f"row {number} is {describe_kind(row)}, an object is expected"
             raise AnswerError(msg)
         op = None
         if self.version:
@@ -163,7 +159,7 @@ class ResponseDecoder:
             row = row["data"]
         op = row[OP] if row.get(OP) is not None else op
         if op is not None and not isinstance(op, str):
-            msg = f"row {number}: `{OP}` is {_kind(op)}; allowed: i, u, d"
+            msg = f"row {number}: `{OP}` is {describe_kind(op)}; allowed: i, u, d"
             raise AnswerError(msg)
         return row, op
 
@@ -299,16 +295,51 @@ def _wrong(value: Any, kind: pa.DataType, where: str) -> AnswerError:
     shown = (
         "" if value is None or isinstance(value, dict | list) else f" {json.dumps(value, default=str)[:60]}"
     )
-    return AnswerError(f"{where} is declared as {kind}, found {_kind(value)}{shown}")
+    return AnswerError(f"{where} is declared as {kind}, found {describe_kind(value)}{shown}")
 
 
-def _kind(value: object) -> str:
+def clean_body(body: bytes) -> bytes:
+    """Return the JSON text of a body. Raises AnswerError if it is empty or not UTF-8."""
+    text = body.strip(b" \t\r\n\xef\xbb\xbf")
+    if not text:
+        msg = "the body is empty"
+        raise AnswerError(msg)
+    try:
+        text.decode()  # Arrow's reader takes any bytes for text
+    except UnicodeDecodeError as error:
+        msg = f"the body is not UTF-8, which JSON is: {error.reason} {text[error.start : error.start + 1]!r}"
+        raise AnswerError(msg) from None
+    return text
+
+
+def read_document(text: bytes, schema: pa.Schema) -> pa.Table:
+    """Return a JSON object as one row. Other keys are ignored. Raises ArrowException if it does not fit."""
+    options = pj.ParseOptions(
+        explicit_schema=schema, newlines_in_values=True, unexpected_field_behavior="ignore"
+    )
+    return pj.read_json(
+        pa.BufferReader(text),
+        read_options=pj.ReadOptions(use_threads=False, block_size=len(text) + 1),
+        parse_options=options,
+    )
+
+
+def parse_exact(text: bytes) -> Any:
+    """Return a JSON document with exact numbers. Raises ValueError for what is no JSON."""
+    try:
+        return json.loads(text, parse_float=Decimal, parse_constant=_no_constant)
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
+
+
+def describe_kind(value: object) -> str:
+    """Return the kind of a JSON value, for messages."""
     return _NAMES.get(type(value), type(value).__name__)
 
 
 def _describe_json(text: bytes) -> str:
     try:
-        return _kind(json.loads(text, parse_float=Decimal))
+        return describe_kind(json.loads(text, parse_float=Decimal))
     except (ValueError, RecursionError):
         return "no JSON"
 

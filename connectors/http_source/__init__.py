@@ -1,0 +1,1 @@
+"""The `http` source: pages of a JSON API."""

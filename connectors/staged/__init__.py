@@ -1,0 +1,1 @@
+"""Sources whose rows are read once, and stored before the first epoch."""

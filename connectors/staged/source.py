@@ -1,0 +1,195 @@
+"""The base of sources that cannot be read twice: their rows are stored once, and epochs read what is stored.
+
+The stored rows are parquet files, which the `file` source reads.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from headrace.connectors.files.config import FileSourceConfig
+from headrace.connectors.files.source import Files
+from headrace.connectors.filters import apply_filter, select_columns
+from headrace.connectors.kafka.json_decoder import payload_schema
+from headrace.connectors.source_base import BoundedSource, Snapshot
+from headrace.connectors.spark_types import marked, spark_schema
+from headrace.connectors.staged.folder import drop_folder, drop_folders, store_rows
+from headrace.pipeline.config.settings import Settings
+from headrace.pipeline.errors import DataError, SchemaError
+from headrace.pipeline.model.sources import OffsetTable
+from headrace.pipeline.protocol.epochs import Json
+from headrace.pipeline.protocol.partitions import HistoryPartition, UnpartitionedRows
+from headrace.pipeline.protocol.table_offsets import HandoffFilter, TableOffsets
+from headrace.pipeline.sql.system_columns import HIDDEN
+from headrace.pipeline.types.int256 import is_wide, stored
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_UNREAD = 10_000
+"""Rows of the split that a preview shows: the number is unknown before the source is read."""
+
+
+class StagedSource(BoundedSource):
+    """A source that is read once, by the driver, when its snapshot is created.
+
+    The snapshot is a folder with a copy of all rows. It is complete or does not exist, so a crash reads the
+    source again from the beginning or not at all. Every row is an insert.
+    """
+
+    def __init__(self, node: Any, settings: Settings, ordinal: int = 0, name: str = "") -> None:
+        """Create the source without reading anything. `name` is the node's name in errors."""
+        self.node = node
+        self.settings = settings
+        self.name = name or node.type
+        self._ordinal = ordinal
+        self._root = settings.staging_folder / "snapshots"
+        self._files: Files | None = None
+
+    @abstractmethod
+    def read_batches(self) -> Iterator[pa.RecordBatch | pa.Table]:
+        """Return all rows in order, with the columns of `declared_schema`. Called once for a snapshot."""
+
+    @property
+    def declared_schema(self) -> pa.Schema:
+        """The columns of `schema`, in the file's order."""
+        return payload_schema(self.name, self.node.schema_, metadata=False)
+
+    def schema(self, spark: SparkSession) -> pa.Schema:
+        """Return the declared columns that the node reads. Calls no other system."""
+        del spark
+        declared = self.declared_schema
+        if absent := [name for name in self.node.columns if name not in declared.names]:
+            msg = f"`schema` has no column {', '.join(absent)}"
+            raise SchemaError(msg, hint=f"It has: {', '.join(declared.names)}.", node=self.name)
+        return pa.schema([declared.field(name) for name in self.node.columns or declared.names])
+
+    def check(self, spark: SparkSession, columns: Sequence[str]) -> None:
+        """Check filter and columns against the declared columns."""
+        rows: DataFrame = spark.createDataFrame([], spark_schema(self.declared_schema))
+        select_columns(rows, [*self.node.columns, *columns], f"{self.node.type} source", self.name)
+        apply_filter(rows, self.node.filter, self.name)
+
+    def create_snapshot(self, spark: SparkSession, token: str) -> Snapshot:
+        """Read the source and store its rows in a folder of this token."""
+        self.check(spark, ())
+        schema = pa.schema(stored(self.declared_schema))
+        folder = store_rows(self._root, token, schema, self._tables(schema), self.name)
+        return self._reader(folder).create_snapshot(spark, token)
+
+    def describe_snapshot(self, spark: SparkSession) -> Snapshot:
+        """Return a snapshot of one split of unknown size. The source is not read."""
+        del spark
+        return Snapshot({"pinned": True, "unread": True}, is_stable=True)
+
+    def splits(
+        self,
+        spark: SparkSession,
+        snapshot: Snapshot,
+        window: HistoryPartition | None,
+        cut: HandoffFilter | None,
+    ) -> Sequence[Json]:
+        """Return row groups of the stored rows, with exact row counts."""
+        if snapshot.handle.get("unread"):
+            return [{"id": f"{'' if window is None else window.key + '/'}00000", "rows": _UNREAD}]
+        return self._reader_of(snapshot).splits(spark, snapshot, window, cut)
+
+    def read(
+        self,
+        spark: SparkSession,
+        snapshot: Snapshot,
+        splits: Sequence[Json],
+        columns: Sequence[str] | None = None,
+    ) -> DataFrame:
+        """Return the stored rows of these splits. `_gs_pos` is a row's number."""
+        frame = self._reader_of(snapshot).read(spark, snapshot, splits, columns)
+        wide = {field.name: field.type for field in self.declared_schema if is_wide(field.type)}
+        if not wide:
+            return frame
+        names = [name for name in frame.columns if name not in HIDDEN]
+        return frame.select(*[marked(frame, name, wide.get(name)) for name in names], *HIDDEN)
+
+    def explain_key_spread(self, key: Sequence[str]) -> str:
+        """See `BoundedSource.explain_key_spread`."""
+        del key
+        return "stored rows are cut by their number"
+
+    def measure_offsets(
+        self,
+        spark: SparkSession,
+        snapshot: Snapshot,
+        table: OffsetTable,
+        topic: str,
+        since: Mapping[str, int],
+    ) -> TableOffsets:
+        """See `BoundedSource.measure_offsets`."""
+        return self._reader_of(snapshot).measure_offsets(spark, snapshot, table, topic, since)
+
+    def has_nulls(self, spark: SparkSession, snapshot: Snapshot, column: str) -> bool:
+        """See `BoundedSource.has_nulls`."""
+        return self._reader_of(snapshot).has_nulls(spark, snapshot, column)
+
+    def count_unpartitioned_rows(
+        self, spark: SparkSession, snapshot: Snapshot, window: HistoryPartition, cut: HandoffFilter | None
+    ) -> UnpartitionedRows:
+        """See `BoundedSource.count_unpartitioned_rows`."""
+        return self._reader_of(snapshot).count_unpartitioned_rows(spark, snapshot, window, cut)
+
+    def release_snapshot(self, snapshot: Snapshot) -> None:
+        """Remove the stored rows."""
+        drop_folder(self._root, snapshot.handle.get("root", ""))
+
+    def drop_stale_snapshots(self, owner: str, generation: int, keep: Sequence[Json]) -> None:
+        """Remove stored rows of `owner` up to this generation, and what a crash left of an attempt."""
+        drop_folders(self._root, owner, generation, [handle.get("root", "") for handle in keep])
+
+    def describe(self) -> Json:
+        """Return the type and an asset key of the source itself."""
+        return {"kind": self.node.type, "asset_key": [self.node.type, self.name]}
+
+    def close(self) -> None:
+        """Clear the cached file list."""
+        if self._files is not None:
+            self._files.close()
+            self._files = None
+
+    def _tables(self, schema: pa.Schema) -> Iterator[pa.Table]:
+        for rows in self.read_batches():
+            yield pa.table([rows.column(name) for name in schema.names], schema=schema)
+
+    def _reader_of(self, snapshot: Snapshot) -> Files:
+        return self._reader(Path(snapshot.handle["root"]))
+
+    def _reader(self, folder: Path) -> Files:
+        """Return the reader of the stored rows."""
+        if self._files is None or self._files.node.path != str(folder):
+            node = FileSourceConfig(
+                path=str(folder),
+                format="parquet",
+                mode="bounded",
+                columns=self.node.columns,
+                filter=self.node.filter,
+            )
+            self._files = Files(node, self.settings, self._ordinal, self.name)
+        return self._files
+
+
+def cast_column(
+    node: str, found: pa.Array | pa.ChunkedArray, field: pa.Field, origin: str
+) -> pa.ChunkedArray:
+    """Return a column in its declared type. Raise DataError if values would be lost."""
+    wanted = stored(pa.schema([field])).field(0).type
+    values = found if isinstance(found, pa.ChunkedArray) else pa.chunked_array([found])
+    if isinstance(values.type, pa.ExtensionType):
+        values = pa.chunked_array([chunk.storage for chunk in values.chunks], values.type.storage_type)
+    try:
+        return values if values.type == wanted else values.cast(wanted)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        said = str(error).splitlines()[0]
+        msg = f"column `{field.name}` of {origin} is {values.type} and must be {field.type}: {said}"
+        raise DataError(msg, hint="Return the declared type, or correct `schema`.", node=node) from None

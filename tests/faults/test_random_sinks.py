@@ -1,0 +1,95 @@
+"""Kills at random times, for sinks that tests/faults/test_random.py does not write to.
+
+HEADRACE_SEED repeats a printed seed. Files are in tests/faults/test_file_kills.py.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import pytest
+import test_aggregate_kills as aggregate
+import test_clickhouse_kills as clickhouse
+import test_webhook_kills as webhook
+from helpers.appended_rows import expected_appends, expected_rows
+from helpers.depth import FULL
+from helpers.pipeline_world import World
+
+KILLS = 15 if FULL else 2
+
+pytestmark = pytest.mark.slow
+
+
+@contextmanager
+def keyed_table(world: World) -> Iterator[Callable[[], None]]:
+    """A ClickHouse table with a key, read with FINAL."""
+    clickhouse.with_table(world)
+
+    def check() -> None:
+        assert clickhouse.rows(world) == expected_rows(world)
+
+    yield check
+
+
+@contextmanager
+def appended_table(world: World) -> Iterator[Callable[[], None]]:
+    """A ClickHouse table without a key, of which an epoch is attached in several steps."""
+    clickhouse.with_table(world, keyed=False)
+
+    def check() -> None:
+        assert clickhouse.rows(world, final=False) == expected_appends(world)
+
+    yield check
+
+
+@contextmanager
+def totals(world: World) -> Iterator[Callable[[], None]]:
+    """Totals in Postgres."""
+    aggregate.with_totals(world)
+    yield lambda: aggregate.check(world)
+
+
+@contextmanager
+def service(world: World) -> Iterator[Callable[[], None]]:
+    """A service that remembers idempotency keys."""
+    with webhook.hooked(world) as (_, receiver):
+        yield lambda: webhook.check(world, receiver)
+
+
+TARGETS = [keyed_table, appended_table, totals, service]
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("target", TARGETS, ids=[target.__name__ for target in TARGETS])
+def test_random_kills_of_a_sink(
+    world: World, target: Callable[[World], AbstractContextManager[Callable[[], None]]]
+) -> None:
+    seed = int(os.environ.get("HEADRACE_SEED") or random.SystemRandom().randrange(10**6))
+    print(f"HEADRACE_SEED={seed}")
+    dice, kills = random.Random(seed), 0
+    with target(world) as check:
+        while kills < KILLS:
+            world.produce(list(world.changes(dice, 120)))  # so that no run finds nothing to do
+            process = world.start()
+            try:
+                process.wait(timeout=dice.uniform(6, 22))
+            except subprocess.TimeoutExpired:
+                kill(process, dice)
+                kills += 1
+            process.communicate(timeout=600)
+        answer = world.run()
+        assert answer["code"] == 0, (seed, answer)
+        check()
+
+
+def kill(process: subprocess.Popen[str], dice: random.Random) -> None:
+    """kill -9 of the driver alone, or of its whole group with the JVM."""
+    if dice.random() < 0.5:
+        os.killpg(process.pid, signal.SIGKILL)
+    else:
+        process.kill()

@@ -1,0 +1,143 @@
+"""Pipelines of sources whose rows are stored once: crashes, and rows that change between two reads."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from helpers.checkout import ROOT
+from helpers.web_server import WebRequest, served
+from pyspark.sql import SparkSession
+
+from headrace.connectors import splitting
+from headrace.connectors.memory.sink import MemorySink
+from headrace.connectors.memory.tables import drop_table, read_table
+from headrace.connectors.staged import folder as stored_rows
+from headrace.jobs.run.events import Until
+from headrace.jobs.run.runner import run
+from headrace.pipeline.config.settings import Settings
+from headrace.pipeline.errors import DataError, UserError
+from headrace.pipeline.file.loader import load_pipeline
+
+ROWS = 900
+HTTP = """\
+version: 1
+name: staged
+sources:
+  src:
+    type: http
+    url: {url}
+    pagination: {{by: page}}
+    schema: {{id: int64, total: uint256}}
+    filter: id % 3 <> 0
+sinks:
+  out: {{type: memory, from: src}}
+epoch: {{history_rows: 200}}
+"""
+PYTHON = """\
+version: 1
+name: staged
+sources:
+  src: {type: python, function: "killed_rows:make_rows", schema: {id: int64}}
+sinks:
+  out: {type: file, from: src, path: out, format: parquet}
+"""
+MODULE = """\
+import os
+import signal
+from pathlib import Path
+
+import pyarrow as pa
+
+
+def make_rows():
+    calls = Path("calls")
+    calls.write_text(calls.read_text() + "x" if calls.exists() else "x")
+    first = len(calls.read_text()) * 1000
+    yield pa.table({"id": list(range(first, first + 50))})
+    if first == 1000:
+        os.kill(os.getpid(), signal.SIGKILL)
+    yield pa.table({"id": list(range(first + 50, first + 100))})
+"""
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(splitting, "SPLIT_ROWS", 100)
+    monkeypatch.setattr(stored_rows, "_GROUP_ROWS", 100)
+    drop_table("out")
+    yield
+    drop_table("out")
+
+
+def snapshots(settings: Settings) -> list[str]:
+    folder = settings.staging_folder / "snapshots"
+    return sorted(os.listdir(folder)) if folder.exists() else []
+
+
+def test_an_interrupted_run_goes_on_with_the_pages_that_it_stored(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    added = 0
+
+    def answer(asked: WebRequest) -> Any:
+        first = 100 * (int(parse_qs(urlsplit(asked.path).query)["page"][0]) - 1)
+        return [
+            {"id": key + added, "total": str(2**200 + key)} for key in range(first, min(first + 100, ROWS))
+        ]
+
+    write, written = MemorySink.write, []
+
+    def fail_once(sink: MemorySink, plan: Any, frame: Any) -> Any:
+        written.append(plan.number)
+        if len(written) == 2:
+            raise DataError("no power", node="out")
+        return write(sink, plan, frame)
+
+    state = {"sqlite": {"path": tmp_path / "ledger.db"}}
+    settings = Settings.model_validate({"home": tmp_path / "home", "state_backend": state})
+    file = tmp_path / "staged.yaml"
+    with served(answer) as service:
+        file.write_text(HTTP.format(url=service.url))
+        service.faults += [None, 404]
+        with pytest.raises(UserError, match="page 2: GET"):
+            run(load_pipeline(file), settings, until=Until.HISTORY, spark=spark)
+        assert snapshots(settings) == []
+        monkeypatch.setattr(MemorySink, "write", fail_once)
+        with pytest.raises(UserError, match="no power"):
+            run(load_pipeline(file), settings, until=Until.HISTORY, spark=spark)
+        stored, requests, added = snapshots(settings), len(service.asked), 10_000
+        assert len(stored) == 1
+        run(load_pipeline(file), settings, until=Until.HISTORY, spark=spark)
+        assert len(service.asked) == requests
+    rows = read_table("out").to_pylist()
+    assert sorted(row["id"] for row in rows) == [key for key in range(ROWS) if key % 3]
+    assert all(int(row["total"]) == 2**200 + row["id"] for row in rows)
+    assert len(written) > 3
+    assert snapshots(settings) == stored
+
+
+def test_a_process_that_dies_in_the_function_leaves_no_row_of_it(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "killed_rows.py").write_text(MODULE)
+    (tmp_path / "staged.yaml").write_text(PYTHON)
+    run_it = [sys.executable, "-m", "headrace", "run", "staged.yaml"]
+    more = {
+        "PYTHONPATH": f"{ROOT}:{tmp_path}",
+        "HEADRACE_HOME": str(tmp_path / "home"),
+        "HEADRACE__PYTHON_TRANSFORMS__ALLOW": "killed_rows",
+    }
+    settings = Settings(home=tmp_path / "home")
+    for outcome, left in ((-signal.SIGKILL, 1), (0, 1)):
+        done = subprocess.run(run_it, cwd=tmp_path, env=os.environ | more, capture_output=True, check=False)
+        assert done.returncode == outcome, done.stderr.decode()[-2000:]
+        assert len(snapshots(settings)) == left, "the attempt of the dead process is removed"
+    ids = spark.read.parquet(str(tmp_path / "out")).toArrow()["id"].to_pylist()
+    assert sorted(ids) == list(range(2000, 2100))
+    assert (tmp_path / "calls").read_text() == "xx"
