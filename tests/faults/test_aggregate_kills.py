@@ -83,7 +83,7 @@ def test_totals_are_right_after_kills(world: World, point: str, nth: int, who: s
 def test_a_run_that_dies_within_its_transaction(world: World, spark: SparkSession) -> None:
     with_totals(world)
     assert world.crash("postgres-committing", 6, "driver") != 0
-    assert world.run()["caught_up"]
+    assert world.run_here(spark).caught_up
     check(world)
     file, settings = load_pipeline(world.file), world.settings()
     replay(file, settings, sink="out", from_epoch=1, spark=spark)

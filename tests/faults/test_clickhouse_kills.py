@@ -24,9 +24,7 @@ from pyspark.sql import SparkSession
 
 from headrace import services as local
 from headrace.jobs.checks.audit import ContentAuditOptions, audit
-from headrace.jobs.run.events import Until
 from headrace.jobs.run.repair import replay
-from headrace.jobs.run.runner import run
 from headrace.pipeline.file.loader import load_pipeline
 
 SINK = """\
@@ -133,9 +131,9 @@ def test_a_run_that_dies_after_it_attached_rows(keyed: World) -> None:
     assert rows(keyed) == expected_rows(keyed)
 
 
-def test_a_run_that_dies_while_it_attaches_partitions(appended: World) -> None:
+def test_a_run_that_dies_while_it_attaches_partitions(appended: World, spark: SparkSession) -> None:
     assert appended.crash("stage-attaching", 5, "group") != 0
-    assert appended.run()["caught_up"]
+    assert appended.run_here(spark).caught_up
     assert rows(appended, final=False) == expected_appends(appended)
 
 
@@ -208,7 +206,7 @@ def count(world: World) -> int:
 
 def test_audits_and_replays_of_a_table(keyed: World, spark: SparkSession) -> None:
     file, settings = load_pipeline(keyed.file), keyed.settings()
-    assert run(file, settings, until=Until.CAUGHT_UP, spark=spark).caught_up
+    assert keyed.run_here(spark).caught_up
     assert rows(keyed) == expected_rows(keyed)
     checks = {
         check.name: check for check in audit(file, settings, spark=spark, content=ContentAuditOptions())

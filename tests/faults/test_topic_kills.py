@@ -16,11 +16,10 @@ import psutil
 import pytest
 from helpers.kafka_sink import read_messages
 from helpers.pipeline_world import FROM_TOPIC, HISTORY, HYBRID_SOURCE, World, until
+from pyspark.sql import SparkSession
 
 from headrace.jobs.checks.audit import ContentAuditOptions, audit
-from headrace.jobs.run.events import Until
 from headrace.jobs.run.repair import replay
-from headrace.jobs.run.runner import run
 from headrace.pipeline.errors import SinkStateError
 from headrace.pipeline.file.loader import load_pipeline
 
@@ -100,9 +99,9 @@ def test_every_change_is_there_once(topic_world: World, point: str, nth: int, wh
     assert read_changes(topic_world) == expected(topic_world)
 
 
-def test_a_run_that_dies_after_its_commit(topic_world: World) -> None:
+def test_a_run_that_dies_after_its_commit(topic_world: World, spark: SparkSession) -> None:
     assert topic_world.crash("topic-committed", 7, "driver") != 0
-    assert topic_world.run()["caught_up"]
+    assert topic_world.run_here(spark).caught_up
     assert read_changes(topic_world) == expected(topic_world)
 
 
@@ -123,9 +122,9 @@ def test_a_paused_run_wakes_up_after_a_takeover(topic_world: World, point: str) 
     assert read_changes(topic_world) == expected(topic_world)
 
 
-def test_audits_and_replays_of_a_topic(topic_world: World, spark: Any) -> None:
+def test_audits_and_replays_of_a_topic(topic_world: World, spark: SparkSession) -> None:
     file, settings = load_pipeline(topic_world.file), topic_world.settings()
-    assert run(file, settings, until=Until.CAUGHT_UP, spark=spark).caught_up
+    assert topic_world.run_here(spark).caught_up
     once = expected(topic_world)
     assert read_changes(topic_world) == once
     checks = {

@@ -19,6 +19,7 @@ from helpers.appended_rows import expected_changes
 from helpers.pipeline_world import HYBRID_SOURCE, World, until
 from helpers.web_server import Service, WebRequest, served
 from helpers.webhook_sink import Receiver
+from pyspark.sql import SparkSession
 
 SINK = """\
 transforms:
@@ -72,10 +73,10 @@ def test_every_change_arrives_under_one_key(world: World, point: str, nth: int, 
         check(world, receiver)
 
 
-def test_a_run_that_dies_between_two_requests(world: World) -> None:
+def test_a_run_that_dies_between_two_requests(world: World, spark: SparkSession) -> None:
     with hooked(world) as (_, receiver):
         assert world.crash("request-sent", 15, "driver") != 0
-        assert world.run()["caught_up"]
+        assert world.run_here(spark).caught_up
         check(world, receiver)
         assert receiver.repeated >= 1
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import date, timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import clickhouse_connect
 import psutil
@@ -32,9 +32,13 @@ from psycopg.conninfo import conninfo_to_dict
 from pyspark.sql import SparkSession
 
 from headrace.pipeline.config.settings import Settings
+from headrace.pipeline.file.loader import load_pipeline
 from headrace.services import Services
 from headrace.services.clickhouse import ClickHouse
 from helpers.spark_settings import SHORT_LIVED_SPARK_ENVIRONMENT
+
+if TYPE_CHECKING:
+    from headrace.jobs.run.events import RunResult
 
 HISTORY = 3_000
 FROM_TOPIC = 100
@@ -243,6 +247,14 @@ class World:
         process = self.start()
         return self.answer(process) | {"code": process.returncode}
 
+    def run_here(self, spark: SparkSession) -> RunResult:
+        """Run to the end in this process: it has what a new process has, except for a JVM that must start."""
+        # Imported here: every test session imports this module, and the runner imports Spark.
+        from headrace.jobs.run.events import Until
+        from headrace.jobs.run.runner import run
+
+        return run(load_pipeline(self.file), self.settings(), until=Until.CAUGHT_UP, spark=spark)
+
     def run_cli(self, *arguments: str) -> str:
         """Return what the command prints to standard output."""
         command = [sys.executable, "-m", "headrace", *arguments]
@@ -340,17 +352,12 @@ def filled_world(services: Services, folder: Path, database: str, conninfo: str)
 @contextmanager
 def caught_up_world(services: Services, spark: SparkSession, folder: Path) -> Iterator[World]:
     """Yield a world with databases of its own, whose pipeline has caught up."""
-    # Imported here: every test session imports this module, and the runner imports Spark.
-    from headrace.jobs.run.events import Until
-    from headrace.jobs.run.runner import run
-    from headrace.pipeline.file.loader import load_pipeline
-
     with (
         postgres_database(services) as conninfo,
         clickhouse_database(services) as database,
         filled_world(services, folder, database, conninfo) as world,
     ):
-        assert run(load_pipeline(world.file), world.settings(), until=Until.CAUGHT_UP, spark=spark).caught_up
+        assert world.run_here(spark).caught_up
         yield world
 
 
