@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from helpers.aggregate_sink import aggregate_sink_maker
 from helpers.clickhouse_sink import clickhouse_sink_maker
+from helpers.depth import with_slow
 from helpers.sink_makers import SinkMaker, frame, plan, sink_maker
 from pyspark.sql import SparkSession
 
@@ -40,6 +41,8 @@ SCHEMA = pa.schema(
         ('odd "name', pa.int32()),
     ]
 )
+one_lakehouse = pytest.mark.parametrize("maker", with_slow({"delta"}, KINDS), indirect=True)
+"""For tests of what is the same at both tables that Spark queries."""
 NOW = datetime(2025, 3, 2, 12, 0, tzinfo=UTC)
 
 
@@ -165,6 +168,7 @@ def test_declared_checks_find_violations(maker: SinkMaker, sink: Sink) -> None:
     assert wrong == []
 
 
+@one_lakehouse
 def test_declared_checks_with_a_mistake_fail_alone(maker: SinkMaker, sink: Sink) -> None:
     checks = ", ".join(f"c{place}: {{{check}}}" for place, (check, _) in enumerate(MISTAKES))
     found = evaluate(maker, sink, f"good: {{unique: id}}, {checks}, last: {{not_null: id}}")
@@ -178,6 +182,7 @@ def test_declared_checks_with_a_mistake_fail_alone(maker: SinkMaker, sink: Sink)
         assert "p.yaml:5:" in result.message
 
 
+@one_lakehouse
 def test_declared_checks_show_samples_without_secrets(
     maker: SinkMaker, sink: Sink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,6 +204,7 @@ def test_declared_checks_show_samples_without_secrets(
     assert "hunter2" not in found["g"].message
 
 
+@one_lakehouse
 def test_declared_checks_are_one_statement(
     maker: SinkMaker, sink: Sink, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,12 +9,12 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
 from helpers.aggregate_sink import aggregate_sink_maker, compare_totals
 from helpers.clickhouse_sink import clickhouse_sink_maker
+from helpers.depth import with_slow
 from helpers.file_sink import file_sink_maker
 from helpers.kafka_sink import kafka_sink_maker
 from helpers.sink_makers import (
@@ -52,18 +52,14 @@ FORMATS = {"file-csv", "file-json"}
 """They differ from `file-parquet` in values only."""
 
 
-def with_slow(slow: set[str], kinds: list[str]) -> list[Any]:
-    """Return parameters for `maker`, of which `make test-faults` runs the `slow` ones."""
-    return [pytest.param(kind, marks=pytest.mark.slow) if kind in slow else kind for kind in kinds]
-
-
 EVERY = [*BUILT_IN, "sqlite", "aggregate"]
 records_only = pytest.mark.parametrize("maker", with_slow(ROUTES | FORMATS, EVERY), indirect=True)
 """For tests that write no rows."""
 rows_in_any_form = pytest.mark.parametrize("maker", with_slow(FORMATS, EVERY), indirect=True)
 # SQLite has neither the types nor versions: these tests run over the connectors that ship.
 only_built_in = pytest.mark.parametrize("maker", BUILT_IN, indirect=True)
-only_versions = pytest.mark.parametrize("maker", TABLES, indirect=True)
+only_versions = pytest.mark.parametrize("maker", with_slow(ROUTES, TABLES), indirect=True)
+"""For tests that take both routes themselves."""
 
 
 @pytest.fixture(params=EVERY)
@@ -128,6 +124,7 @@ def test_a_new_target_has_no_record_and_joins_with_its_rows_as_baseline(maker: S
     sink.close()
 
 
+@rows_in_any_form
 def test_the_last_of_a_key_wins_in_an_epoch_and_over_epochs(maker: SinkMaker) -> None:
     sink = maker.joined(KEYED)
     first = sink.write(
@@ -243,7 +240,7 @@ def test_a_null_in_the_key_is_an_error_that_names_it(maker: SinkMaker) -> None:
     sink.close()
 
 
-@pytest.mark.parametrize("maker", [*BUILT_IN, "sqlite"], indirect=True)
+@pytest.mark.parametrize("maker", with_slow(FORMATS, [*BUILT_IN, "sqlite"]), indirect=True)
 def test_rows_without_a_key_are_appended(maker: SinkMaker) -> None:
     sink = maker.joined(KEYED, ())
     sink.write(plan(1), frame(maker.spark, KEYED, people((1, "a"), (1, "a")), "ii", ()))
@@ -255,8 +252,9 @@ def test_rows_without_a_key_are_appended(maker: SinkMaker) -> None:
     sink.close()
 
 
-# Without a key, the values go the same way: test_rows_without_a_key_are_appended is the daily sample.
-@only_built_in
+# Without a key, the values go the same way: test_rows_without_a_key_are_appended is the daily sample. The driver
+# writes these rows for both routes of a sink, and test_values_come_back_as_they_went_in has every format.
+@pytest.mark.parametrize("maker", with_slow(ROUTES | FORMATS, BUILT_IN), indirect=True)
 @pytest.mark.parametrize("key", [("id",), pytest.param((), marks=pytest.mark.slow)])
 def test_rows_of_the_driver_are_written_like_those_of_a_frame(maker: SinkMaker, key: tuple[str, ...]) -> None:
     sink = maker.joined(TYPES, key)
@@ -387,7 +385,7 @@ def test_zero_has_no_sign_in_a_key_and_nan_is_one(maker: SinkMaker) -> None:
 WIDER = pa.schema([*KEYED, ("score", pa.int64()), ("note", pa.string())])
 
 
-@pytest.mark.parametrize("maker", [*TABLES, *CLICKHOUSE, "aggregate"], indirect=True)
+@pytest.mark.parametrize("maker", with_slow(ROUTES, [*TABLES, *CLICKHOUSE, "aggregate"]), indirect=True)
 def test_new_columns_are_refused_or_added(maker: SinkMaker) -> None:
     """`maker` is the strict sink, `evolving` the one that adds columns."""
     evolving = replace(

@@ -9,6 +9,7 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 import pytest
+from helpers.depth import diagonal
 from helpers.file_sink import file_sink_maker
 from helpers.kafka_sink import kafka_sink_maker
 from helpers.nested_rows import NESTED, ROWS, from_json, same_as
@@ -25,9 +26,10 @@ TEXTS = ("kafka", "file-json")
 """They hold them as JSON without rules for characters."""
 
 
-@pytest.fixture(
-    params=["postgres", "postgres-staged", "delta", "iceberg", "kafka", "file-parquet", "file-json"]
-)
+SINKS = ("postgres", "postgres-staged", "delta", "iceberg", "kafka", "file-parquet", "file-json")
+
+
+@pytest.fixture(params=SINKS)
 def maker(request: pytest.FixtureRequest, spark: SparkSession, pg: str, tmp_path: Path) -> SinkMaker:
     if request.param == "kafka":
         return kafka_sink_maker(spark, request.getfixturevalue("services").kafka.brokers, tmp_path)
@@ -58,7 +60,9 @@ def expected_rows(rows: list[dict[str, Any]], schema: pa.Schema) -> list[dict[st
     return [{field.name: same_as(row[field.name], field.type) for field in schema} for row in rows]
 
 
-@pytest.mark.parametrize("key", [("id",), ()], ids=["keyed", "appended"])
+@pytest.mark.parametrize(
+    ("maker", "key"), diagonal(SINKS, {"keyed": (("id",),), "appended": ((),)}), indirect=["maker"]
+)
 def test_lists_structs_and_maps_come_back_as_they_went_in(maker: SinkMaker, key: tuple[str, ...]) -> None:
     sink = maker.joined(NESTED, key)
     sink.write(plan(1), frame(maker.spark, NESTED, ROWS, "iiii", key))
@@ -83,13 +87,13 @@ def test_not_a_number_comes_back_from_inside(maker: SinkMaker) -> None:
 
 
 KEYS = {
-    "binary": pa.map_(pa.binary(), pa.int64()),
-    "struct": pa.map_(pa.struct([("a", pa.int64())]), pa.int64()),
-    "inside": pa.list_(pa.struct([("m", pa.map_(pa.binary(), pa.int64()))])),
+    "binary": (pa.map_(pa.binary(), pa.int64()),),
+    "struct": (pa.map_(pa.struct([("a", pa.int64())]), pa.int64()),),
+    "inside": (pa.list_(pa.struct([("m", pa.map_(pa.binary(), pa.int64()))])),),
 }
 
 
-@pytest.mark.parametrize("kind", KEYS.values(), ids=KEYS)
+@pytest.mark.parametrize(("maker", "kind"), diagonal(SINKS, KEYS), indirect=["maker"])
 def test_keys_that_a_target_has_no_form_for_are_refused_before_a_row_is_read(
     maker: SinkMaker, kind: pa.DataType
 ) -> None:
@@ -115,7 +119,7 @@ INSIDE = {
 }
 
 
-@pytest.mark.parametrize(("kind", "value"), INSIDE.values(), ids=INSIDE)
+@pytest.mark.parametrize(("maker", "kind", "value"), diagonal(SINKS, INSIDE), indirect=["maker"])
 def test_the_character_nul_inside_is_held_or_named(maker: SinkMaker, kind: pa.DataType, value: Any) -> None:
     schema = pa.schema([("id", pa.int64()), ("v", kind)])
     sink = maker.joined(schema)

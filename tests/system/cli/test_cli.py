@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from helpers.cli_commands import Answer, run_commands
 
 from headrace import cli
 from headrace.commands import validate
@@ -59,15 +60,38 @@ sinks:
 BAD = GOOD.replace("blackhole", "blackhol").replace("table_name", "tabel_name")
 
 
-def headrace(*args: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    clean = {
+WRONG_USAGE = [
+    ("fly",),
+    ("run",),
+    ("run", "x.yaml", "--until", "tomorrow"),
+    ("replay", "x.yaml", "--sink", "s", "--from", "0"),
+    ("audit", "--nope"),
+    ("accept-target", "x.yaml"),
+    ("recover",),
+    ("validate",),
+    ("validate", "x.yaml", "--schema"),
+    ("validate", "--fix", "--schema"),
+]
+
+
+def clean_environment() -> dict[str, str]:
+    return {
         key: value
         for key, value in os.environ.items()
         if not key.startswith(("HEADRACE", "STREAMLING", "COLUMNS", "NO_COLOR"))
     }
+
+
+def headrace(*args: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "headrace", *args]
     return subprocess.run(
-        command, cwd=cwd, env=clean | env, capture_output=True, text=True, timeout=120, check=False
+        command,
+        cwd=cwd,
+        env=clean_environment() | env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
 
 
@@ -76,6 +100,13 @@ def good(tmp_path: Path) -> Path:
     path = tmp_path / "tiny.yaml"
     path.write_text(GOOD)
     return path
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], Answer]:
+    """The help of every verb, and what wrong usage ends with."""
+    commands = [*((verb, "--help") for verb in VERBS), *WRONG_USAGE]
+    return run_commands(commands, cwd=tmp_path_factory.mktemp("commands"), env=clean_environment())
 
 
 def test_help_names_every_verb_and_fits_eighty_columns(tmp_path: Path) -> None:
@@ -87,11 +118,11 @@ def test_help_names_every_verb_and_fits_eighty_columns(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_help_of_a_verb_fits_eighty_columns(verb: str, tmp_path: Path) -> None:
-    found = headrace(verb, "--help", cwd=tmp_path)
-    assert (found.returncode, found.stderr) == (0, "")
-    assert found.stdout.startswith(f"Usage: headrace {verb}")
-    assert max(len(line) for line in found.stdout.splitlines()) <= 80
+def test_help_of_a_verb_fits_eighty_columns(verb: str, answers: dict[tuple[str, ...], Answer]) -> None:
+    found = answers[verb, "--help"]
+    assert (found.code, found.errors) == (0, "")
+    assert found.out.startswith(f"Usage: headrace {verb}")
+    assert max(len(line) for line in found.out.splitlines()) <= 80
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -109,25 +140,11 @@ def test_version(tmp_path: Path) -> None:
     assert re.fullmatch(r"headrace \d+\.\d+\.\d+\n", headrace("--version", cwd=tmp_path).stdout)
 
 
-@pytest.mark.parametrize(
-    "args",
-    [
-        ("fly",),
-        ("run",),
-        ("run", "x.yaml", "--until", "tomorrow"),
-        ("replay", "x.yaml", "--sink", "s", "--from", "0"),
-        ("audit", "--nope"),
-        ("accept-target", "x.yaml"),
-        ("recover",),
-        ("validate",),
-        ("validate", "x.yaml", "--schema"),
-        ("validate", "--fix", "--schema"),
-    ],
-)
-def test_wrong_usage_is_exit_code_2(args: tuple[str, ...], tmp_path: Path) -> None:
-    found = headrace(*args, cwd=tmp_path)
-    assert found.returncode == 2
-    assert "Traceback" not in found.stderr
+@pytest.mark.parametrize("args", WRONG_USAGE)
+def test_wrong_usage_is_exit_code_2(args: tuple[str, ...], answers: dict[tuple[str, ...], Answer]) -> None:
+    found = answers[args]
+    assert found.code == 2
+    assert "Traceback" not in found.errors
 
 
 @pytest.mark.parametrize(

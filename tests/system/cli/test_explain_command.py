@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.cli_commands import Answer, run_commands
 
 FILE = """
 version: 1
@@ -21,32 +22,59 @@ sinks:
 """
 
 
-def explain(*args: str, cwd: Path, text: str = FILE, **env: str) -> subprocess.CompletedProcess[str]:
-    (cwd / "tiny.yaml").write_text(text)
+DOCUMENTS = [
+    ("text", "pipeline tiny", "  columns    the 2 of src"),
+    ("mermaid", "flowchart LR", '  n0 -->|"key id"| n2'),
+    ("json", "{", "}"),
+]
+WRONG_USAGE = [
+    ("--format", "pdf"),
+    ("--offline", "--splits"),
+    ("--format", "mermaid", "--lineage"),
+    ("--format", "dot"),
+    ("--format", "mermaid", "--splits"),
+    ("--format", "mermaid", "--spark-plan"),
+]
+
+
+def environment(cwd: Path) -> dict[str, str]:
+    """An environment without Java, and without servers."""
     clean = {
         key: value
         for key, value in os.environ.items()
         if not key.startswith(("HEADRACE", "STREAMLING", "COLUMNS", "NO_COLOR"))
     }
-    nowhere = {"JAVA_HOME": str(cwd / "none"), "HEADRACE__CLICKHOUSE_SOURCE__URL": "http://127.0.0.1:1"}
+    return clean | {
+        "JAVA_HOME": str(cwd / "none"),
+        "HEADRACE__CLICKHOUSE_SOURCE__URL": "http://127.0.0.1:1",
+    }
+
+
+def explain(*args: str, cwd: Path, text: str = FILE) -> subprocess.CompletedProcess[str]:
+    (cwd / "tiny.yaml").write_text(text)
     command = [sys.executable, "-m", "headrace", "explain", "tiny.yaml", *args]
     return subprocess.run(
-        command, cwd=cwd, env=clean | nowhere | env, capture_output=True, text=True, timeout=120, check=False
+        command, cwd=cwd, env=environment(cwd), capture_output=True, text=True, timeout=120, check=False
     )
 
 
-@pytest.mark.parametrize(
-    ("form", "first", "last"),
-    [
-        ("text", "pipeline tiny", "  columns    the 2 of src"),
-        ("mermaid", "flowchart LR", '  n0 -->|"key id"| n2'),
-        ("json", "{", "}"),
-    ],
-)
-def test_a_document_is_alone_on_standard_output(form: str, first: str, last: str, tmp_path: Path) -> None:
-    found = explain("--format", form, cwd=tmp_path)
-    assert (found.returncode, found.stderr) == (0, "")
-    lines = found.stdout.splitlines()
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], Answer]:
+    """A document in every format, and what wrong usage ends with."""
+    folder = tmp_path_factory.mktemp("commands")
+    (folder / "tiny.yaml").write_text(FILE)
+    options = [*(("--format", form) for form, *_ in DOCUMENTS), *WRONG_USAGE]
+    commands = [("explain", "tiny.yaml", *one) for one in options]
+    return run_commands(commands, cwd=folder, env=environment(folder))
+
+
+@pytest.mark.parametrize(("form", "first", "last"), DOCUMENTS)
+def test_a_document_is_alone_on_standard_output(
+    form: str, first: str, last: str, answers: dict[tuple[str, ...], Answer]
+) -> None:
+    found = answers["explain", "tiny.yaml", "--format", form]
+    assert (found.code, found.errors) == (0, "")
+    lines = found.out.splitlines()
     assert lines[0].startswith(first)
     assert lines[-1] == last
 
@@ -80,21 +108,11 @@ def test_without_servers_and_java_the_rest_is_still_told(args: tuple[str, ...], 
     assert "exactly once" in found.stdout
 
 
-@pytest.mark.parametrize(
-    "args",
-    [
-        ("--format", "pdf"),
-        ("--offline", "--splits"),
-        ("--format", "mermaid", "--lineage"),
-        ("--format", "dot"),
-        ("--format", "mermaid", "--splits"),
-        ("--format", "mermaid", "--spark-plan"),
-    ],
-)
-def test_wrong_usage_is_exit_code_2(args: tuple[str, ...], tmp_path: Path) -> None:
-    found = explain(*args, cwd=tmp_path)
-    assert (found.returncode, found.stdout) == (2, "")
-    assert "Traceback" not in found.stderr
+@pytest.mark.parametrize("args", WRONG_USAGE)
+def test_wrong_usage_is_exit_code_2(args: tuple[str, ...], answers: dict[tuple[str, ...], Answer]) -> None:
+    found = answers["explain", "tiny.yaml", *args]
+    assert (found.code, found.out) == (2, "")
+    assert "Traceback" not in found.errors
 
 
 def test_a_broken_file_is_told_on_standard_error_alone(tmp_path: Path) -> None:
