@@ -242,8 +242,9 @@ def failing(scene: Scene) -> None:
     producer = Producer({"bootstrap.servers": scene.world.services.kafka.brokers})
     producer.produce(scene.world.name, b"this is no JSON", partition=0)
     assert producer.flush(30) == 0
-    code, output = scene.headrace("run, broken row", "-v", "run", "pipeline.yaml", "--until", "caught-up")
-    assert (code, "this is no JSON" in output) == (1, True), output
+    if FULL:  # the run in Dagster, below, fails at the same row
+        code, output = scene.headrace("run, broken row", "-v", "run", "pipeline.yaml", "--until", "caught-up")
+        assert (code, "this is no JSON" in output) == (1, True), output
     call = (
         "-c",
         (

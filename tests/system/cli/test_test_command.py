@@ -90,6 +90,7 @@ def test_update_replaces_the_expected_rows_and_reports_it(tmp_path: Path) -> Non
     assert "2 passed, 1 deselected in " in again.stdout.splitlines()[-1]
 
 
+@pytest.mark.slow  # tests/unit/jobs/testing has the daily ones of what is not rewritten
 def test_a_test_that_ended_with_an_error_is_not_updated(tmp_path: Path) -> None:
     path = write(tmp_path, TESTS)
     before = path.read_text()

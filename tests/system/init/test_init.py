@@ -340,13 +340,8 @@ def readme(folder: Path) -> list[str]:
     return [line for block in blocks for line in block.splitlines()]
 
 
-@pytest.mark.parametrize(
-    "template",
-    [
-        name if name == TemplateName.CLICKHOUSE_KAFKA_POSTGRES else pytest.param(name, marks=pytest.mark.slow)
-        for name in TemplateName
-    ],
-)
+@pytest.mark.slow  # docs/get-started/quickstart.md is the daily sample: it runs such commands
+@EACH
 def test_the_commands_of_the_readme_lead_to_the_rows(
     template: TemplateName, services: Services, tmp_path: Path
 ) -> None:

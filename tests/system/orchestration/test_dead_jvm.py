@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 from helpers.checkout import ROOT
+from helpers.depth import with_slow
 
 
-@pytest.mark.parametrize("point", ["run", "checks"])
+@pytest.mark.parametrize("point", with_slow({"checks"}, ["run", "checks"]))
 def test_a_dead_jvm_is_one_failure_that_names_it(written, tmp_path: Path, point: str) -> None:
     script = ROOT / "tests/helpers/dead_jvm_job.py"
     done = subprocess.run(

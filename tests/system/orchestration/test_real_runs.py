@@ -42,7 +42,8 @@ def evaluations(instance: dg.DagsterInstance, key: dg.AssetKey) -> dict[str, str
     return {key.name: record.status.value for key, record in latest.items()}
 
 
-# Several Dagster runs, each with processes and a Spark session of its own: 235 s on the CI machine.
+# Daily ones: the demo runs history, stream and checks through Dagster, and test_operations repairs such a row.
+@pytest.mark.slow
 def test_history_and_stream_through_dagster_and_a_row_that_somebody_removes(
     here: World, spark: SparkSession
 ) -> None:
