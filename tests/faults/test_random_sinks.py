@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import pytest
-import test_aggregate_kills as aggregate
-import test_clickhouse_kills as clickhouse
-import test_webhook_kills as webhook
+from faults import test_aggregate_kills as aggregate
+from faults import test_clickhouse_kills as clickhouse
+from faults import test_webhook_kills as webhook
 from helpers.appended_rows import expected_appends, expected_rows
 from helpers.depth import FULL
 from helpers.pipeline_world import World
