@@ -108,6 +108,10 @@ site: $(STAMP) $(TOOLS) ## The documentation as a site, at http://127.0.0.1:8000
 bench: setup ## The figures of docs/internals/benchmarks.md, as ratios to the best bare way.
 	@$(BIN)/python -m benchmarks
 
+.PHONY: bench-quick
+bench-quick: setup ## A few ratios of the benchmarks. Fails if one dropped by more than 15 %.
+	@$(BIN)/python -m benchmarks.quick
+
 .PHONY: bench-peers
 bench-peers: setup $(PEERS) ## The same work by other tools, and what a kill leaves in each.
 	@$(BIN)/python -m benchmarks.peers $(VENV)/peers/bin/python

@@ -28,21 +28,27 @@ UPSERT = (
 )
 
 
-def _copy(task: PeerTask, first: int, last: int) -> None:
+def copy_range(task: PeerTask, first: int, last: int) -> None:
+    """Copy the rows with ids from `first` up to `last`, exclusive, in one transaction."""
     with dbapi.connect(task.postgres_uri) as connection, connection.cursor() as cursor:
         for batch in read_batches(task, first, last):
             cursor.adbc_ingest(task.target, batch, mode="append")
         connection.commit()
 
 
-def copy_history(task: PeerTask) -> None:
-    """A: two processes, each with half of the ids."""
+def create_history_table(task: PeerTask) -> None:
+    """Create the keyed target of a history if it is missing."""
     with dbapi.connect(task.postgres_uri) as connection, connection.cursor() as cursor:
         cursor.execute(CREATE_KEYED.format(task.target))
         connection.commit()
+
+
+def copy_history(task: PeerTask) -> None:
+    """A: two processes, each with half of the ids."""
+    create_history_table(task)
     half = task.rows // 2
     with get_context("spawn").Pool(2) as pool:
-        pool.starmap(_copy, [(task, 0, half), (task, half, task.rows)])
+        pool.starmap(copy_range, [(task, 0, half), (task, half, task.rows)])
 
 
 def create_stage(connection: dbapi.Connection, target: str) -> None:

@@ -77,8 +77,8 @@ def read_batches(task: PeerTask, first: int = 0, last: int | None = None) -> Ite
         yield from batches
 
 
-def read_messages(task: PeerTask, group: str) -> Iterator[tuple[list[bytes], Any]]:
-    """Yield batches of messages with their consumer, from the group's committed offsets to the topic's end."""
+def read_messages(task: PeerTask, group: str, batch: int = BATCH) -> Iterator[tuple[list[bytes], Any]]:
+    """Yield up to `batch` messages with their consumer, from the group's committed offsets to the topic's end."""
     from confluent_kafka import Consumer, TopicPartition
 
     consumer = Consumer(
@@ -98,7 +98,7 @@ def read_messages(task: PeerTask, group: str) -> Iterator[tuple[list[bytes], Any
     while left > 0:
         values = [
             value
-            for message in consumer.consume(min(BATCH, left), 1.0)
+            for message in consumer.consume(min(batch, left), 1.0)
             if (value := message.value()) is not None
         ]
         if values:

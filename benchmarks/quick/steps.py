@@ -1,0 +1,133 @@
+"""The steps of `make bench-quick`: none of them starts Spark.
+
+The fastest epoch counts, since other work on the machine only adds time.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any
+
+from adbc_driver_postgresql import dbapi
+
+from benchmarks.kit import HISTORY, STREAM, BenchmarkRunner, read_clock
+from benchmarks.peers import bare
+from benchmarks.peers.task import parse_messages, read_messages
+from benchmarks.quick.comparison import RatioStep
+from headrace.connectors.kafka.arrow_decoder import ArrowMessageDecoder, MessageBatch
+
+HISTORY_ROWS = 300_000
+LARGE_EPOCH, LARGE_EPOCHS = 50_000, 3
+SMALL_EPOCH, SMALL_EPOCHS = 1_000, 25
+WARMING = 5
+"""Small epochs of a run that do not count."""
+DECODED, DECODES = 20_000, 9
+
+
+def create_steps(runner: BenchmarkRunner) -> list[RatioStep]:
+    """Create the data, and return all steps."""
+    table = runner.create_table(HISTORY_ROWS)
+    messages = LARGE_EPOCH * LARGE_EPOCHS
+    topic = runner.create_topic(messages, messages // 5)
+    small_topic = runner.create_topic(SMALL_EPOCH * SMALL_EPOCHS, SMALL_EPOCH * SMALL_EPOCHS // 3)
+    return [
+        decode_step(),
+        small_epoch_step(runner, small_topic),
+        RatioStep(
+            "upsert",
+            f"fastest epoch of {LARGE_EPOCH:,} messages, Kafka to Postgres by key",
+            lambda: min(_run_stream(runner, topic, LARGE_EPOCH)),
+            lambda: min(_upsert_bare(runner, topic, LARGE_EPOCH)),
+        ),
+        RatioStep(
+            "history",
+            f"{HISTORY_ROWS:,} rows, ClickHouse to Postgres, direct route",
+            lambda: _run_history(runner, table),
+            lambda: _copy_bare(runner, table),
+        ),
+    ]
+
+
+def decode_step(messages: int = DECODED) -> RatioStep:
+    """Return the step that needs no server: JSON messages to checked columns, compared with Arrow's parser.
+
+    What counts is processor time, the least of several calls.
+    """
+    values: list[bytes | None] = [
+        f'{{"id":{at},"name":"n{at}","amount":{at / 7}}}'.encode() for at in range(messages)
+    ]
+    same: list[Any] = [None] * messages
+    batch = MessageBatch(values, [0] * messages, list(range(messages)), [0] * messages, same, same)
+    plain = [value for value in values if value is not None]
+    decoder = ArrowMessageDecoder({"id": "int64", "name": "string", "amount": "float64"}, 0, metadata=False)
+    return RatioStep(
+        "decode",
+        f"{messages:,} JSON messages to columns, processor time",
+        lambda: _least_processor_time(lambda: decoder.decode(batch)),
+        lambda: _least_processor_time(lambda: parse_messages(plain)),
+    )
+
+
+def small_epoch_step(runner: BenchmarkRunner, topic: str) -> RatioStep:
+    """Return the step of small epochs, compared with a merge of as many messages without a ledger."""
+    return RatioStep(
+        "epoch",
+        f"fastest epoch of {SMALL_EPOCH:,} messages, Kafka to Postgres by key",
+        lambda: min(_run_stream(runner, topic, SMALL_EPOCH)[WARMING:]),
+        lambda: min(_upsert_bare(runner, topic, SMALL_EPOCH)[WARMING:]),
+    )
+
+
+def _least_processor_time(work: Callable[[], object]) -> float:
+    found: list[float] = []
+    for _ in range(DECODES):
+        began = time.process_time()
+        work()
+        found.append(time.process_time() - began)
+    return min(found)
+
+
+def _run_stream(runner: BenchmarkRunner, topic: str, rows: int) -> list[float]:
+    """Run a topic into a new table. Return the seconds of each epoch."""
+    name = _random_name()
+    _, epochs = runner.run_pipeline(STREAM.format(name=name, topic=topic, target=name, rows=rows))
+    return [event.steps["total"] for event in epochs]
+
+
+def _upsert_bare(runner: BenchmarkRunner, topic: str, batch: int) -> list[float]:
+    """Merge a topic into a new table. Return the seconds of each batch, reading and committing included."""
+    task = runner.create_task("B", 0, topic=topic, target=_random_name())
+    seconds: list[float] = []
+    with dbapi.connect(task.postgres_uri) as connection:
+        bare.create_stage(connection, task.target)
+        began = read_clock()
+        for values, consumer in read_messages(task, task.target, batch):
+            bare.merge_messages(connection, task.target, values)
+            consumer.commit(asynchronous=False)
+            seconds.append(read_clock() - began)
+            began = read_clock()
+    return seconds
+
+
+def _run_history(runner: BenchmarkRunner, table: str) -> float:
+    name = _random_name()
+    seconds, _ = runner.run_pipeline(
+        HISTORY.format(name=name, table=table, transforms="", last="src", target=name)
+    )
+    assert runner.count_rows(name) == HISTORY_ROWS
+    return seconds
+
+
+def _copy_bare(runner: BenchmarkRunner, table: str) -> float:
+    """Copy in this process, since the start of others would be most of the time for so few rows."""
+    task = runner.create_task("A", HISTORY_ROWS, table=table, target=_random_name())
+    began = read_clock()
+    bare.create_history_table(task)
+    bare.copy_range(task, 0, HISTORY_ROWS)
+    return read_clock() - began
+
+
+def _random_name() -> str:
+    return f"bench_{secrets.token_hex(4)}"
