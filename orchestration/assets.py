@@ -64,6 +64,7 @@ def sink_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
     def write_sinks(
         context: dg.AssetExecutionContext,
     ) -> Iterator[dg.MaterializeResult | dg.AssetCheckResult]:
+        _add_run_tags(context, pipeline)
         partitions = (
             list(context.partition_keys)
             if context.has_partition_key or context.has_partition_key_range
@@ -101,6 +102,17 @@ def sink_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
             source_reports.report_sources(context, pipeline, watch.canceled.is_set)
 
     return write_sinks
+
+
+def _add_run_tags(context: dg.AssetExecutionContext, pipeline: Pipeline) -> None:
+    """Add the tags of the pipeline's jobs to a run that was launched without a job. Its own tags stay.
+
+    Dagster's job for such runs has no tags.
+    """
+    tags = {**pipeline.options.run_tags, PIPELINE_TAG: pipeline.name}
+    missing = {name: value for name, value in tags.items() if name not in context.run.tags}
+    if missing:
+        context.instance.add_run_tags(context.run.run_id, missing)
 
 
 def _write_sinks(

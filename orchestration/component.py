@@ -95,7 +95,8 @@ class PipelineComponent(dg.Component, dg.Model, dg.Resolvable):
         dict[str, str],
         Field(
             default_factory=dict,
-            description="Tags of the runs of the pipelines' jobs, schedules and supervisors.",
+            description="Tags of the runs of the pipelines' jobs, schedules and supervisors. A run without a"
+            " job gets them when it starts.",
         ),
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import partial
 
 import dagster as dg
 import pytest
@@ -12,6 +13,7 @@ from helpers.dagster_runs import DAILY, FLIGHTS, LAKE, PARTITIONS, PG
 from headrace.connectors.ledger.factory import open_ledger
 from headrace.jobs.run.events import CheckResult, PartitionCompleted, Until
 from headrace.orchestration.build import build_definitions
+from headrace.orchestration.options import PipelineOptions
 from headrace.pipeline.errors import BlockedError, FileLocation, LeaseHeldError
 from headrace.pipeline.protocol.epochs import EpochPlan, Phase, WriteCounts
 
@@ -92,6 +94,16 @@ class TestWindows:
     def test_the_lane_knows_the_run_by_its_id(self, materialize, stand_in):
         result = materialize("2013-03-01")
         assert [asked["run_id"] for asked in stand_in.calls] == [result.run_id]
+
+    def test_run_tags_are_on_a_run_without_a_job(self, materialize, stand_in, instance, monkeypatch):  # noqa: ARG002
+        """Tags that the launch set stay."""
+        options = PipelineOptions(run_tags={"priority": "low", "team": "air"})
+        monkeypatch.setitem(
+            materialize.__globals__, "build_definitions", partial(build_definitions, options=options)
+        )
+        result = materialize("2013-03-01", tags={"team": "sea"})
+        tags = instance.get_run_by_id(result.run_id).tags
+        assert (tags["priority"], tags["team"], tags["headrace/pipeline"]) == ("low", "sea", "flights")
 
     @pytest.mark.parametrize(
         ("tags", "again"),
