@@ -343,6 +343,10 @@ class UnboundedSource(ABC):
     def commit(self, position: Json) -> None:
         """Report the position to the source's own tools (Kafka: group offsets). Never read back."""
 
+    def is_compacted(self) -> bool:
+        """Return whether rows may disappear before the earliest offset, or whether this is unknown."""
+        return True
+
     def newest_change_ms(self) -> int | None:
         """Return when the newest data arrived, in epoch milliseconds, without reading it. None if unknown."""
         return None

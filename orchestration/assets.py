@@ -150,7 +150,7 @@ def _write_sinks(
         getattr(context.resources, SPARK),
         until=until,
         partitions=partitions,
-        refresh=_is_refresh(context, pipeline),
+        refresh=_is_refresh(context, pipeline, partitions),
         run_id=context.run.run_id,
         is_canceled=watch.canceled.is_set,
         retries=context.op_execution_context.retry_number,
@@ -196,13 +196,19 @@ def _keep_complete_partitions(
         raise
 
 
-def _is_refresh(context: dg.AssetExecutionContext, pipeline: Pipeline) -> bool:
-    """Return whether the run reads complete partitions again. A retry continues what the run has begun."""
+def _is_refresh(
+    context: dg.AssetExecutionContext, pipeline: Pipeline, partitions: Sequence[str] | None
+) -> bool:
+    """Return whether the run reads complete partitions again. A retry continues what the run has begun.
+
+    A run without partitions continues a stream, so it does not read history again.
+    """
     from headrace.jobs.planning.refresh import find_refresh_obstacle
 
     return (
         context.op_execution_context.retry_number == 0
         and context.run.tags.get(REFRESH_TAG) != "false"
+        and not (pipeline.has_stream and not partitions)
         and find_refresh_obstacle(pipeline.file) is None
     )
 

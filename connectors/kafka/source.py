@@ -320,6 +320,10 @@ class KafkaStream(UnboundedSource):
         """Return the type, asset key and topic."""
         return describe_topic(self._node.topic, self._connection.brokers)
 
+    def is_compacted(self) -> bool:
+        """See `UnboundedSource.is_compacted`."""
+        return self._cluster.cleanup_policy() != {"delete"}
+
     def newest_change_ms(self) -> int | None:
         """See `UnboundedSource.newest_change_ms`."""
         return max(self._cluster.newest_ms(self._cluster.describe().partitions).values(), default=None)

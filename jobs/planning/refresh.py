@@ -1,12 +1,13 @@
 """Refresh: a partition of history is read again, and its rows replace those that the sinks have of it.
 
 The epoch of a refresh has a delete for each key that the target has in the partition, before all rows of the
-partition. A key that history still has keeps its new row, because the last row of a key wins.
+partition. A key that history still has keeps its new row, because the last row of a key wins. Keys that a
+stream has written or deleted since the handoff are left out: their rows in the target are newer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -15,10 +16,12 @@ from headrace.connectors.filters import quote_identifier
 from headrace.connectors.frame import EpochFrame
 from headrace.connectors.sink_base import Sink
 from headrace.jobs.planning.compiled_pipeline import PipelineSink
+from headrace.jobs.staging.determinism import nondeterministic_nodes
 from headrace.pipeline.errors import GuaranteeError, InternalError
 from headrace.pipeline.file.loader import PipelineFile
 from headrace.pipeline.lineage.partition_columns import partition_column_at
 from headrace.pipeline.model import graph
+from headrace.pipeline.model.error_outputs import errors_output
 from headrace.pipeline.model.nodes import PipelineModel
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.epochs import EpochPlan, Phase
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
 
 FIRST = -1
 """`_gs_pos.source` of the deletes: before all sources."""
+_CHANGED = "_hr_changed_"
 _RESET = "Start over with: headrace reset FILE."
 
 
@@ -40,17 +44,41 @@ def find_refresh_obstacle(file: PipelineFile) -> GuaranteeError | None:
     model, (name, *others) = file.model, file.model.sources
     source = model.sources[name]
     obstacle: GuaranteeError | None = None
-    if others or positions.is_unbounded(source) or positions.bounded_phases(source) > 1:
-        msg = "only a pipeline with one bounded source and no stream can be refreshed"
+    if others or positions.bounded_phases(source) != 1:
+        msg = "only a pipeline with one source, which has one table of history, can be refreshed"
         obstacle = GuaranteeError(msg, hint=_RESET, node=name)
     elif tables := graph.dynamic_tables(model):
         msg = "the values that a dynamic table has of a partition cannot be replaced"
         obstacle = GuaranteeError(msg, hint=_RESET, node=next(iter(tables)))
     else:
-        obstacle = next((found for sink in model.sinks if (found := _sink_obstacle(model, sink, name))), None)
+        obstacle = _stream_obstacle(model, name) if positions.is_unbounded(source) else None
+        found = (_sink_obstacle(model, sink, name) for sink in model.sinks)
+        obstacle = obstacle or next((one for one in found if one), None)
     if obstacle is not None:
         file.locate(obstacle)
     return obstacle
+
+
+def _stream_obstacle(model: PipelineModel, name: str) -> GuaranteeError | None:
+    """Return why the keys that the stream has changed at the sinks cannot be computed again."""
+    source = model.sources[name]
+    impure = nondeterministic_nodes(model)
+    msg, node = "", name
+    if getattr(source, "cursor", None) is not None:
+        msg = "with `cursor`, some messages are not written, so the keys that the stream changed are unknown"
+    elif errors_output(name, source) is not None:
+        msg = "with `on_error: dead_letter`, the keys that the stream has changed cannot be read again"
+    elif impure:
+        node = next(iter(impure))
+        msg = f"the keys that the stream has changed cannot be computed again: {impure[node]}"
+    for sink, config in model.sinks.items():
+        fields = ("version_column", "update_where")
+        setting = next((field for field in fields if getattr(config, field, None)), "")
+        if getattr(config, "on_conflict", "update") == "nothing":
+            setting = "on_conflict"
+        if not msg and setting:
+            msg, node = f"with `{setting}`, a row of the stream does not always replace that of history", sink
+    return GuaranteeError(msg, hint=_RESET, node=node) if msg else None
 
 
 def _sink_obstacle(model: PipelineModel, sink: str, source: str) -> GuaranteeError | None:
@@ -110,10 +138,13 @@ class RefreshEpoch:
         }
         return cls(bounds, columns)
 
-    def replace_rows(self, name: str, sink: Sink, frame: EpochFrame, folder: Path) -> EpochFrame:
+    def replace_rows(
+        self, name: str, sink: Sink, frame: EpochFrame, folder: Path, changed: DataFrame | None = None
+    ) -> EpochFrame:
         """Return the rows of the epoch after deletes of what the target has of the partition now.
 
-        The sink may write files to `folder`, which the frame reads.
+        The sink may write files to `folder`, which the frame reads. Rows and deletes of the keys in `changed`
+        are left out.
         """
         if not sink.capabilities.reads_keys:
             return frame
@@ -123,16 +154,27 @@ class RefreshEpoch:
             raise InternalError(msg, node=name)
         within = replace(self.partition, column=column) if self.partition and column else None
         rows = frame.rows
-        deletes = _deletes_of(sink.read_keys(within, folder), rows)
+        rows = rows.unionByName(_deletes_of(sink.read_keys(within, folder), rows))
         return replace(
             frame,
-            node_rows=rows.unionByName(deletes),
+            node_rows=rows if changed is None else _without_keys(rows, frame.key, changed),
             boundary=None,
             table=None,
             estimate=None,
             likely=None,
             size=None,
         )
+
+
+def _without_keys(rows: DataFrame, key: Sequence[str], changed: DataFrame) -> DataFrame:
+    """Return the rows whose key is not in `changed`, which has the columns of the key in this order."""
+    names = [f"{_CHANGED}{place}" for place in range(len(key))]
+    changed = changed.toDF(*names)
+    same = [
+        rows[quote_identifier(column)].eqNullSafe(changed[name])
+        for column, name in zip(key, names, strict=True)
+    ]
+    return rows.join(changed, same, "left_anti")
 
 
 def _deletes_of(keys: DataFrame, rows: DataFrame) -> DataFrame:

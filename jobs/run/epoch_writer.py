@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from headrace.connectors.filters import quote_identifier
 from headrace.connectors.frame import EpochFrame
 from headrace.connectors.lazy_session import find_started_session
 from headrace.connectors.sink_base import DirectSink, Sink
@@ -20,6 +21,7 @@ from headrace.jobs.planning.load_path import LoadPath
 from headrace.jobs.planning.planner import PipelinePlanner
 from headrace.jobs.planning.refresh import RefreshEpoch, is_refresh_epoch
 from headrace.jobs.sources.backfill import splits_by_phase
+from headrace.jobs.sources.changed_keys import read_since_handoff
 from headrace.jobs.sources.pipeline_source import PipelineSource
 from headrace.jobs.sources.side_outputs import SideOutputs
 from headrace.jobs.sources.source_batch import SourceBatch
@@ -36,7 +38,7 @@ from headrace.pipeline.protocol.epochs import EpochPlan, Phase, WriteCounts
 from headrace.pipeline.protocol.log_context import log_context, with_log_context
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 
 class EpochWriter:
@@ -183,10 +185,23 @@ class EpochWriter:
         if refresh is None:
             yield frames
             return
+        changed = self._changed_keys(plan, [name for name, frame in frames.items() if frame.key])
         with TemporaryDirectory(prefix="headrace-") as folder:
             yield {
-                name: refresh.replace_rows(name, self._sinks[name], frame, Path(folder))
+                name: refresh.replace_rows(name, self._sinks[name], frame, Path(folder), changed.get(name))
                 for name, frame in frames.items()
+            }
+
+    def _changed_keys(self, plan: EpochPlan, sinks: Sequence[str]) -> Mapping[str, DataFrame]:
+        """Return the keys that the stream has written or deleted at each sink before the epoch."""
+        (name, source), *_ = self._sources.items()
+        batch = read_since_handoff(source, self._planner.spark, plan.start[name])
+        if batch is None:
+            return {}
+        with self._planner.frames(plan, {name: batch}, sinks) as frames:
+            return {
+                sink: frame.rows.select(*map(quote_identifier, frame.key)).distinct().localCheckpoint()
+                for sink, frame in frames.items()
             }
 
     def _write_concurrently(

@@ -14,6 +14,7 @@ from headrace.jobs.run.pipeline_run import PipelineRun
 from headrace.jobs.run.snapshots import drop_unused_snapshots, renew_snapshots
 from headrace.jobs.run.stalls import StallWatch
 from headrace.jobs.sources.backfill import BackfillPlanner, SplitCache
+from headrace.jobs.sources.changed_keys import check_messages_since_handoff
 from headrace.jobs.sources.side_outputs import check_side_outputs
 from headrace.jobs.sources.stream import StreamPlanner
 from headrace.jobs.transforms.http.endpoint import find_endpoint_errors
@@ -150,6 +151,8 @@ def _history(pipeline_run: PipelineRun, windows: Sequence[str], *, refresh: bool
     ):
         if refreshed:
             check_readable_keys(coordinator.sinks.values())
+            for name, source in sources.items():
+                check_messages_since_handoff(source, coordinator.position[name])
         _load(pipeline_run, history, partly_read)
         if not pipeline_run.stopping:
             pipeline_run.run_epoch(renew_snapshots(pipeline_run.assembly, coordinator, refreshed))

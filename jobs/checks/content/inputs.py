@@ -179,8 +179,9 @@ class SourceRowsReader:
     # --- history
 
     def _history(self, found: SourceRows, source: PipelineSource, end: Json, schema: pa.Schema) -> None:
-        found.renewed = "renewed" in end["history"]
-        if found.renewed:
+        # In a refresh the rows of a stream stay, so they are later than renewed history.
+        found.renewed = "renewed" in end["history"] and source.unbounded is None
+        if "renewed" in end["history"]:
             found.miss("partitions that were loaded from an earlier snapshot of history are not compared")
         if self._is_too_much(
             found, [splits for _, _, splits in self._splits_of_epochs(source, end)]
@@ -250,9 +251,12 @@ class SourceRowsReader:
         """Return the splits of a phase, for a keyed sink without the handoff filter.
 
         Rows of the stream are later rows of the same keys. Rows of other topics are not in the stream, and
-        only the filter knows that they come first.
+        only the filter knows that they come first. Snapshots of a refresh have rows that the stream has not
+        read yet.
         """
-        if not self._keyed or _has_other_topics(source):
+        snapshots = positions.pins_ref(end)
+        replaced = any(positions.pins_ref(plan.start[source.name]) != snapshots for plan in self._scope.plans)
+        if not self._keyed or _has_other_topics(source) or replaced:
             return source.splits(self._spark, end, phase, window)
         handle = source.snapshot_handles(end)[phase]
         return list(

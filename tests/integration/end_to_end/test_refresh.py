@@ -302,7 +302,7 @@ def test_what_cannot_be_refreshed_is_refused_with_the_reason(
 
 def test_a_stream_is_not_refreshed(sales: Sales, go: Callable[..., RunResult]) -> None:
     sales.file.write_text(HYBRID.format(name=sales.name))
-    with pytest.raises(GuaranteeError, match="one bounded source and no stream"):
+    with pytest.raises(GuaranteeError, match="one source, which has one table of history"):
         go(refresh=True)
 
 

@@ -116,8 +116,15 @@ class TestWindows:
         assert asked["refresh"] is again
 
     def test_what_cannot_be_refreshed_is_not_read_again(self, materialize, stand_in):
-        assert materialize("2013-01-01").success
+        text = FLIGHTS.replace("table: flights}", "table: flights, on_conflict: nothing}")
+        assert materialize("2013-01-01", text=text + PARTITIONS).success
         assert stand_in.calls[0]["refresh"] is False
+
+    def test_a_hybrid_source_is_refreshed_by_partition(self, materialize, stand_in):
+        """Without partitions a run continues the stream."""
+        assert materialize("2013-01-01").success
+        assert materialize(text=FLIGHTS).success
+        assert [call["refresh"] for call in stand_in.calls] == [True, False]
 
     def test_a_run_that_writes_nothing_is_an_observation(self, materialize, stand_in, instance):
         stand_in.epochs = 0

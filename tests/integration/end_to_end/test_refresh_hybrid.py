@@ -1,0 +1,150 @@
+"""Refresh of a hybrid source whose stream is stopped: keys that the stream has changed keep their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import date, timedelta
+from typing import Any
+
+import clickhouse_connect
+import pytest
+from helpers.pipeline_world import World, filled_world
+from pyspark.sql import SparkSession
+
+from headrace.jobs.checks.audit import ContentAuditOptions, audit
+from headrace.jobs.run.events import RunResult, Until
+from headrace.jobs.run.runner import run
+from headrace.pipeline.file.loader import load_pipeline
+from headrace.services import Services
+
+NEW, STREAM_NEW = 9_000, 9_001
+JANUARY, FEBRUARY = "2024-01-01", "2024-02-01"
+ANY_ORDER = "history_end: 2024-03-01, any_order: true"
+
+
+@pytest.fixture
+def world(services: Services, pg: str, ch_db: str, tmp_path) -> Iterator[World]:
+    """A pipeline that has not run yet. Its history partitions can be read in any order."""
+    with filled_world(services, tmp_path, ch_db, pg) as found:
+        text = found.file.read_text()
+        assert "history_end: 2024-03-01" in text
+        found.file.write_text(text.replace("history_end: 2024-03-01", ANY_ORDER))
+        yield found
+
+
+@pytest.fixture
+def go(world: World, spark: SparkSession) -> Callable[..., RunResult]:
+    def call(*days: str, until: Until = Until.CAUGHT_UP, **more: Any) -> RunResult:
+        file = load_pipeline(world.file)
+        return run(file, world.settings(), until=until, partitions=days or None, spark=spark, **more)
+
+    return call
+
+
+def ask(world: World, *statements: str) -> None:
+    arguments = world.services.clickhouse.client_arguments(database=world.database)
+    with clickhouse_connect.get_client(**arguments) as client:
+        for statement in statements:
+            client.command(statement, settings={"mutations_sync": 1})
+
+
+def revise(world: World, untouched: list[int]) -> None:
+    """Change history: rows that the stream left alone, which the sinks must get, and rows that it changed.
+
+    `untouched` are keys of January that no message has.
+    """
+    changed, removed = untouched[:20], untouched[20:40]
+    january = {key for key in range(3_000) if key % 60 < 31}
+    live = sorted(january - set(untouched))[:40]
+    ask(
+        world,
+        f"ALTER TABLE history UPDATE name = 'fixed', amount = 77 WHERE id IN {(*changed, *live[:20])}",
+        f"ALTER TABLE history DELETE WHERE id IN {(*removed, *live[20:])}",
+        f"INSERT INTO history (id, day, name, amount) VALUES ({NEW}, '2024-01-05', 'late', 1)",
+    )
+    for key in changed:
+        world.expected[key] = (key, world.expected[key][1], "fixed", 77)
+    for key in removed:
+        del world.expected[key]
+    world.expected[NEW] = (NEW, date(2024, 1, 5), "late", 1)
+
+
+def untouched_keys(world: World) -> list[int]:
+    """Return the keys of January that are as history had them, and that the topic does not have."""
+    start = date(2024, 1, 1)
+    return [
+        key
+        for key, row in world.expected.items()
+        if row == (key, start + timedelta(days=key % 60), f"n{key}", key * 3)
+        and key % 60 < 31
+        and key < 2_900
+    ]
+
+
+def check_audit(world: World, spark: SparkSession) -> None:
+    found = audit(
+        load_pipeline(world.file), world.settings(), spark=spark, content=ContentAuditOptions(full=True)
+    )
+    assert [one for one in found if one.passed is False] == []
+
+
+def test_refresh_keeps_the_keys_that_the_stream_has_changed(
+    world: World, spark: SparkSession, go: Callable[..., RunResult]
+) -> None:
+    """Before the refresh the stream has changed, deleted and added keys. It goes on afterwards."""
+    assert go().caught_up
+    world.check(spark)
+    keys = untouched_keys(world)
+    assert len(keys) > 100
+    # Two keys of January that the sinks have in January only because of the stream.
+    world.produce(
+        [("c", (STREAM_NEW, date(2024, 1, 9), "live", 5), 1), ("d", world.expected[keys[40]], keys[40] % 2)]
+    )
+    world.expected[STREAM_NEW] = (STREAM_NEW, date(2024, 1, 9), "live", 5)
+    del world.expected[keys[40]]
+    assert go().caught_up
+    world.check(spark)
+
+    revise(world, keys)
+    assert go(JANUARY, until=Until.HISTORY).epochs == 0, "without `refresh`, nothing is read again"
+    result = go(JANUARY, refresh=True)
+    assert (result.epochs, result.history_complete) == (2, True)
+    assert result.counts["pg"].deleted == 20
+    world.check(spark)
+    check_audit(world, spark)
+
+    world.produce([("u", (keys[0], date(2024, 3, 1), "newer", 6), keys[0] % 2)])
+    world.expected[keys[0]] = (keys[0], date(2024, 3, 1), "newer", 6)
+    assert go().caught_up
+    world.check(spark)
+    check_audit(world, spark)
+
+
+@pytest.mark.parametrize(
+    ("point", "nth"),
+    [
+        pytest.param("planned", 2, marks=pytest.mark.slow),
+        ("postgres-committed", 2),
+        pytest.param("sinks-written", 2, marks=pytest.mark.slow),
+    ],
+)
+def test_refresh_of_a_hybrid_survives_a_kill(
+    world: World,
+    spark: SparkSession,
+    go: Callable[..., RunResult],
+    monkeypatch: pytest.MonkeyPatch,
+    point: str,
+    nth: int,
+) -> None:
+    """The next run finishes the refresh from its snapshot, then continues the stream."""
+    assert go().caught_up
+    keys = untouched_keys(world)
+    revise(world, keys)
+    monkeypatch.setenv("HEADRACE_TEST_REFRESH", JANUARY)
+    world.crash(point, nth, "group")
+    monkeypatch.delenv("HEADRACE_TEST_REFRESH")
+    world.produce([("d", world.expected[keys[50]], keys[50] % 2)])
+    del world.expected[keys[50]]
+    ask(world, "ALTER TABLE history UPDATE name = 'after the snapshot' WHERE 1")
+    assert go().caught_up
+    world.check(spark)
