@@ -53,8 +53,8 @@ def apply_filter(frame: DataFrame, predicate: str | None, node: str) -> DataFram
     try:
         found = frame.where(predicate) if predicate else frame
     except (AnalysisException, ParseException) as error:
-        said = (error.getMessage() or str(error)).strip().splitlines()[0]
-        msg = f"the filter `{predicate}` is wrong: {said}"
+        reason = (error.getMessage() or str(error)).strip().splitlines()[0]
+        msg = f"the filter `{predicate}` is wrong: {reason}"
         raise SchemaError(msg, hint=f"It is Spark SQL over: {', '.join(frame.columns)}.", node=node) from None
     refuse_relative_timestamps(found, predicate or "", node)
     return found

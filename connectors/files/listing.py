@@ -72,14 +72,14 @@ def list_files(path: str, node: str) -> list[File]:
     listed = {os.path.realpath(name): name for match in matches for name in _below(match, node)}
     if not listed:
         near = difflib.get_close_matches(place, _sibling_paths(place), n=2)
-        said = (
+        advice = (
             f"Did you mean {' or '.join(near)}?"
             if near
             else "Set `path` to a file, a folder or a pattern such as /data/*.parquet."
         )
         msg = f"no files matching `{path}`"
         raise TargetError(
-            msg, hint=f"{said} Files whose name begins with `_` or `.` do not count.", node=node
+            msg, hint=f"{advice} Files whose name begins with `_` or `.` do not count.", node=node
         )
     if len(listed) > MOST:
         msg = f"`{path}` has {len(listed)} files; {MOST} can be pinned at once"

@@ -178,13 +178,17 @@ class Files(BoundedSource):
     def _needed(self, shape: FileSchema, scope: Json, wanted: Sequence[str]) -> list[str]:
         """Return the columns to read; a filter needs every column whose name appears in it."""
         names = shape.payload.names
-        asked = {**(scope["window"] or {}), **(scope["cut"] or {})}
+        bounds = {**(scope["window"] or {}), **(scope["cut"] or {})}
         used = {
             *wanted,
-            *(asked.get(key) for key in ("column", "partition_column", "offset_column", "topic_column")),
+            *(bounds.get(key) for key in ("column", "partition_column", "offset_column", "topic_column")),
         }
-        said = (self.node.filter or "").lower()
-        return [name for name in names if name in used or (said and name.replace("`", "``").lower() in said)]
+        filter_text = (self.node.filter or "").lower()
+        return [
+            name
+            for name in names
+            if name in used or (filter_text and name.replace("`", "``").lower() in filter_text)
+        ]
 
     def _scoped(self, frame: DataFrame, scope: Json) -> DataFrame:
         """Return the rows inside filter, partition and handoff filter."""

@@ -97,8 +97,8 @@ class HttpPages(StagedSource):
         try:
             page = decoder.read(reply.body)
         except AnswerError as error:
-            said = excerpt(str(error).encode(), endpoint.secrets)
-            msg = f"page {number} of {redact_url(self.node.url)}: {said}"
+            reason = excerpt(str(error).encode(), endpoint.secrets)
+            msg = f"page {number} of {redact_url(self.node.url)}: {reason}"
             hint = "Correct `schema`, `records` or `pagination`, or the service."
             raise DataError(msg, hint=hint, node=self.name) from None
         return Page(page.rows, page.next or reply.next_link)

@@ -190,6 +190,6 @@ def cast_column(
     try:
         return values if values.type == wanted else values.cast(wanted)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        said = str(error).splitlines()[0]
-        msg = f"column `{field.name}` of {origin} is {values.type} and must be {field.type}: {said}"
+        reason = str(error).splitlines()[0]
+        msg = f"column `{field.name}` of {origin} is {values.type} and must be {field.type}: {reason}"
         raise DataError(msg, hint="Return the declared type, or correct `schema`.", node=node) from None
