@@ -13,10 +13,8 @@ def sync_to_disk(path: Path) -> None:
     try:
         os.fsync(handle)
     except OSError as error:
-        if error.errno not in (
-            errno.EINVAL,
-            errno.ENOTSUP,
-        ):  # folders of some shared file systems know no fsync
+        # Folders of some shared file systems know no fsync.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
     finally:
         os.close(handle)

@@ -256,7 +256,7 @@ class HttpCaller:
             return _FailedAttempt(refusal, True, _retry_after(response.headers.get("Retry-After")))
         self.breaker.succeeded()
         count("non_retriable_error", f"{status // 100}xx")
-        where = f"{self._service.call}"
+        where = self._service.call
         if 300 <= status < 400:
             hint = "Write the address that it redirects to as `url`: requests do not follow."
             msg = f"{where}: {refusal}"

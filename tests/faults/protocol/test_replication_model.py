@@ -8,6 +8,7 @@ transactions. Whatever happens, a run either ends with the right rows or refuses
 
 from __future__ import annotations
 
+import pytest
 from helpers.depth import FULL
 from helpers.model_fakes import Interrupt
 from helpers.replication_world import FileVersion, World
@@ -145,25 +146,23 @@ def test_a_sink_of_a_start_that_was_pinned_again_comes_back_by_the_printed_comma
     world.finish()
 
 
-def test_a_key_that_moves_between_old_partitions_at_the_second_of_two_growths_keeps_its_order():
-    """Both growths are seen at once. Key 4 is in partition 1 of three, and in partition 0 of four."""
+@pytest.mark.parametrize(
+    ("key", "last"),
+    [
+        pytest.param(4, ("d", 4, 0), id="between-old-partitions"),
+        pytest.param(5, ("i", 5, 40), id="from-a-new-partition-to-an-old-one"),
+    ],
+)
+def test_a_key_that_moves_at_the_second_of_two_growths_keeps_its_order(key, last):
+    """Both growths are seen at once.
+
+    Key 4 is in partition 1 of three, and in partition 0 of four. Key 5 is in partitions 2 and 1.
+    """
     world = World(FileVersion())
     world.load_base([0])
     world.run()
     world.add_partition()
-    world.send("i", 4, 10)
+    world.send("i", key, 10)
     world.add_partition()
-    world.send("d", 4, 0)
-    world.finish()
-
-
-def test_a_key_that_moves_from_a_new_partition_to_an_old_one_keeps_its_order():
-    """Both growths are seen at once. Key 5 is in partition 2 of three, and in partition 1 of four."""
-    world = World(FileVersion())
-    world.load_base([0])
-    world.run()
-    world.add_partition()
-    world.send("i", 5, 20)
-    world.add_partition()
-    world.send("i", 5, 40)
+    world.send(*last)
     world.finish()
