@@ -146,7 +146,7 @@ def _wait_for_topic(admin: AdminClient, name: str) -> None:
     deadline = time.monotonic() + 30
     while True:
         try:
-            admin.describe_topics(TopicCollection([name]), request_timeout=30)[name].result()
+            admin.describe_topics(TopicCollection([name]), request_timeout=300)[name].result()
         except KafkaException:
             assert time.monotonic() < deadline, f"topic {name} was made and cannot be seen"
             time.sleep(0.02)
@@ -171,7 +171,7 @@ def topic(services: Services) -> Iterator[Callable[..., str]]:
             replication_factor=1,
             config={k.replace("_", "."): v for k, v in config.items()},
         )
-        admin.create_topics([request])[name].result(timeout=30)
+        admin.create_topics([request])[name].result(timeout=300)
         made.append(name)
         _wait_for_topic(admin, name)
         return name
@@ -179,4 +179,4 @@ def topic(services: Services) -> Iterator[Callable[..., str]]:
     yield make
     if made:
         for future in admin.delete_topics(made).values():
-            future.result(timeout=30)
+            future.result(timeout=300)

@@ -42,6 +42,12 @@ _OUT_OF_MEMORY = (52, 3)
 
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
+_ONE_JVM = {
+    # With a local master, driver and executor are one process, so a late heartbeat means that the machine was
+    # suspended. By default, Spark removes the executor after 120 s and exits 10 minutes later (code 56).
+    "spark.storage.blockManagerHeartbeatTimeoutMs": "365d",
+}
+
 _DELTA = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -72,7 +78,7 @@ def _defaults(settings: Settings, kinds: frozenset[str]) -> dict[str, str]:
         f" {settings.spark.jvm_options}".rstrip(),
     }
     if settings.spark.master.startswith("local"):
-        conf |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+        conf |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"} | _ONE_JVM
     return conf | (_DELTA if "delta" in kinds else {})
 
 
@@ -191,12 +197,18 @@ def _jvm_errors_to(path: Path) -> Iterator[None]:
 
 
 def jvm_process(spark: SparkSession) -> Json | None:
-    """Pid and creation time of the JVM on this host: a successor kills it where it outlives its driver."""
+    """Return pid and creation time of the JVM on this host, or None if it is not of this process or is dead.
+
+    A successor kills a JVM that outlives its driver.
+    """
     gateway = spark.sparkContext._gateway  # noqa: SLF001  pyspark keeps the process nowhere else
     process = getattr(gateway, "proc", None)
     if process is None:
         return None
-    return {"pid": process.pid, "create_time": psutil.Process(process.pid).create_time()}
+    try:
+        return {"pid": process.pid, "create_time": psutil.Process(process.pid).create_time()}
+    except psutil.NoSuchProcess:
+        return None
 
 
 def jvm_alive(spark: SparkSession) -> bool:

@@ -23,10 +23,10 @@ def await_marker(brokers: str, topic: str, partition: int = 0) -> Iterator[None]
     consumer = Consumer({"bootstrap.servers": brokers, "group.id": f"end-of-{topic}"})
     place = TopicPartition(topic, partition)
     try:
-        before = consumer.get_watermark_offsets(place, timeout=30)[1]
+        before = consumer.get_watermark_offsets(place, timeout=300)[1]
         yield
         deadline = time.monotonic() + 30
-        while consumer.get_watermark_offsets(place, timeout=30)[1] == before:
+        while consumer.get_watermark_offsets(place, timeout=300)[1] == before:
             assert time.monotonic() < deadline, f"no marker in partition {partition} of {topic}"
             time.sleep(0.02)
     finally:

@@ -54,7 +54,7 @@ def read_messages(brokers: str, topic: str, *, committed: bool = True) -> list[S
         }
     )
     try:
-        parts = sorted(consumer.list_topics(topic, timeout=30).topics[topic].partitions)
+        parts = sorted(consumer.list_topics(topic, timeout=300).topics[topic].partitions)
         consumer.assign([TopicPartition(topic, part, 0) for part in parts])
         open_parts, found = set(parts), list[SentMessage]()
         while open_parts:

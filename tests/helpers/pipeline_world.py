@@ -385,7 +385,7 @@ def leftovers(world: World) -> list[str]:
     ]
 
 
-def until(condition: Callable[[], Any], what: str, seconds: float = 60) -> Any:
+def until(condition: Callable[[], Any], what: str, seconds: float = 300) -> Any:
     """Polls until `condition` is true; its value."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:

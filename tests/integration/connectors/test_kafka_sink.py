@@ -415,7 +415,7 @@ def test_what_is_created_has_the_options_of_the_file(make: Make) -> None:
     admin = AdminClient({"bootstrap.servers": maker.brokers})
     resource = ConfigResource(ResourceType.TOPIC, maker.topic)
     found = {name: one.value for name, one in admin.describe_configs([resource])[resource].result(30).items()}
-    assert len(admin.list_topics(maker.topic, timeout=30).topics[maker.topic].partitions) == 3
+    assert len(admin.list_topics(maker.topic, timeout=300).topics[maker.topic].partitions) == 3
     assert set(found["cleanup.policy"].split(",")) == {"compact", "delete"}
     assert (found["retention.ms"], found["max.message.bytes"]) == ("172800000", "3000")
 

@@ -110,7 +110,7 @@ def settings(
         }
     )
     admin = AdminClient({"bootstrap.servers": services.kafka.brokers})
-    if _COPIED in admin.list_topics(timeout=30).topics:  # of an earlier session on the same servers
+    if _COPIED in admin.list_topics(timeout=300).topics:  # of an earlier session on the same servers
         admin.delete_topics([_COPIED])[_COPIED].result(30)
     market.fill(made)
     connect(made.clickhouse_sink, "docs").command("DROP TABLE IF EXISTS market.orders_copy SYNC")

@@ -93,7 +93,7 @@ class Lane:
         admin = AdminClient({"bootstrap.servers": self.brokers})  # kept: its answers end with it
         admin.create_partitions([NewPartitions(self.topic, partitions)])[self.topic].result(30)
         deadline = time.monotonic() + 30
-        while len(admin.list_topics(self.topic, timeout=30).topics[self.topic].partitions) < partitions:
+        while len(admin.list_topics(self.topic, timeout=300).topics[self.topic].partitions) < partitions:
             assert time.monotonic() < deadline
             time.sleep(0.05)
 

@@ -112,7 +112,7 @@ def test_kafka_keeps_acknowledged_records_over_kill_9(services: Services, topic:
 
     consumer = Consumer({"bootstrap.servers": services.kafka.brokers, "group.id": name})
     try:
-        assert consumer.get_watermark_offsets(TopicPartition(name, 0), timeout=60) == (0, 500)
+        assert consumer.get_watermark_offsets(TopicPartition(name, 0), timeout=300) == (0, 500)
     finally:
         consumer.close()
 
@@ -160,7 +160,7 @@ def test_a_taken_port_is_given_up_and_the_data_kept(fresh_home: Path):
 def test_down_leaves_no_process_and_up_finds_ports_and_data_again(fresh_home: Path):
     first = local.up(home=fresh_home)
     ports = {name: first[name].port for name in NAMES}
-    AdminClient({"bootstrap.servers": first.kafka.brokers}).list_topics(timeout=30)
+    AdminClient({"bootstrap.servers": first.kafka.brokers}).list_topics(timeout=300)
     assert processes_of(fresh_home)
     local.down(fresh_home)
     assert processes_of(fresh_home) == []
@@ -169,7 +169,8 @@ def test_down_leaves_no_process_and_up_finds_ports_and_data_again(fresh_home: Pa
     second = local.up(home=fresh_home)
     assert {name: second[name].port for name in NAMES} == ports
     assert (
-        AdminClient({"bootstrap.servers": second.kafka.brokers}).list_topics(timeout=30).cluster_id == cluster
+        AdminClient({"bootstrap.servers": second.kafka.brokers}).list_topics(timeout=300).cluster_id
+        == cluster
     )
     local.down(fresh_home)
     local.down(fresh_home)  # nothing runs: nothing happens

@@ -173,7 +173,7 @@ def test_signals_end_a_run_in_every_phase_and_the_next_goes_on(runs: Runs, servi
         process = runs.start()
         runs.wait_for(process, wanted)
         send(process.pid, number)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=300)
         assert process.returncode == 0, err
         assert f"stopped: {signal.Signals(number).name}, ending" in err
         assert "Traceback" not in out + err
@@ -200,5 +200,5 @@ def test_a_second_run_is_refused_while_the_first_works(runs: Runs) -> None:
     assert "error[HR201]: " in err
     assert str(first.pid) in err
     first.send_signal(signal.SIGTERM)
-    assert first.wait(timeout=60) == 0
+    assert first.wait(timeout=300) == 0
     assert runs.find_remaining() == []

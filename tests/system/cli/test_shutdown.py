@@ -66,7 +66,7 @@ def test_a_signal_ends_the_process_with_exit_code_0_and_no_child_left(
     process, child = _started(body, tmp_path)
     _wait_for_handlers(process, tmp_path)
     os.kill(process.pid, number)
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=300)
     assert process.returncode == 0
     assert _has_ended(child)
     assert out == (f"heard {signal.Signals(number).name}\nended\n" if body is WILLING else "")
@@ -74,7 +74,7 @@ def test_a_signal_ends_the_process_with_exit_code_0_and_no_child_left(
 
 def test_an_error_in_the_work_is_raised_and_no_child_left(tmp_path: Path) -> None:
     process, child = _started(FAILING, tmp_path)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 1
     assert "ZeroDivisionError" in err
     assert _has_ended(child)

@@ -92,7 +92,7 @@ def test_stop_ends_the_present_run_and_pause_keeps_the_next_ones_away(
     assert code == 0, err
     assert "waiting for the run (host " in err
     assert out == f"{world.name}: stopped after epoch {commands.epoch()}\n"
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     assert f"{world.name}: stopped by a request, epoch" in out
     assert "stop requested by " in err
@@ -105,7 +105,7 @@ def test_stop_ends_the_present_run_and_pause_keeps_the_next_ones_away(
     code, out, _ = commands.run("pause", file, "--reason", "new schema")
     assert code == 0
     assert f"{world.name}: paused by " in out
-    assert process.wait(timeout=60) == 0
+    assert process.wait(timeout=300) == 0
     ended = commands.epoch()
     code, _, err = commands.run("run", file)
     assert code == 1
@@ -143,7 +143,7 @@ def test_kills_around_a_request(commands: Commands, world: World, spark: SparkSe
         until(lambda: (state := commands.state()) and state.holder is None, "the end of the lease")
         code, out, _ = commands.run("stop", file)
         assert (code, "the lease has expired" in out) == (0, True)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     assert "stopped by a request" in out
 

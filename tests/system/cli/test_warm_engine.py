@@ -108,7 +108,7 @@ def test_an_engine_becomes_the_next_run(warm: WarmWorld, spark: SparkSession) ->
     client = warm.start(file)
     until(lambda: warm.holder().get("pid") not in (None, engine.pid), "the run after the kill", 120)
     client.send_signal(signal.SIGINT)
-    out, errors = client.communicate(timeout=60)
+    out, errors = client.communicate(timeout=300)
     assert client.returncode == 0
     assert "SIGINT, ending after the epoch in flight" in errors
     assert not warm.holder(), "the lease was released"
@@ -128,7 +128,7 @@ def test_an_engine_reports_failures_and_takes_only_its_own_commands(warm: WarmWo
     broken = warm.world.folder / "broken.yaml"
     broken.write_text("name: broken\nsources: {}\n")
     client = warm.start("broken.yaml")
-    _, errors = client.communicate(timeout=60)
+    _, errors = client.communicate(timeout=300)
     assert client.returncode == 1
     assert "broken.yaml:2" in errors
     until(lambda: not is_alive(engine), "the end of the engine, which ran the command", 30)

@@ -268,7 +268,7 @@ class Terminal:
         while more := self._more(end="ok"):
             self.output += more
         os.close(self.master)
-        return self.process.wait(timeout=30)
+        return self.process.wait(timeout=300)
 
     def _more(self, end: str = "") -> str:
         try:

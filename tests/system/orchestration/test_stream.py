@@ -341,7 +341,7 @@ class TestStop:
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
             process.send_signal(signal_sent)
-            process.wait(timeout=60)
+            process.wait(timeout=300)
         finally:
             process.kill()
             process.wait()

@@ -181,7 +181,7 @@ def test_a_step_that_hangs_is_killed_with_its_children(
                 instance.report_run_canceling(run)
             else:
                 instance.report_run_failed(run)
-            assert process.wait(timeout=60) == 1
+            assert process.wait(timeout=300) == 1
         finally:
             process.kill()
         assert not is_alive(child)

@@ -192,6 +192,6 @@ def test_ctrl_c_ends_it_cleanly(ledger: Ledger, tmp_path: Path) -> None:
     assert process.stdout
     lines = [process.stdout.readline() for _ in range(2)]
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=300)
     assert all("shop: live, epoch 1" in line for line in lines)
     assert (process.returncode, errors) == (0, "")

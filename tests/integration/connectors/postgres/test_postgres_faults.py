@@ -101,7 +101,7 @@ def test_a_driver_that_slept_through_a_takeover_writes_nothing_more(bench: Bench
         new = bench.joined(SCHEMA, 2, key=())
         taken = write_next(new)
         os.killpg(process.pid, signal.SIGCONT)
-        assert process.wait(timeout=60) != 0
+        assert process.wait(timeout=300) != 0
     assert check_books(bench, 2) == taken
 
 

@@ -1,0 +1,51 @@
+"""The session of a run, and a machine that is suspended."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.checkout import ROOT
+
+SUSPENDED = """
+import os, signal, sys, time
+from pathlib import Path
+from helpers.spark_settings import SHORT_LIVED_SPARK
+from headrace.jobs.spark.session import jvm_alive, jvm_process, start_session, stop_session
+from headrace.pipeline.config.settings import Settings
+short = {
+    "spark.executor.heartbeatInterval": "500ms",
+    "spark.executor.heartbeat.maxFailures": "3",
+    "spark.network.timeout": "2s",
+    "spark.network.timeoutInterval": "500ms",
+}
+spark = start_session(
+    Settings(home=Path(sys.argv[1]), spark=SHORT_LIVED_SPARK.model_copy(update={"conf": short})), ()
+)
+pid = jvm_process(spark)["pid"]
+os.kill(pid, signal.SIGSTOP)
+time.sleep(4)  # longer than the timeout, after which a cluster's executor is lost
+os.kill(pid, signal.SIGCONT)
+deadline = time.monotonic() + 10
+while jvm_alive(spark) and time.monotonic() < deadline:
+    time.sleep(0.1)
+print(spark.range(10).repartition(2).count() if jvm_alive(spark) else spark.sparkContext._gateway.proc.poll())
+stop_session(spark)
+print(jvm_process(spark))
+"""
+
+
+@pytest.mark.slow
+def test_session_survives_a_suspended_machine(tmp_path: Path) -> None:
+    """Without `_ONE_JVM`, the JVM exits with code 56 after the third heartbeat that Spark does not accept."""
+    done = subprocess.run(
+        [sys.executable, "-c", SUSPENDED, str(tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.stdout.split() == ["10", "None"], done.stderr
