@@ -1,5 +1,8 @@
 """Converts rows to Kafka messages: key and value as JSON, operation as a header.
 
+Spark writes the JSON, or Arrow if the rows are in the driver and all columns have types that both write byte
+for byte alike. The columns decide, not the epoch: a key with two spellings would have two partitions.
+
 `json_decoder` reads these messages back as the same rows. Bytes are hexadecimal text, times are ISO 8601 to
 the microsecond (with a zone: in UTC), decimals are numbers with all their digits, 256-bit integers and big
 decimals are text, nulls are there.
@@ -7,15 +10,19 @@ decimals are text, nulls are there.
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 
 from headrace.connectors.arrow_stream import stream_arrow
 from headrace.connectors.filters import quote_identifier
 from headrace.connectors.frame import EpochFrame
+from headrace.connectors.json_arrow import SparkTextError, is_supported, write_objects
 from headrace.connectors.json_text import JSON_OPTIONS, plain_values, with_text_keys
 from headrace.connectors.keys import canonical_frame
 from headrace.connectors.lakehouse_rows import (
@@ -28,29 +35,42 @@ from headrace.connectors.lakehouse_rows import (
 from headrace.connectors.local_relation import collect_arrow
 from headrace.connectors.row_errors import row_error
 from headrace.connectors.spark_types import spark_schema
+from headrace.pipeline.errors import DataError
 from headrace.pipeline.sql.system_columns import OP, POS
+from headrace.pipeline.types.int256 import stored
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
+log = logging.getLogger(__name__)
+pc: Any = pyarrow.compute
+"""Its functions are made at import, so type checkers do not see them."""
 KEY, VALUE = "key", "value"
+_PLACE = "place"
+_SLICE_ROWS, _SLICE_BYTES = 10_000, 64 << 20
+"""Rows that are written as JSON at once. Their text must stay below the 2 GiB of an Arrow array."""
 _PARTITION_BYTES = 16 << 20
 """Bytes of the rows of a large epoch that the driver reads at once, about."""
 _ROW_BYTES = 500
 """Bytes of a row where its source does not estimate them."""
 _MOST_PARTITIONS = 128
+_KEYLESS_DELETE = "a delete reached a sink without primary_key"
+_KEYLESS_HINT = "Give the sink a primary_key, or keep deletes out: WHERE _gs_op <> 'd'."
 
 
 class JsonMessageEncoder:
     """Encodes the rows of one sink. With `tombstones` a delete has no value.
 
-    `deduplicate` keeps the last row of a key in an epoch.
+    `deduplicate` keeps the last row of a key in an epoch. `schema` is the payload.
     """
 
-    def __init__(self, sink: str, *, tombstones: bool, deduplicate: bool) -> None:
+    def __init__(self, sink: str, schema: pa.Schema, *, tombstones: bool, deduplicate: bool) -> None:
         self._sink = sink
         self._tombstones = tombstones
         self._deduplicate = deduplicate
+        self._columns = stored(schema)
+        self.writes_arrow = all(is_supported(field.type) for field in self._columns)
+        """Whether rows in the driver are encoded without Spark."""
 
     def encode(self, frame: EpochFrame) -> Iterator[pa.Table | pa.RecordBatch]:
         """Yield the messages of an epoch, the rows of a key in the order of their positions.
@@ -58,6 +78,16 @@ class JsonMessageEncoder:
         The columns are `key` and `value` (binary) and `_gs_op`. A null in a key fails, and so does a delete
         without a key: see `row_errors`.
         """
+        if self.writes_arrow and frame.table is not None:
+            try:
+                # All of them, before the first one is sent: Spark must not send any of them again.
+                return iter([self._encode_table(frame.table, frame.key)])
+            except SparkTextError as error:
+                log.info("event=encoded_by_spark node=%s error=%s", self._sink, error)
+        return self.encode_by_spark(frame)
+
+    def encode_by_spark(self, frame: EpochFrame) -> Iterator[pa.Table | pa.RecordBatch]:
+        """Yield the messages of `encode`. Spark writes them."""
         if (local := frame.table) is not None:
             names = [*frame.schema.names, OP, POS]
             columns = frame.rows.select(*map(quote_identifier, names)).schema
@@ -71,6 +101,48 @@ class JsonMessageEncoder:
         elif table.num_rows:
             table = sort_by_position(table)
             yield sort_by_position(last_of_sorted(table, [KEY])) if deduplicate else table
+
+    def _encode_table(self, table: pa.Table, key: Sequence[str]) -> pa.Table:
+        """Return the messages of rows in the driver. Raise SparkTextError if Spark must write them."""
+        if any(table.schema.field(field.name).type != field.type for field in self._columns):
+            msg = "its columns have other types than the sink"
+            raise SparkTextError(msg)
+        self._check_rows(table, key)
+        rows = sort_by_position(table)
+        is_delete = pc.equal(rows[OP], "d")
+        keys = self._write(rows, key) if key else pa.nulls(len(rows), pa.binary())
+        if key and self._deduplicate:
+            places = pa.table({KEY: keys, _PLACE: np.arange(len(rows))})
+            last = np.sort(last_of_sorted(places, [KEY])[_PLACE].to_numpy())
+            rows, keys, is_delete = rows.take(last), keys.take(last), is_delete.take(last)
+        values = self._write(rows, self._columns.names)
+        if key and self._tombstones:
+            values = pc.if_else(is_delete, pa.scalar(None, pa.binary()), values)
+        return pa.table({KEY: keys, VALUE: values, OP: rows[OP]})
+
+    def _write(self, rows: pa.Table, names: Sequence[str]) -> pa.ChunkedArray:
+        """Return a JSON object of some columns for each row."""
+        texts: list[pa.Array] = []
+        step = max(1, min(_SLICE_ROWS, _SLICE_BYTES * len(rows) // max(1, rows.nbytes)))
+        for at in range(0, len(rows), step):
+            few = rows.slice(at, step)
+            columns = {name: few[name].combine_chunks() for name in names}
+            texts.append(write_objects(columns).cast(pa.binary()))
+        return pa.chunked_array(texts, pa.binary())
+
+    def _check_rows(self, rows: pa.Table, key: Sequence[str]) -> None:
+        """Raise DataError for a null in a key, and for a delete without a key."""
+        for name in key:
+            if rows[name].null_count:
+                place = pc.index(pc.is_null(rows[name]), True).as_py()
+                raise self._error(rows, place, f"key column `{name}` is null", NO_NULL_KEY)
+        if not key and (place := pc.index(rows[OP], "d").as_py()) >= 0:
+            raise self._error(rows, place, _KEYLESS_DELETE, _KEYLESS_HINT)
+
+    def _error(self, rows: pa.Table, place: int, what: str, hint: str) -> DataError:
+        position = rows[POS].slice(place, 1).combine_chunks()
+        members = dict(zip(position.type.names, position.flatten(), strict=True))
+        return DataError(f"position {write_objects(members)[0]}: {what}", hint=hint, node=self._sink)
 
     def _messages(self, rows: DataFrame, frame: EpochFrame) -> DataFrame:
         """Return `key`, `value`, `_gs_op` and `_gs_pos`, lazily."""
@@ -87,10 +159,7 @@ class JsonMessageEncoder:
         value = _json(list(columns.values()))
         is_delete = F.col(OP) == "d"
         if not frame.key:
-            hint = "Give the sink a primary_key, or keep deletes out: WHERE _gs_op <> 'd'."
-            refused = row_error(
-                self._sink, "a delete reached a sink without primary_key", hint, position=F.to_json(POS)
-            )
+            refused = row_error(self._sink, _KEYLESS_DELETE, _KEYLESS_HINT, position=F.to_json(POS))
             key, value = F.lit(None).cast("binary"), F.when(is_delete, refused).otherwise(value)
         else:
             key = _json([columns[name] for name in frame.key])

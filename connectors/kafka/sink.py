@@ -24,7 +24,14 @@ from headrace.connectors.kafka.producer import ProducerFencedError, Transactiona
 from headrace.connectors.row_errors import explain_failure
 from headrace.connectors.sink_base import SinkContext
 from headrace.connectors.transactional_sink import CommitKind, SinkCommit, SinkState, TransactionalSink
-from headrace.pipeline.errors import GuaranteeError, SchemaError, TargetError, TransientError, UserError
+from headrace.pipeline.errors import (
+    GuaranteeError,
+    InternalError,
+    SchemaError,
+    TargetError,
+    TransientError,
+    UserError,
+)
 from headrace.pipeline.model.capabilities import SinkCapabilities
 from headrace.pipeline.model.connectors import sink_entries
 from headrace.pipeline.model.run_options import spell_duration
@@ -63,6 +70,7 @@ class KafkaSink(TransactionalSink):
         self._cluster = TopicCluster(self._name, self._node.topic, self._connection, "kafka_sink")
         self._log = CommitLog(self._name, self._node.topic, self._connection)
         self._producer = self._create_producer(context.key.text, self._node.transaction_timeout)
+        self._encoder: JsonMessageEncoder | None = None
         self._state: TopicSinkState | None = None
         """The own entry, valid while the producer is open."""
 
@@ -80,6 +88,9 @@ class KafkaSink(TransactionalSink):
         """Create the topic and the topic of commit records, or check them."""
         self._check(schema)
         node, key = self._node, self._key
+        self._encoder = JsonMessageEncoder(
+            self._name, schema, tombstones=node.tombstones, deduplicate=node.deduplicate
+        )
         config = {
             "cleanup.policy": node.cleanup_policy or ("compact" if key else "delete"),
             "retention.ms": "-1"
@@ -213,9 +224,11 @@ class KafkaSink(TransactionalSink):
 
     def _send(self, frame: EpochFrame) -> int:
         """Send the messages of an epoch. Return their number."""
-        node, rows = self._node, 0
-        encoder = JsonMessageEncoder(self._name, tombstones=node.tombstones, deduplicate=node.deduplicate)
-        for messages in encoder.encode(frame):
+        rows = 0
+        if self._encoder is None:
+            msg = "a Kafka sink is written to before prepare"
+            raise InternalError(msg, node=self._name)
+        for messages in self._encoder.encode(frame):
             self._producer.send(messages)
             rows += messages.num_rows
         return rows

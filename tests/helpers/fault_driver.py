@@ -27,6 +27,7 @@ from headrace.connectors.delta.sink import DeltaTableSink
 from headrace.connectors.files.sink import FileFolderSink
 from headrace.connectors.files.sink_folder import SinkFolder
 from headrace.connectors.http.client import HttpCaller
+from headrace.connectors.kafka.encoder import JsonMessageEncoder
 from headrace.connectors.kafka.producer import TransactionalProducer
 from headrace.connectors.postgres.direct import SplitTask
 from headrace.connectors.postgres.sink import PostgresSink
@@ -56,6 +57,8 @@ POINTS: dict[str, tuple[type, str, str]] = {
     "staged": (EpochResultStore, "make", "after"),
     "memory-filling": (MemoryTable, "fill", "before"),
     "memory-filled": (MemoryTable, "fill", "after"),
+    "topic-encoding": (JsonMessageEncoder, "_encode_table", "before"),
+    "topic-encoded": (JsonMessageEncoder, "_encode_table", "after"),
     "topic-sending": (TransactionalProducer, "send", "after"),
     "topic-sent": (TransactionalProducer, "_commit", "before"),
     "topic-committed": (TransactionalProducer, "_commit", "after"),

@@ -14,6 +14,7 @@ import psycopg
 import pytest
 from confluent_kafka import Producer
 from helpers.dagster_ui import is_alive
+from helpers.kafka_sink import read_messages
 from helpers.pipeline_world import World, leftovers, until
 
 from headrace.pipeline.protocol.ledger.sqlite import open_sqlite
@@ -25,17 +26,21 @@ sources: {{src: {{type: kafka, topic: {topic}, primary_key: id, schema: {{id: in
 sinks:
   pg: {{type: postgres, from: src, table: target}}
   ch: {{type: clickhouse, from: src, table: {database}.target}}
+  out: {{type: kafka, from: src, topic: {topic}-out}}
 epoch: {{interval: 0s, stream_rows: 150}}
 """
 SENT = {key: key * 7 for key in range(500)}
 
 
 class Stream(World):
-    """A topic into a table of Postgres and one of ClickHouse. `driver_rows` is the setting of the source."""
+    """A topic into Postgres, ClickHouse and another topic. `driver_rows` is the setting of the source."""
 
     driver_rows = 100_000
 
+    topic = ""
+
     def create(self, topic: str) -> None:
+        self.topic = topic
         self.file.write_text(PIPELINE.format(name=self.name, topic=topic, database=self.database))
         producer = Producer({"bootstrap.servers": self.services.kafka.brokers})
         for key, value in SENT.items():
@@ -52,6 +57,10 @@ class Stream(World):
         with clickhouse_connect.get_client(**self.services.clickhouse.client_arguments()) as client:
             found = client.query(f"SELECT id, v FROM {self.database}.target").result_rows
         assert sorted(tuple(row) for row in found) == sorted(SENT.items())
+        sent = read_messages(self.services.kafka.brokers, f"{self.topic}-out")
+        assert sorted((one.key, one.value) for one in sent) == sorted(
+            (b'{"id":%d}' % key, b'{"id":%d,"v":%d}' % (key, value)) for key, value in SENT.items()
+        )
 
     def has_started_spark(self) -> bool:
         return (self.folder / "home" / "logs" / "spark.log").exists()
@@ -75,8 +84,9 @@ def stream(
     found.close()
 
 
-def test_small_epochs_start_no_jvm(stream: Stream) -> None:
-    assert stream.crash("sinks-written", 2) != 0
+@pytest.mark.parametrize("point", ["sinks-written", "topic-encoded", "topic-sending"])
+def test_small_epochs_start_no_jvm(stream: Stream, point: str) -> None:
+    assert stream.crash(point, 2) != 0
     assert until(lambda: stream.run()["code"] == 0, "a run after the lease of the first", 300)
     stream.check_sinks()
     assert not stream.has_started_spark()
