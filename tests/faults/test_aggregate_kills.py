@@ -71,12 +71,12 @@ def check(world: World) -> None:
 @pytest.mark.slow  # test_a_run_that_dies_within_its_transaction is the daily sample
 @pytest.mark.parametrize(("point", "nth", "who"), STEPS)
 @pytest.mark.parametrize("large", [False, True], ids=["driver", "staged"])
-def test_totals_are_right_after_kills(world: World, point: str, nth: int, who: str, large: bool) -> None:
+def test_totals_are_right_after_kills(
+    world: World, spark: SparkSession, point: str, nth: int, who: str, large: bool
+) -> None:
     with_totals(world, large=large)
     assert world.crash(point, nth, who) != 0
-    answer = world.run()
-    assert answer["code"] == 0, answer
-    assert answer["caught_up"]
+    assert world.run_here(spark).caught_up
     check(world)
 
 

@@ -106,28 +106,26 @@ def rows(world: World, *, final: bool = True) -> list[Row]:
 
 @pytest.mark.slow  # test_a_run_that_dies_while_it_attaches_partitions is the daily sample
 @pytest.mark.parametrize(("point", "nth", "who"), STEPS)
-def test_every_row_is_there_once(keyed: World, point: str, nth: int, who: str) -> None:
+def test_every_row_is_there_once(keyed: World, spark: SparkSession, point: str, nth: int, who: str) -> None:
     assert keyed.crash(point, nth, who) != 0
-    answer = keyed.run()
-    assert answer["code"] == 0, answer
-    assert answer["caught_up"]
+    assert keyed.run_here(spark).caught_up
     assert rows(keyed) == expected_rows(keyed)
 
 
 @pytest.mark.slow  # test_a_run_that_dies_while_it_attaches_partitions is the daily sample
 @pytest.mark.parametrize(("point", "nth", "who"), STEPS)
-def test_every_row_without_a_key_is_there_once(appended: World, point: str, nth: int, who: str) -> None:
+def test_every_row_without_a_key_is_there_once(
+    appended: World, spark: SparkSession, point: str, nth: int, who: str
+) -> None:
     assert appended.crash(point, nth, who) != 0
-    answer = appended.run()
-    assert answer["code"] == 0, answer
-    assert answer["caught_up"]
+    assert appended.run_here(spark).caught_up
     assert rows(appended, final=False) == expected_appends(appended)
 
 
 @pytest.mark.slow  # daily ones: test_an_answer_is_lost at every step, and the kill while it attaches
-def test_a_run_that_dies_after_it_attached_rows(keyed: World) -> None:
+def test_a_run_that_dies_after_it_attached_rows(keyed: World, spark: SparkSession) -> None:
     assert keyed.crash("stage-attached", 5, "driver") != 0
-    assert keyed.run()["caught_up"]
+    assert keyed.run_here(spark).caught_up
     assert rows(keyed) == expected_rows(keyed)
 
 
@@ -138,11 +136,11 @@ def test_a_run_that_dies_while_it_attaches_partitions(appended: World, spark: Sp
 
 
 @pytest.mark.slow
-def test_deleted_keys_leave_no_rows_after_kills(world: World) -> None:
+def test_deleted_keys_leave_no_rows_after_kills(world: World, spark: SparkSession) -> None:
     with_table(world, appends=False)
     for point, nth in (("stage-attached", 4), ("stage-recorded", 2)):
         assert world.crash(point, nth, "driver") != 0
-    assert world.run()["caught_up"]
+    assert world.run_here(spark).caught_up
     assert rows(world) == expected_rows(world)
 
 
@@ -172,7 +170,7 @@ def test_a_paused_run_wakes_up_after_a_takeover(world: World, point: str, kind: 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kind", ["keyed", "appended"])
-def test_the_server_is_killed_and_comes_back(own_server: World, kind: str) -> None:
+def test_the_server_is_killed_and_comes_back(own_server: World, spark: SparkSession, kind: str) -> None:
     """The run reconnects by itself, or the next one continues."""
     world = own_server
     with_table(world, keyed=kind == "keyed")
@@ -189,7 +187,7 @@ def test_the_server_is_killed_and_comes_back(own_server: World, kind: str) -> No
         server.start()
         reached = count(world) + dice.randrange(300)
     process.communicate(timeout=600)
-    assert world.run()["caught_up"]
+    assert world.run_here(spark).caught_up
     if kind == "keyed":
         assert rows(world) == expected_rows(world)
     else:

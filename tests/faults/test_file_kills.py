@@ -93,19 +93,19 @@ def check(world: World, *, keyed: bool) -> None:
 @pytest.mark.slow  # test_a_run_that_dies_within_its_rename is the daily sample
 @pytest.mark.parametrize(("point", "nth", "who"), STEPS)
 @pytest.mark.parametrize("keyed", [True, False], ids=["keyed", "appended"])
-def test_every_row_is_there_once(world: World, point: str, nth: int, who: str, keyed: bool) -> None:
+def test_every_row_is_there_once(
+    world: World, spark: SparkSession, point: str, nth: int, who: str, keyed: bool
+) -> None:
     with_folder(world, keyed=keyed)
     assert world.crash(point, nth, who) != 0
-    answer = world.run()
-    assert answer["code"] == 0, answer
-    assert answer["caught_up"]
+    assert world.run_here(spark).caught_up
     check(world, keyed=keyed)
 
 
-def test_a_run_that_dies_within_its_rename(world: World) -> None:
+def test_a_run_that_dies_within_its_rename(world: World, spark: SparkSession) -> None:
     with_folder(world, keyed=False)
     assert world.crash("folder-renamed", 5, "driver") != 0
-    assert world.run()["caught_up"]
+    assert world.run_here(spark).caught_up
     check(world, keyed=False)
 
 

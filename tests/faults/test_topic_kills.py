@@ -91,11 +91,11 @@ def shaped(key: int, day: str, name: str, amount: int) -> dict[str, Any]:
 
 @pytest.mark.slow  # test_a_run_that_dies_after_its_commit is the daily sample
 @pytest.mark.parametrize(("point", "nth", "who"), STEPS)
-def test_every_change_is_there_once(topic_world: World, point: str, nth: int, who: str) -> None:
+def test_every_change_is_there_once(
+    topic_world: World, spark: SparkSession, point: str, nth: int, who: str
+) -> None:
     assert topic_world.crash(point, nth, who) != 0
-    answer = topic_world.run()
-    assert answer["code"] == 0, answer
-    assert answer["caught_up"]
+    assert topic_world.run_here(spark).caught_up
     assert read_changes(topic_world) == expected(topic_world)
 
 

@@ -64,12 +64,12 @@ def check(world: World, receiver: Receiver) -> None:
 
 @pytest.mark.slow  # test_a_run_that_dies_between_two_requests is the daily sample
 @pytest.mark.parametrize(("point", "nth", "who"), STEPS)
-def test_every_change_arrives_under_one_key(world: World, point: str, nth: int, who: str) -> None:
+def test_every_change_arrives_under_one_key(
+    world: World, spark: SparkSession, point: str, nth: int, who: str
+) -> None:
     with hooked(world) as (_, receiver):
         assert world.crash(point, nth, who) != 0
-        answer = world.run()
-        assert answer["code"] == 0, answer
-        assert answer["caught_up"]
+        assert world.run_here(spark).caught_up
         check(world, receiver)
 
 
@@ -100,7 +100,7 @@ def test_a_paused_run_repeats_keys_after_a_takeover(world: World, nth: int) -> N
 
 
 @pytest.mark.slow
-def test_lost_answers_repeat_keys(world: World) -> None:
+def test_lost_answers_repeat_keys(world: World, spark: SparkSession) -> None:
     with hooked(world) as (service, receiver):
         lost = {3, 7, 20, 33}
 
@@ -112,6 +112,6 @@ def test_lost_answers_repeat_keys(world: World) -> None:
 
         service.answer = answer
         service.faults = [None, "torn", None, "reset", 503]
-        assert world.run()["caught_up"]
+        assert world.run_here(spark).caught_up
         check(world, receiver)
         assert receiver.repeated == len(lost)

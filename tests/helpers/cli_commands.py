@@ -45,6 +45,7 @@ def run_commands(
         [sys.executable, "-c", _SCRIPT, json.dumps(listed)],
         cwd=cwd,
         env=dict(env),
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=300,

@@ -472,7 +472,7 @@ class World:
             return
         if self._half_adopted(name):
             target.base, target.since = self.before_adoption.pop(name)
-        elif target.since < row.epoch:
+        if target.since < row.epoch:
             target.base, target.since = list(target.rows), row.epoch
 
     def _mended(self, name: str) -> None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import psycopg
+from helpers.cli_commands import run_commands
 from helpers.pipeline_world import World, until
 from pyspark.sql import SparkSession
 
@@ -49,31 +50,33 @@ def remove_row(world: World) -> None:
         connection.execute("DELETE FROM target WHERE id = (SELECT min(id) FROM target)")
 
 
-def test_operations_report_their_changes_before_they_make_them(world: World) -> None:
+def test_operations_report_their_changes_before_they_make_them(world: World, spark: SparkSession) -> None:
     file = str(world.file)
-    assert world.run()["code"] == 0
+    assert world.run_here(spark).caught_up
     before, rows = state(world), world.in_postgres()
-    for arguments in (["restart", file], ["rebuild", file, "--sink", "pg"], ["prune", file, "--keep", "1"]):
-        code, text = execute(world, *arguments, "--dry-run")
-        assert code == 0, text
+    operations = (("restart", file), ("rebuild", file, "--sink", "pg"), ("prune", file, "--keep", "1"))
+    unconfirmed = operations[-1]
+    dry_runs = [(*operation, "--dry-run") for operation in operations]
+    answers = run_commands([*dry_runs, unconfirmed], cwd=world.folder, env=world.env())
+    for dry_run in dry_runs:
+        text = answers[dry_run].out + answers[dry_run].errors
+        assert answers[dry_run].code == 0, text
         assert "No run is active." in text
         assert "Nothing was changed (--dry-run)." in text
-    code, text = execute(world, "prune", file, "--keep", "1")
-    assert code == 1
-    assert "Add --yes to confirm" in text
+    assert answers[unconfirmed].code == 1
+    assert "Add --yes to confirm" in answers[unconfirmed].errors
     after = state(world)
     assert (after.committed, after.kept_from) == (before.committed, before.kept_from)
     assert world.in_postgres() == rows
-    code, text = execute(world, "prune", file, "--keep", "1", "--yes")
+    code, text = execute(world, *unconfirmed, "--yes")
     assert code == 0, text
     assert f"{before.committed - before.kept_from} epochs are rolled up." in text
     assert state(world).kept_from == before.committed
 
 
-# Two runs and two commands with Spark: a minute on a quiet machine.
 def test_operations_rebuild_a_sink_after_a_kill(world: World, spark: SparkSession) -> None:
     file = str(world.file)
-    assert world.run()["code"] == 0
+    assert world.run_here(spark).caught_up
     remove_row(world)
     process = start(world, "rebuild", file, "--sink", "pg", "--yes")
 
