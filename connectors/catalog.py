@@ -163,6 +163,17 @@ CONNECTORS: tuple[Connector, ...] = (
         ),
     ),
     Connector(
+        "redis",
+        extra="redis",
+        sink=SinkEntry(
+            config=f"{_PACKAGE}.redis.config:RedisSinkConfig",
+            implementation=f"{_PACKAGE}.redis.sink:RedisSink",
+            capabilities=SinkCapabilities(
+                **_EXACTLY_ONCE, counts_changes=True, can_truncate=True, without_spark=True
+            ),
+        ),
+    ),
+    Connector(
         "webhook",
         extra="webhook",
         sink=SinkEntry(

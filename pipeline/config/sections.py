@@ -12,7 +12,14 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeI
 from headrace.pipeline.config.metric_labels import RESERVED
 from headrace.pipeline.config.secrets import Secret
 from headrace.pipeline.config.sources import PartOf
-from headrace.pipeline.config.values import is_url, split_list, to_backend_name, to_lower, to_upper
+from headrace.pipeline.config.values import (
+    find_redis_url_problem,
+    is_url,
+    split_list,
+    to_backend_name,
+    to_lower,
+    to_upper,
+)
 
 
 class Section(BaseModel):
@@ -99,6 +106,28 @@ class ClickHouseTarget(ClickHouseConnection):
     compression_level: int | None = Field(
         default=None, ge=1, le=9, description="For `zstd` and `gzip`. Defaults to that of the codec."
     )
+
+
+class RedisConnection(Section):
+    """The Redis or Valkey server that sinks write to."""
+
+    url: str = Field(
+        default="redis://localhost:6379/0",
+        description="Address of the server with the number of the database; `rediss://` uses TLS.",
+    )
+    user: str = Field(default="", description="The user that connects. Empty: the server's default user.")
+    password: Secret = Field(default=SecretStr(""), description="Its password.")
+    ca: Path | None = Field(
+        default=None,
+        description="PEM file with the certificates that sign the server's. Defaults to the system's.",
+    )
+
+    @field_validator("url")
+    @classmethod
+    def _check_url(cls, value: str) -> str:
+        if problem := find_redis_url_problem(value):
+            raise ValueError(problem)
+        return value
 
 
 class KafkaCluster(Section):

@@ -30,6 +30,7 @@ from headrace.pipeline.config.sections import (
     MetricsSettings,
     PostgresConnection,
     PythonTransforms,
+    RedisConnection,
     SparkSettings,
     StagingSettings,
     StateBackend,
@@ -78,6 +79,7 @@ class Settings(BaseSettings):
     kafka_sink: KafkaCluster = KafkaCluster()
     clickhouse_source: ClickHouseConnection = ClickHouseConnection()
     clickhouse_sink: ClickHouseTarget = ClickHouseTarget()
+    redis_sink: RedisConnection = RedisConnection()
     postgres_sink: PostgresConnection = PostgresConnection()
     postgres_sink_connections: dict[str, Annotated[dict[str, Any], PartOf(PostgresConnection)]] = Field(
         default_factory=dict,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import urlsplit
 
 
 def to_lower(value: Any) -> Any:
@@ -35,3 +36,22 @@ def split_list(value: Any) -> Any:
 def is_url(value: str) -> bool:
     """Return whether a setting names an HTTP address. `none` does not."""
     return value.startswith(("http://", "https://"))
+
+
+def find_redis_url_problem(value: str) -> str:
+    """Return why a setting is not the address of a Redis server, or "". The reason does not contain it."""
+    try:
+        parts = urlsplit(value)
+        has_port = parts.port is None or parts.port > 0
+    except ValueError:
+        return "must be an address such as redis://localhost:6379/0"
+    if "@" in parts.netloc:
+        return (
+            "must not hold credentials, which would end up in logs; set `redis_sink.user` and"
+            " `redis_sink.password` in the settings"
+        )
+    database = parts.path.removeprefix("/")
+    is_plain = not parts.query and not parts.fragment and (not database or database.isdecimal())
+    if parts.scheme not in ("redis", "rediss") or not parts.hostname or not has_port or not is_plain:
+        return "must be an address such as redis://localhost:6379/0, or rediss:// with TLS"
+    return ""

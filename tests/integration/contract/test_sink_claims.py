@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 from helpers.clickhouse_sink import clickhouse_sink_maker
 from helpers.file_sink import file_sink_maker
 from helpers.kafka_sink import kafka_sink_maker
+from helpers.redis_server import redis_server
+from helpers.redis_sink import redis_sink_maker
 from helpers.sink_makers import KEYED, SinkMaker, frame, plan, position, sink_maker
 from pyspark.sql import SparkSession
 
@@ -19,16 +22,22 @@ from headrace.pipeline.protocol.claims import Claim
 from headrace.pipeline.protocol.epochs import CommitRecord
 
 
-@pytest.fixture(params=["postgres", "delta", "iceberg", "kafka", "clickhouse", "file"])
-def maker(request: pytest.FixtureRequest, spark: SparkSession, pg: str, tmp_path: Path) -> SinkMaker:
+@pytest.fixture(params=["postgres", "delta", "iceberg", "kafka", "clickhouse", "file", "redis"])
+def maker(
+    request: pytest.FixtureRequest, spark: SparkSession, pg: str, tmp_path: Path
+) -> Iterator[SinkMaker]:
     if request.param == "kafka":
-        return kafka_sink_maker(spark, request.getfixturevalue("services").kafka.brokers, tmp_path)
-    if request.param == "clickhouse":
+        yield kafka_sink_maker(spark, request.getfixturevalue("services").kafka.brokers, tmp_path)
+    elif request.param == "clickhouse":
         services, database = request.getfixturevalue("services"), request.getfixturevalue("ch_db")
-        return clickhouse_sink_maker(spark, services, database, tmp_path)
-    if request.param == "file":
-        return file_sink_maker(spark, tmp_path)
-    return sink_maker(request.param, spark, pg, tmp_path)
+        yield clickhouse_sink_maker(spark, services, database, tmp_path)
+    elif request.param == "file":
+        yield file_sink_maker(spark, tmp_path)
+    elif request.param == "redis":
+        with redis_server(tmp_path / "redis") as server:
+            yield redis_sink_maker(spark, server, tmp_path)
+    else:
+        yield sink_maker(request.param, spark, pg, tmp_path)
 
 
 def second(maker: SinkMaker, *, share: bool = False) -> SinkMaker:

@@ -17,6 +17,8 @@ from helpers.clickhouse_sink import clickhouse_sink_maker
 from helpers.depth import with_slow
 from helpers.file_sink import file_sink_maker
 from helpers.kafka_sink import kafka_sink_maker
+from helpers.redis_server import redis_server
+from helpers.redis_sink import redis_sink_maker
 from helpers.sink_makers import (
     KEYED,
     TYPES,
@@ -34,6 +36,7 @@ from pyspark.sql import SparkSession
 from headrace.connectors.clickhouse import sink as clickhouse_sink
 from headrace.connectors.files import sink as file_sink
 from headrace.connectors.kafka import encoder
+from headrace.connectors.redis import encoder as redis_encoder
 from headrace.connectors.sink_base import Sink
 from headrace.pipeline.errors import DataError, FencedError, HeadraceError, SchemaError
 from headrace.pipeline.protocol.epochs import CommitRecord, WriteCounts
@@ -45,11 +48,14 @@ CLICKHOUSE = ["clickhouse", "clickhouse-tasks"]
 """A table; the rows of `clickhouse-tasks` are inserted by Spark's tasks."""
 FILES = ["file-parquet", "file-csv", "file-json", "file-tasks"]
 """A folder; the files of `file-tasks` (parquet) are written by Spark's tasks."""
-BUILT_IN = [*TABLES, *TOPICS, *CLICKHOUSE, *FILES]
-ROUTES = {"postgres-staged", "kafka-large", "clickhouse-tasks", "file-tasks"}
+APPENDING = [*TABLES, *TOPICS, *CLICKHOUSE, *FILES]
+REDIS = ["redis", "redis-hash", "redis-chunks"]
+"""Entries by key; `redis-chunks` streams every epoch from Spark's partitions, and each script has one row."""
+BUILT_IN = [*APPENDING, *REDIS]
+ROUTES = {"postgres-staged", "kafka-large", "clickhouse-tasks", "file-tasks", "redis-chunks"}
 """The second route of a sink to its target; its records are those of the first one."""
-FORMATS = {"file-csv", "file-json"}
-"""They differ from `file-parquet` in values only."""
+FORMATS = {"file-csv", "file-json", "redis-hash"}
+"""They differ from `file-parquet` and `redis` in values only."""
 
 
 EVERY = [*BUILT_IN, "sqlite", "aggregate"]
@@ -85,6 +91,14 @@ def maker(
             patch.setattr(file_sink, "collect_last_rows", lambda *_: None)
             patch.setattr(file_sink, "collect_small_rows", lambda *_: None)
         yield file_sink_maker(spark, tmp_path, "parquet" if kind == "tasks" else kind)
+    elif request.param in REDIS:
+        if request.param == "redis-chunks":
+            patch = request.getfixturevalue("monkeypatch")
+            patch.setattr(redis_encoder, "collect_last_rows", lambda *_: None)
+            patch.setattr(redis_encoder, "CHUNK_ROWS", 1)
+        format_ = "hash" if request.param == "redis-hash" else "json"
+        with redis_server(tmp_path / "redis") as server:
+            yield redis_sink_maker(spark, server, tmp_path, format=format_)
     elif request.param == "aggregate":
         yield aggregate_sink_maker(spark, pg, tmp_path)
         compare_totals(pg, "name, rows", "SELECT name, count(*) FROM target GROUP BY name")
@@ -240,7 +254,7 @@ def test_a_null_in_the_key_is_an_error_that_names_it(maker: SinkMaker) -> None:
     sink.close()
 
 
-@pytest.mark.parametrize("maker", with_slow(FORMATS, [*BUILT_IN, "sqlite"]), indirect=True)
+@pytest.mark.parametrize("maker", with_slow(FORMATS, [*APPENDING, "sqlite"]), indirect=True)
 def test_rows_without_a_key_are_appended(maker: SinkMaker) -> None:
     sink = maker.joined(KEYED, ())
     sink.write(plan(1), frame(maker.spark, KEYED, people((1, "a"), (1, "a")), "ii", ()))
@@ -254,8 +268,17 @@ def test_rows_without_a_key_are_appended(maker: SinkMaker) -> None:
 
 # Without a key, the values go the same way: test_rows_without_a_key_are_appended is the daily sample. The driver
 # writes these rows for both routes of a sink, and test_values_come_back_as_they_went_in has every format.
-@pytest.mark.parametrize("maker", with_slow(ROUTES | FORMATS, BUILT_IN), indirect=True)
-@pytest.mark.parametrize("key", [("id",), pytest.param((), marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("maker", "key"),
+    [
+        *(
+            pytest.param(kind, ("id",), marks=[pytest.mark.slow] if kind in ROUTES | FORMATS else [])
+            for kind in BUILT_IN
+        ),
+        *(pytest.param(kind, (), marks=pytest.mark.slow) for kind in APPENDING),
+    ],
+    indirect=["maker"],
+)
 def test_rows_of_the_driver_are_written_like_those_of_a_frame(maker: SinkMaker, key: tuple[str, ...]) -> None:
     sink = maker.joined(TYPES, key)
     given = frame(maker.spark, TYPES, VALUES, "iiii", key)

@@ -12,10 +12,12 @@ from typing import Any
 import market
 import psycopg
 import pytest
+import redis
 import scores
 from confluent_kafka.admin import AdminClient
 from helpers.checkout import ROOT
 from helpers.kafka_sink import read_messages
+from helpers.redis_server import redis_server
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from pyspark.sql import SparkSession
 
@@ -42,7 +44,7 @@ _SHOWN = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 _LEAVES = re.compile(
-    r"\*\*([\d,]+) rows\*\*\s+in\s+(Postgres|Delta|Iceberg|Kafka|ClickHouse|files|memory)\s+`([^`]+)`"
+    r"\*\*([\d,]+) rows\*\*\s+in\s+(Postgres|Delta|Iceberg|Kafka|ClickHouse|Redis|files|memory)\s+`([^`]+)`"
 )
 _COMPUTES = re.compile(r"Computes \*\*([\d,]+) rows\*\*")
 _PRINTS = re.compile(r"Shows \*\*([\d,]+) lines\*\*")
@@ -88,8 +90,14 @@ def test_names_are_unique_and_every_file_says_what_it_leaves() -> None:
 
 
 @pytest.fixture(scope="module")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with redis_server(tmp_path_factory.mktemp("redis")) as server:
+        yield server.url
+
+
+@pytest.fixture(scope="module")
 def settings(
-    services: Services, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+    services: Services, redis_url: str, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Settings]:
     """Tables and topics of the market, and a Postgres database that only these tests have."""
     home = tmp_path_factory.mktemp("market")
@@ -106,6 +114,7 @@ def settings(
             "kafka_source": {"brokers": services.kafka.brokers},
             "kafka_sink": {"brokers": services.kafka.brokers},
             "postgres_sink": _sink(services.postgres.conninfo(DATABASE)),
+            "redis_sink": {"url": redis_url},
             "python_transforms": {"allow": ["shop_rates", "shop_days"]},
         }
     )
@@ -171,14 +180,26 @@ def _count_rows(kind: str, where: str, settings: Settings, spark: SparkSession) 
         return spark.read.format(form).load(str(settings.home / where)).count()
     if kind == "Iceberg":
         return WarehouseTable(str(settings.home / "warehouse"), where, "reader").frame(spark, None).count()
-    if kind == "memory":
-        return read_table(where).num_rows
-    if kind == "Kafka":
-        return len(read_messages(settings.kafka_sink.brokers, where))
+    if kind in ("memory", "Kafka", "Redis"):
+        counts = {"memory": _count_memory, "Kafka": _count_messages, "Redis": _count_entries}
+        return counts[kind](where, settings)
     if kind == "ClickHouse":
         client = connect(settings.clickhouse_sink, where)
         return client.query(f"SELECT count() FROM {where} FINAL").result_rows[0][0]
     return int(_query(f"SELECT count(*) FROM {where}", settings))
+
+
+def _count_memory(table: str, _: Settings) -> int:
+    return read_table(table).num_rows
+
+
+def _count_messages(topic: str, settings: Settings) -> int:
+    return len(read_messages(settings.kafka_sink.brokers, topic))
+
+
+def _count_entries(prefix: str, settings: Settings) -> int:
+    with redis.Redis.from_url(settings.redis_sink.url, protocol=2) as client:
+        return len(set(client.scan_iter(f"{prefix}:*")))
 
 
 def _query(query: str, settings: Settings) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -23,6 +23,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from helpers.avro_messages import encode, frame, record
 from helpers.pipeline_world import World, clickhouse_database
+from helpers.redis_server import redis_server
 from helpers.schema_registry import SchemaRegistry
 from helpers.web_server import served
 from pyspark import SparkContext
@@ -85,6 +86,7 @@ SINKS = {
     "file-json": "type: file, path: '{folder}/out', format: json",
     "clickhouse": "type: clickhouse, table: '{database}.target'",
     "kafka": "type: kafka, topic: '{topic}-out'",
+    "redis": "type: redis, prefix: '{topic}', url: '{redis}'",
     "webhook": "type: webhook, url: '{url}'",
 }
 
@@ -211,8 +213,10 @@ def test_a_transform_starts_spark_before_it_uses_columns(
 def run_lazily(
     inputs: Inputs, world: World, source: str, sink: str, driver_rows: int | None, transform: str = ""
 ) -> RunResult:
-    with served() as service:
-        names = dict(inputs.names) | {"url": service.url}
+    with ExitStack() as stack:
+        names = dict(inputs.names) | {"url": stack.enter_context(served()).url}
+        if sink == "redis":
+            names["redis"] = stack.enter_context(redis_server(world.folder / "redis")).url
         own = names | {"folder": str(world.folder), "database": world.database, "topic": world.name}
         lines = [
             f"name: {world.name}",
