@@ -22,6 +22,11 @@ def is_http_request(data: bytes) -> bool:
     return data.startswith(b"POST ")
 
 
+def is_redis_script(data: bytes) -> bool:
+    """Whether a piece of a connection begins a script."""
+    return data.startswith(b"*") and b"\r\nEVAL\r\n" in data[:40]
+
+
 def is_commit(data: bytes) -> bool:
     """Whether a message to Postgres contains a COMMIT."""
     return b"COMMIT" in data.upper()

@@ -47,12 +47,13 @@ class RedisServer:
             "bind": HOST,
             "dir": str(self.folder),
             "appendonly": "yes",
-            "save": "",
+            "save": '""',
             **self.options,
         }
-        arguments = [part for name, value in options.items() for part in (f"--{name}", value)]
+        config = self.folder / "server.conf"
+        config.write_text("".join(f"{name} {value}\n" for name, value in options.items()))
         with (self.folder / "server.log").open("ab") as log:
-            self.process = subprocess.Popen([str(get_binary_path()), *arguments], stdout=log, stderr=log)
+            self.process = subprocess.Popen([str(get_binary_path()), str(config)], stdout=log, stderr=log)
         until(self._answers, "the server to answer")
 
     def kill(self) -> None:

@@ -16,13 +16,23 @@ import pytest
 from helpers.aggregate_sink import aggregate_sink_maker, compare_totals
 from helpers.clickhouse_sink import clickhouse_sink_maker
 from helpers.kafka_sink import kafka_sink_maker
-from helpers.lossy_proxy import LossyProxy, is_commit, is_http_request, is_kafka_commit, lossy_proxy
+from helpers.lossy_proxy import (
+    LossyProxy,
+    is_commit,
+    is_http_request,
+    is_kafka_commit,
+    is_redis_script,
+    lossy_proxy,
+)
+from helpers.redis_server import redis_server
+from helpers.redis_sink import redis_sink_maker
 from helpers.sink_makers import KEYED, SinkMaker, frame, plan, sink_maker
 from helpers.web_server import served
 from helpers.webhook_sink import Receiver, webhook_sink
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from pyspark.sql import SparkSession
 
+from headrace.connectors.redis import encoder as redis_encoder
 from headrace.pipeline.errors import TransientError
 from headrace.services import Services
 
@@ -53,6 +63,12 @@ def place(
                 yield aggregate_sink_maker(spark, conninfo, tmp_path), proxy, is_commit
             else:
                 yield sink_maker(kind, spark, conninfo, tmp_path), proxy, is_commit
+        elif kind.startswith("redis"):
+            if kind == "redis-chunks":
+                request.getfixturevalue("monkeypatch").setattr(redis_encoder, "CHUNK_ROWS", 1)
+            server = stack.enter_context(redis_server(tmp_path / "redis"))
+            proxy = stack.enter_context(lossy_proxy(server.port))
+            yield redis_sink_maker(spark, server, tmp_path, proxy.port), proxy, is_redis_script
         elif kind == "kafka":
             proxy = stack.enter_context(lossy_proxy(int(services.kafka.brokers.rsplit(":", 1)[1])))
             maker = kafka_sink_maker(spark, services.kafka.brokers, tmp_path)
@@ -63,8 +79,8 @@ def place(
                 is_kafka_commit,
             )
         else:
-            server = services.clickhouse.url
-            proxy = stack.enter_context(lossy_proxy(int(server.rsplit(":", 1)[1].strip("/"))))
+            url = services.clickhouse.url
+            proxy = stack.enter_context(lossy_proxy(int(url.rsplit(":", 1)[1].strip("/"))))
             maker = clickhouse_sink_maker(spark, services, ch_db, tmp_path)
             maker.client.command(KEYLESS_TABLE)
             target = maker.settings.clickhouse_sink.model_copy(
@@ -81,14 +97,22 @@ def place(
     ("place", "again"),
     [
         (kind, again) if again == "same-run" else pytest.param(kind, again, marks=pytest.mark.slow)
-        for kind in ("postgres", "postgres-staged", "postgres_aggregate", "kafka", "clickhouse")
+        for kind in (
+            "postgres",
+            "postgres-staged",
+            "postgres_aggregate",
+            "kafka",
+            "clickhouse",
+            "redis",
+            "redis-chunks",
+        )
         for again in ("same-run", "next-run")
     ],
     indirect=["place"],
 )
 def test_an_epoch_whose_answers_are_lost_is_there_once(place: Opened, pg: str, again: str) -> None:
     maker, proxy, is_request = place
-    key = ("id",) if maker.kind == "aggregate" else ()
+    key = ("id",) if maker.kind in ("aggregate", "redis") else ()
     sink = maker.joined(KEYED, key)
     estimate = 1_000_000 if maker.kind == "postgres-staged" else ROWS
     wanted, number = list[int](), 0
@@ -112,6 +136,10 @@ def test_an_epoch_whose_answers_are_lost_is_there_once(place: Opened, pg: str, a
         if not lost:
             break
     assert number > 1, "no answer was lost"
+    if maker.kind == "redis":
+        record = sink.record()
+        assert record is not None
+        assert record.totals.inserted == len(wanted), "rows that were written twice are counted twice"
     sink.close()
     if maker.kind == "aggregate":
         compare_totals(pg, "name, rows", "SELECT name, count(*) FROM target GROUP BY name")
