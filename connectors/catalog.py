@@ -63,7 +63,7 @@ CONNECTORS: tuple[Connector, ...] = (
         sink=SinkEntry(
             config=f"{_PACKAGE}.delta.config:DeltaSinkConfig",
             implementation=f"{_PACKAGE}.delta.sink:DeltaTableSink",
-            capabilities=SinkCapabilities(**_TRANSACTIONAL, can_truncate=True),
+            capabilities=SinkCapabilities(**_TRANSACTIONAL, can_truncate=True, maintains_files=True),
         ),
     ),
     Connector(
@@ -98,7 +98,7 @@ CONNECTORS: tuple[Connector, ...] = (
         sink=SinkEntry(
             config=f"{_PACKAGE}.iceberg.config:IcebergSinkConfig",
             implementation=f"{_PACKAGE}.iceberg.sink:IcebergTableSink",
-            capabilities=SinkCapabilities(**_TRANSACTIONAL),
+            capabilities=SinkCapabilities(**_TRANSACTIONAL, maintains_files=True),
         ),
     ),
     Connector(

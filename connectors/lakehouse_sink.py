@@ -14,7 +14,7 @@ from headrace.connectors.lakehouse_rows import bounds_of
 from headrace.connectors.schema_evolution import find_new_columns
 from headrace.connectors.target_query import QueryResult, TargetQuery, to_query_column
 from headrace.connectors.transactional_sink import SinkState, TransactionalSink
-from headrace.pipeline.errors import InternalError
+from headrace.pipeline.errors import InternalError, TargetError
 from headrace.pipeline.protocol.epochs import CommitRecord
 from headrace.pipeline.protocol.partitions import HistoryPartition
 
@@ -106,6 +106,11 @@ class LakehouseSink(TransactionalSink):
             is_shared=bool(self._context.owner.others(self.claims())),
             close=lambda: _drop_view(session, view),
         )
+
+
+def missing_table_error(target: str, sink: str) -> TargetError:
+    """Return the error of an operation on a table that does not exist."""
+    return TargetError(f"{target} does not exist", hint="A run of the pipeline creates it.", node=sink)
 
 
 def _fetch(session: SparkSession, text: str) -> QueryResult:

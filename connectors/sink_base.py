@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from headrace.connectors.content import TargetContent
+    from headrace.connectors.table_maintenance import TableMaintenance
     from headrace.connectors.target_query import TargetQuery
 
 
@@ -173,6 +174,13 @@ class Sink(Claimable, ABC):
 
         Called at the start of a refresh, before its epochs are planned.
         """
+
+    def open_maintenance(self) -> TableMaintenance:
+        """Return the maintenance of the target's files. Raise TargetError if there is no target.
+
+        Called only for a sink with `SinkCapabilities.maintains_files`.
+        """
+        raise NotImplementedError
 
     def describe(self) -> Json:
         """Return type, asset key parts, table name and location for users and Dagster, without secrets.

@@ -18,7 +18,7 @@ from headrace.handover import hand_over
 from headrace.init_cli import init
 from headrace.jobs.explain.formats import Format
 from headrace.jobs.run.events import Until
-from headrace.operation_cli import prune, rebuild, restart
+from headrace.operation_cli import compact, prune, rebuild, restart, vacuum
 from headrace.repair_cli import accept_target, recover, replay, reset, rewind
 from headrace.stop_cli import pause, resume, stop
 
@@ -287,7 +287,10 @@ def audit(
     )
 
 
-for command in (stop, pause, resume, restart, replay, rebuild, rewind, reset, accept_target, recover, prune):
+for command in (
+    *(stop, pause, resume, restart, replay, rebuild, rewind, reset, accept_target, recover, prune),
+    *(compact, vacuum),
+):
     app.command()(command)
 
 

@@ -1,4 +1,4 @@
-"""The commands that maintain a pipeline: restart, rebuild, prune. Each prints its changes first."""
+"""The commands that maintain a pipeline and its tables. Each prints its changes first."""
 
 from __future__ import annotations
 
@@ -7,6 +7,13 @@ from typing import Annotated
 import typer
 
 from headrace.cli_options import DryRun, File, Timeout, Yes
+
+MaintainedSink = Annotated[
+    str | None,
+    typer.Option(
+        "--sink", help="Name of the sink in the file. Default: all with such a table.", show_default=False
+    ),
+]
 
 
 def restart(file: File, *, timeout: Timeout = 60.0, dry_run: DryRun = False, yes: Yes = False) -> None:
@@ -33,6 +40,44 @@ def rebuild(
     from headrace.commands import operate
 
     operate.rebuild(file, sink, dry_run=dry_run, yes=yes)
+
+
+def compact(file: File, *, sink: MaintainedSink = None, dry_run: DryRun = False, yes: Yes = False) -> None:
+    """Rewrite small files of Delta and Iceberg tables.
+
+    A run may write meanwhile. If both change the same files, the first commit wins: the compaction fails, or
+    the run repeats an epoch.
+    """
+    from headrace.commands import operate
+
+    operate.compact(file, sink, dry_run=dry_run, yes=yes)
+
+
+def vacuum(
+    file: File,
+    *,
+    sink: MaintainedSink = None,
+    older_than: Annotated[
+        int | None,
+        typer.Option(
+            "--older-than",
+            min=0,
+            metavar="HOURS",
+            help="Keep the files of versions of the last HOURS. Default: the retention of the table.",
+            show_default=False,
+        ),
+    ] = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+) -> None:
+    """Remove unneeded files of Delta and Iceberg tables.
+
+    No kept version needs them. Snapshots of Iceberg expire. Readers of older versions fail afterwards. A run
+    may write meanwhile.
+    """
+    from headrace.commands import operate
+
+    operate.vacuum(file, sink, hours=older_than, dry_run=dry_run, yes=yes)
 
 
 def prune(

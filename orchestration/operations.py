@@ -1,4 +1,4 @@
-"""The job `<pipeline>_operate`: stop, restart, replay, rebuild, rewind, reset, prune. First a dry run."""
+"""The job `<pipeline>_operate`: operations on a pipeline and its tables. First a dry run."""
 
 # No postponed annotations here: Dagster compares the annotation of `context` as an object, not as text.
 from collections.abc import Callable, Mapping
@@ -88,8 +88,10 @@ def suggest_operations(pipeline: Pipeline, check: CheckResult) -> str:
 
 def _config_schema(pipeline: Pipeline) -> Mapping[str, Any]:
     sink = dg.Field(dg.Enum(f"{pipeline.name}_sinks", [dg.EnumValue(name) for name in pipeline.sinks]))
+    table = dg.Field(sink.config_type, is_required=False, description="Default: all with such a table.")
     targets = dg.Enum("reset_targets", [dg.EnumValue("empty"), dg.EnumValue("keep")])
     epoch = dg.Field(dg.Noneable(int), default_value=None, description="Default: the one after its last.")
+    hours = dg.Field(dg.Noneable(int), default_value=None, description="Default: the retention of the table.")
     keep = dg.Field(int, default_value=pipeline.settings().ledger.keep_epochs or 20_000)
     return {
         "dry_run": dg.Field(bool, default_value=True, description="Report the changes, and make none."),
@@ -107,6 +109,13 @@ def _config_schema(pipeline: Pipeline) -> Mapping[str, Any]:
                 "prune": dg.Field(
                     {"keep_epochs": keep}, description="Roll up all epochs of the ledger but the last ones."
                 ),
+                "compact": dg.Field(
+                    {"sink": table}, description="Rewrite small files of Delta and Iceberg tables."
+                ),
+                "vacuum": dg.Field(
+                    {"sink": table, "older_than_hours": hours},
+                    description="Remove files of Delta and Iceberg tables that no kept version needs.",
+                ),
             }
         ),
     }
@@ -115,11 +124,17 @@ def _config_schema(pipeline: Pipeline) -> Mapping[str, Any]:
 def _execute(
     context: Any, pipeline: Pipeline, operation: str, options: Mapping[str, Any], *, dry_run: bool
 ) -> tuple[str, ...]:
-    from headrace.jobs.run import interventions, operations  # import Spark, which only runs may do
+    # They import Spark, which only runs may do.
+    from headrace.jobs.run import interventions, maintenance, operations
 
     spark = getattr(context.resources, SPARK)
     file, settings = pipeline.file, spark.settings(pipeline.settings())
     ending = {"by": f"Dagster run {context.run.run_id[:8]}", "timeout": _TIMEOUT_SECONDS, "dry_run": dry_run}
+
+    def start_spark() -> Any:
+        return spark.session(settings, pipeline.node_types)
+
+    tables = {"sink": options.get("sink"), "start_spark": start_spark, "dry_run": dry_run}
 
     def replay(from_epoch: int | None) -> tuple[str, ...]:
         return operations.replay(
@@ -127,7 +142,7 @@ def _execute(
             settings,
             sink=options["sink"],
             from_epoch=from_epoch,
-            start_spark=lambda: spark.session(settings, pipeline.node_types),
+            start_spark=start_spark,
             dry_run=dry_run,
         )
 
@@ -141,6 +156,8 @@ def _execute(
             interventions.reset(file, settings, empty=options["targets"] == "empty", dry_run=dry_run).changes
         ),
         "prune": lambda: operations.prune(file, settings, keep=options["keep_epochs"], dry_run=dry_run),
+        "compact": lambda: maintenance.compact(file, settings, **tables),
+        "vacuum": lambda: maintenance.vacuum(file, settings, hours=options["older_than_hours"], **tables),
     }
     with spark.translate_errors(settings):
         return work[operation]()

@@ -21,6 +21,7 @@ from headrace.connectors.delta.epoch_writer import DeltaEpochWriter
 from headrace.connectors.delta.errors import explain, is_duplicate_transaction
 from headrace.connectors.delta.log_replay import local_folder
 from headrace.connectors.delta.log_writer import LogWriter
+from headrace.connectors.delta.maintenance import DeltaMaintenance
 from headrace.connectors.delta.session import open_session
 from headrace.connectors.delta.spark_writer import SparkWriter
 from headrace.connectors.delta.table import check_columns, check_location, create
@@ -32,7 +33,7 @@ from headrace.connectors.delta.transaction_log import (
     first_step,
 )
 from headrace.connectors.fencing import check_generation, fenced
-from headrace.connectors.lakehouse_sink import LakehouseSink
+from headrace.connectors.lakehouse_sink import LakehouseSink, missing_table_error
 from headrace.connectors.sink_base import SinkContext
 from headrace.connectors.transactional_sink import CommitKind, SinkCommit, SinkState
 from headrace.pipeline.errors import InternalError, SinkStateError
@@ -168,6 +169,14 @@ class DeltaTableSink(LakehouseSink):
         version: TableVersion = state.version[0]
         reader = self._open().session.read.format("delta")
         return reader.option("versionAsOf", version.number).load(self._path)
+
+    def open_maintenance(self) -> DeltaMaintenance:
+        """Return the maintenance of the table."""
+        table = self._open()
+        check_location(self._name, self._path, table.session)
+        if not table.log.exists():
+            raise missing_table_error(self.target, self._name)
+        return DeltaMaintenance(self._name, self.target, self._spark, self._path)
 
     def describe(self) -> Json:
         """Return the type, asset key and location."""

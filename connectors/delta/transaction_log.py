@@ -142,6 +142,15 @@ class TableLog:
         """Return whether there is a Delta table at the path."""
         return self.version(self.snapshot()).exists
 
+    def log_retention(self, snapshot: Any) -> int:
+        """Return how long the log keeps commits, in milliseconds."""
+        return int(self._log().deltaRetentionMillis(snapshot.metadata()))
+
+    def file_retention(self, snapshot: Any) -> int:
+        """Return how long the files of older versions are kept, in milliseconds."""
+        delta_log = self._jvm.org.apache.spark.sql.delta.DeltaLog
+        return int(delta_log.tombstoneRetentionMillis(snapshot.metadata()))
+
     def transactions(self, snapshot: Any) -> dict[str, int]:
         """Return the versions of all transaction identifiers in a snapshot.
 

@@ -20,11 +20,12 @@ from headrace.connectors.frame import EpochFrame
 from headrace.connectors.iceberg.branches import EpochBranches
 from headrace.connectors.iceberg.catalog import WarehouseTable
 from headrace.connectors.iceberg.errors import explain
+from headrace.connectors.iceberg.maintenance import IcebergMaintenance
 from headrace.connectors.iceberg.metadata import IcebergMetadata, IcebergSinkState
 from headrace.connectors.iceberg.metadata_files import MetadataFiles
 from headrace.connectors.iceberg.table import check_columns, check_warehouse, create
 from headrace.connectors.iceberg.writer import counted, write_epoch
-from headrace.connectors.lakehouse_sink import LakehouseSink
+from headrace.connectors.lakehouse_sink import LakehouseSink, missing_table_error
 from headrace.connectors.sink_base import SinkContext
 from headrace.connectors.transactional_sink import CommitKind, SinkCommit, SinkState
 from headrace.pipeline.errors import TargetError, TransientError
@@ -162,6 +163,14 @@ class IcebergTableSink(LakehouseSink):
         newest = state.version.newest_id
         frame = self._table.frame(self._spark, newest)
         return frame if newest is not None else frame.limit(0)
+
+    def open_maintenance(self) -> IcebergMaintenance:
+        """Return the maintenance of the table."""
+        check_warehouse(self._name, str(self._warehouse))
+        self._table.path(self._spark)  # registers the catalog, and requires a warehouse
+        if not self._exists():
+            raise missing_table_error(self.target, self._name)
+        return IcebergMaintenance(self._name, self.target, self._spark, self._table, self._read_metadata)
 
     def describe(self) -> Json:
         """Return the type, asset key, table name and warehouse."""

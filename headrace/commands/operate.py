@@ -1,14 +1,17 @@
-"""`headrace restart`, `rebuild` and `prune`: maintenance, with the changes printed first."""
+"""`headrace restart`, `rebuild`, `prune`, `compact` and `vacuum`, with the changes printed first."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from headrace.commands.repair import confirm_changes, load_file, replay
 from headrace.commands.stop import describe_user
 from headrace.console import stdout_console
+from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import UserError
+from headrace.pipeline.file.loader import PipelineFile
 
 
 def restart(path: Path, *, timeout: float, dry_run: bool, yes: bool) -> None:
@@ -46,6 +49,37 @@ def prune(path: Path, *, keep: int | None, dry_run: bool, yes: bool) -> None:
     confirm_changes(operations.prune(file, settings, keep=keep, dry_run=True), dry_run=dry_run, yes=yes)
     if not dry_run:
         _show(operations.prune(file, settings, keep=keep, dry_run=False))
+
+
+def compact(path: Path, sink: str | None, *, dry_run: bool, yes: bool) -> None:
+    """Rewrite small files of the tables of sinks."""
+    from headrace.jobs.run import maintenance  # imports Spark, which takes a second
+
+    file, settings = load_file(path)
+    _maintain(
+        file, settings, partial(maintenance.compact, file, settings, sink=sink), dry_run=dry_run, yes=yes
+    )
+
+
+def vacuum(path: Path, sink: str | None, *, hours: int | None, dry_run: bool, yes: bool) -> None:
+    """Remove files of the tables of sinks that no kept version needs."""
+    from headrace.jobs.run import maintenance  # imports Spark, which takes a second
+
+    file, settings = load_file(path)
+    work = partial(maintenance.vacuum, file, settings, sink=sink, hours=hours)
+    _maintain(file, settings, work, dry_run=dry_run, yes=yes)
+
+
+def _maintain(
+    file: PipelineFile, settings: Settings, work: Callable[..., Sequence[str]], *, dry_run: bool, yes: bool
+) -> None:
+    """Print what the work would do, and do it after a confirmation, with one Spark."""
+    from headrace.jobs.run.maintenance import spark_on_demand
+
+    with spark_on_demand(file, settings) as start_spark:
+        confirm_changes(work(start_spark=start_spark, dry_run=True), dry_run=dry_run, yes=yes)
+        if not dry_run:
+            _show(work(start_spark=start_spark, dry_run=False))
 
 
 def _show(lines: Sequence[str]) -> None:

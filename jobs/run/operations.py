@@ -32,9 +32,9 @@ def stop(file: PipelineFile, settings: Settings, *, by: str, timeout: float, dry
 
     Raise PipelineStateError if it has not ended after `timeout` seconds. The request stays in the ledger.
     """
-    with _ledger_of(file, settings) as (ledger, state):
+    with open_pipeline_state(file, settings) as (ledger, state):
         if dry_run:
-            return (_describe_run(ledger, file, state, "would end"),)
+            return (describe_run(ledger, file, state, "would end"),)
         request = ledger.request_stop(file.name, StopAction.STOP, by=by, reason="")
         if request is None:
             return ("No run is active.",)
@@ -48,11 +48,11 @@ def restart(file: PipelineFile, settings: Settings, *, by: str, timeout: float, 
     The run ends by a pause, which is removed afterwards. A pause of a user stays, and is refused. If
     the process dies in between, the pipeline stays paused until another restart or `headrace resume`.
     """
-    with _ledger_of(file, settings) as (ledger, state):
+    with open_pipeline_state(file, settings) as (ledger, state):
         _check_no_other_pause(file, state.request)
         following = "A supervisor or a schedule starts the next run. Without them, launch the job."
         if dry_run:
-            return _describe_run(ledger, file, state, "would end"), following
+            return describe_run(ledger, file, state, "would end"), following
         request = ledger.request_stop(file.name, StopAction.PAUSE, by=by, reason=RESTART)
         _check_no_other_pause(file, request)
         if request is not None:
@@ -74,7 +74,7 @@ def replay(
 
     `start_spark` returns the session, by default a new one. A dry run does not call it.
     """
-    with _ledger_of(file, settings) as (ledger, state):
+    with open_pipeline_state(file, settings) as (ledger, state):
         if sink not in file.model.sinks:
             msg = f"`{sink}` is no sink of this pipeline"
             raise UserError(msg, hint=f"Sinks: {', '.join(file.model.sinks)}.", place=file.place("sinks"))
@@ -88,7 +88,7 @@ def replay(
             )
             return (
                 f"Sink {sink}: {first} to epoch {state.committed} would be written again.",
-                _describe_run(ledger, file, state, "must end first"),
+                describe_run(ledger, file, state, "must end first"),
             )
     from headrace.jobs.run.repair import replay as work
 
@@ -106,14 +106,14 @@ def prune(file: PipelineFile, settings: Settings, *, keep: int, dry_run: bool) -
 
     A run rolls up by itself, with the setting `ledger.keep_epochs`. Raise LeaseHeldError while one is active.
     """
-    with _ledger_of(file, settings) as (ledger, state):
+    with open_pipeline_state(file, settings) as (ledger, state):
         complete = positions.history_complete(file.model, state.position)
         due = max(0, state.committed - keep - state.kept_from + 1)
         if dry_run:
             kept = "" if complete else " Epochs of history stay until all history is in the sinks."
             return (
                 f"Up to {due} epochs would be rolled up. They can no longer be replayed.{kept}",
-                _describe_run(ledger, file, state, "must end first"),
+                describe_run(ledger, file, state, "must end first"),
             )
         from headrace.jobs.run.interventions import hold_lease
 
@@ -132,7 +132,7 @@ def _check_no_other_pause(file: PipelineFile, request: StopRequest | None) -> No
 
 
 @contextmanager
-def _ledger_of(file: PipelineFile, settings: Settings) -> Iterator[tuple[Ledger, PipelineState]]:
+def open_pipeline_state(file: PipelineFile, settings: Settings) -> Iterator[tuple[Ledger, PipelineState]]:
     """Open the ledger. Raise PipelineStateError for a pipeline that it does not have."""
     ledger = open_existing_ledger(settings)
     try:
@@ -146,7 +146,8 @@ def _ledger_of(file: PipelineFile, settings: Settings) -> Iterator[tuple[Ledger,
             ledger.close()
 
 
-def _describe_run(ledger: Ledger, file: PipelineFile, state: PipelineState, what: str) -> str:
+def describe_run(ledger: Ledger, file: PipelineFile, state: PipelineState, what: str) -> str:
+    """Return a sentence about the active run. `what` is its verb."""
     if ledger.lease_status(file.name, state.generation) is not LeaseStatus.ACTIVE:
         return "No run is active."
     return f"The active run {what} ({format_owner(state.holder or {})})."

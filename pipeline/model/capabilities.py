@@ -46,6 +46,8 @@ class SinkCapabilities:
     """Can remove all rows of its target (`Sink.truncate`)."""
     reads_keys: bool = False
     """Can return the keys of the rows in a partition (`Sink.read_keys`), which a refresh replaces."""
+    maintains_files: bool = False
+    """Can compact its table and remove unused files (`Sink.open_maintenance`)."""
     direct: bool = False
     """Takes Arrow from a task without Spark's rows in between (`DirectSink`)."""
     without_spark: bool = False

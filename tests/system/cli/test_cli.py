@@ -39,6 +39,8 @@ VERBS = (
     "accept-target",
     "recover",
     "prune",
+    "compact",
+    "vacuum",
     "services",
     "plugin",
     "ui",
@@ -173,6 +175,16 @@ def test_every_mistake_of_a_file_has_its_place(tmp_path: Path) -> None:
     assert [line.split(" ")[1] for line in errors] == ["bad.yaml:5:3:", "bad.yaml:7:5:", "bad.yaml:10:5:"]
     assert "did you mean `table_name`?" in found.stderr
     assert "\x1b" not in found.stderr
+
+
+@pytest.mark.parametrize("sink", [(), ("--sink", "out")])
+@pytest.mark.parametrize("verb", ["compact", "vacuum"])
+def test_only_tables_of_files_are_maintained(verb: str, sink: tuple[str, ...], good: Path) -> None:
+    found = headrace(verb, str(good), *sink, "--dry-run", cwd=good.parent)
+    assert found.returncode == 1
+    assert f"{good}:{10 if sink else 8}" in found.stderr
+    assert "blackhole" in found.stderr
+    assert "Only tables of these types have files to maintain: delta, iceberg." in found.stderr
 
 
 def test_validate_as_json(good: Path) -> None:

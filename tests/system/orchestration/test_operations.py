@@ -103,6 +103,8 @@ def test_a_launch_is_a_dry_run_unless_it_says_otherwise(flights, stand_in, opera
     [
         ({"replay": {"sink": "lake", "from_epoch": 9}}, "the ledger has epochs 1 to 5"),
         ({"rewind": {"to": "tomorrow"}}, "`tomorrow` is neither an epoch nor a time"),
+        ({"compact": {"sink": "flights_pg"}}, "types have files to maintain: delta, iceberg."),
+        ({"vacuum": {"sink": "flights_pg"}}, "types have files to maintain: delta, iceberg."),
     ],
 )
 def test_what_cannot_be_done_is_one_failure_with_the_reason(flights, operation, said) -> None:
