@@ -4,7 +4,8 @@
 
 POINT is a key of POINTS, or `none`. ACTION: `driver` kills this process, `group` its whole process group,
 `jvm` Spark's JVM, `stop` stops this process until somebody continues it. Everything is a real signal; nothing
-below this file is a fake. HEADRACE_TEST_TODAY is the day that the run takes for today.
+below this file is a fake. HEADRACE_TEST_TODAY is the day that the run takes for today,
+HEADRACE_TEST_REDIS_ROWS the rows of one script of a redis sink.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from headrace.connectors.kafka.encoder import JsonMessageEncoder
 from headrace.connectors.kafka.producer import TransactionalProducer
 from headrace.connectors.postgres.direct import SplitTask
 from headrace.connectors.postgres.sink import PostgresSink
+from headrace.connectors.redis import encoder as redis_encoder
+from headrace.connectors.redis.state import RedisState
 from headrace.jobs.dynamic_tables.memory import MemoryTable
 from headrace.jobs.dynamic_tables.postgres import PostgresTableBackend
 from headrace.jobs.run.epoch_writer import EpochWriter
@@ -79,6 +82,8 @@ POINTS: dict[str, tuple[type, str, str]] = {
     "folder-renamed": (SinkFolder, "_rename_commit", "after"),
     "folder-published": (SinkFolder, "publish", "after"),
     "folder-state": (SinkFolder, "write_state", "after"),
+    "entries-writing": (RedisState, "write", "before"),
+    "entries-written": (RedisState, "write", "after"),
     "split-loaded": (SplitTask, "_load_split", "after"),
     "outside-filled": (PostgresTableBackend, "fill", "after"),
 }
@@ -87,6 +92,7 @@ DURING: dict[str, tuple[type, str]] = {
     "topic-committing": (TransactionalProducer, "_commit"),
     "split-loading": (SplitTask, "_load_split"),
     "stage-attaching": (GenerationStage, "attach"),
+    "entries-under-way": (RedisState, "write"),
     "folder-writing-files": (FileFolderSink, "_write_files"),
     "folder-publishing": (SinkFolder, "publish"),
     "postgres-committing": (PostgresSink, "commit"),
@@ -193,6 +199,8 @@ def main() -> int:
     install(point, int(nth), action)
     if day := os.environ.get("HEADRACE_TEST_TODAY"):
         partitions.today = lambda: date.fromisoformat(day)
+    if rows := os.environ.get("HEADRACE_TEST_REDIS_ROWS"):
+        redis_encoder.CHUNK_ROWS = int(rows)
     try:
         again = os.environ.get("HEADRACE_TEST_REFRESH")
         result = run(
