@@ -35,14 +35,19 @@ def scope_of(window: HistoryPartition | None, cut: HandoffFilter | None) -> Json
     }
 
 
+def check_columns(names: Sequence[str], wanted: Sequence[str], what: str, node: str) -> None:
+    """Raise SchemaError for a column that `what`, with the columns `names`, lacks."""
+    if absent := [name for name in wanted if name not in names]:
+        msg = f"`{what}` has no column {', '.join(absent)}"
+        raise SchemaError(msg, hint=f"It has: {', '.join(names)}.", node=node)
+
+
 def select_columns(frame: DataFrame, wanted: Sequence[str], what: str, node: str) -> DataFrame:
     """Return the wanted columns, or all columns if `wanted` is empty.
 
     Raise SchemaError for a column that `what` lacks.
     """
-    if absent := [name for name in wanted if name not in frame.columns]:
-        msg = f"`{what}` has no column {', '.join(absent)}"
-        raise SchemaError(msg, hint=f"It has: {', '.join(frame.columns)}.", node=node)
+    check_columns(frame.columns, wanted, what, node)
     return frame.select(*(quote_identifier(name) for name in wanted)) if wanted else frame
 
 

@@ -105,6 +105,16 @@ class BoundedSource(ABC):
         call.
         """
 
+    def read_table(
+        self, snapshot: Snapshot, splits: Sequence[Json], columns: Sequence[str]
+    ) -> pa.Table | None:
+        """Return the rows of `read` in the driver, with the same positions, or None if Spark must read them.
+
+        Called in place of `read` while no Spark session is started.
+        """
+        del snapshot, splits, columns
+        return None
+
     def create_split_reader(
         self, snapshot: Snapshot, splits: Sequence[Json], query: str | None, key: Sequence[str] = ()
     ) -> SplitReader | None:

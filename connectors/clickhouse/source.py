@@ -15,6 +15,7 @@ from headrace.connectors.clickhouse.config import ClickHouseSourceConfig
 from headrace.connectors.clickhouse.key_ranges import INSERTED, expressions
 from headrace.connectors.clickhouse.split_planner import SplitPlanner
 from headrace.connectors.clickhouse.types import ClickHouseColumn, arrow_schema, columns_of, quote
+from headrace.connectors.lakehouse_rows import DRIVER_ROWS
 from headrace.connectors.source_base import BoundedSource, Snapshot
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import SchemaError
@@ -199,6 +200,14 @@ class ClickHouseTable(BoundedSource):
             F.lit(0).cast("bigint").alias("sub"),
         )
         return frame.select("*", F.lit("i").alias(OP), place.alias(POS)).drop(reader.PART, reader.OFF)
+
+    def read_table(
+        self, snapshot: Snapshot, splits: Sequence[Json], columns: Sequence[str]
+    ) -> pa.Table | None:
+        """Return the rows of these splits if they are few."""
+        if sum(split["rows"] for split in splits) > DRIVER_ROWS:
+            return None
+        return reader.read_table(self._fetch(snapshot, splits, None, columns), self.ordinal)
 
     def create_split_reader(
         self, snapshot: Snapshot, splits: Sequence[Json], query: str | None, key: Sequence[str] = ()

@@ -220,3 +220,11 @@ CHANGED = (
     " over with a new snapshot:"
     " `headrace reset FILE`."
 )
+
+
+def append_group(pieces: list[list[object]], ordinal: int, path: str, group: int) -> None:
+    """Add a row group to a split's ranges [ordinal, path, first group, end]; extend the last if adjacent."""
+    if pieces and pieces[-1][0] == ordinal and pieces[-1][3] == group:
+        pieces[-1][3] = group + 1
+    else:
+        pieces.append([ordinal, path, group, group + 1])

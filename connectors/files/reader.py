@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,11 +13,13 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.connectors.files.listing import File, change, changed
+from headrace.connectors.frame import DRIVER_BYTES
+from headrace.connectors.local_rows import place_rows
 from headrace.connectors.row_errors import task_error
 from headrace.pipeline.errors import DataError
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 PART, OFF, GROUP = "_headrace_part", "_headrace_off", "_headrace_group"
 LINE = "_headrace_line"
@@ -202,6 +205,30 @@ def read(spark: SparkSession, scan: FileScan, tasks: Sequence[Sequence[FileRange
     listed = tuple(tuple(task) for task in tasks)
     wanted = from_arrow_schema(scan.schema, prefer_timestamp_ntz=True)
     return spark.range(0, len(listed), 1, max(len(listed), 1)).mapInArrow(_task(scan, listed), wanted)
+
+
+def path_of(tasks: Sequence[Sequence[FileRange]]) -> Column:
+    """Return the path of a row's file by its ordinal. It is evaluated only for a refused row."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    paths = {str(piece.ordinal): piece.file.path for task in tasks for piece in task}
+    return F.element_at(
+        F.from_json(F.lit(json.dumps(paths)), "map<string,string>"), F.col(PART).cast("string")
+    )
+
+
+def read_table(scan: FileScan, pieces: Sequence[FileRange], ordinal: int) -> pa.Table | None:
+    """Return the rows of file ranges with `_gs_op` and `_gs_pos`, or None if they exceed `DRIVER_BYTES`."""
+    batches: list[pa.RecordBatch] = []
+    size = 0
+    for piece in pieces:
+        for batch in scan.rows(piece):
+            size += batch.nbytes
+            if size > DRIVER_BYTES:
+                return None
+            batches.append(batch)
+    rows = pa.Table.from_batches(batches, scan.schema)
+    return place_rows(rows.drop_columns([GROUP]), ordinal, PART, OFF)
 
 
 def _task(

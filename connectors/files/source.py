@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
@@ -19,12 +18,13 @@ from headrace.connectors.filters import (
     EVERYTHING,
     apply_filter,
     apply_scope,
+    check_columns,
     position_column,
     quote_identifier,
     scope_of,
-    select_columns,
 )
 from headrace.connectors.kafka.json_decoder import checked, exact_text, parsed
+from headrace.connectors.lakehouse_rows import DRIVER_ROWS
 from headrace.connectors.row_errors import RowConditions
 from headrace.connectors.source_base import BoundedSource, Snapshot
 from headrace.connectors.splitting import is_full
@@ -69,16 +69,13 @@ class Files(BoundedSource):
 
     def schema(self, spark: SparkSession) -> pa.Schema:
         """Return the payload's schema of the current files."""
-        return self._narrow(
-            spark, shape_of(self.node, listing.list_files(self.node.path, self.name), self.name)
-        )
+        del spark
+        return self._narrow(shape_of(self.node, listing.list_files(self.node.path, self.name), self.name))
 
-    def _narrow(
-        self, spark: SparkSession, shape: FileSchema, columns: Sequence[str] | None = None
-    ) -> pa.Schema:
+    def _narrow(self, shape: FileSchema, columns: Sequence[str] | None = None) -> pa.Schema:
         wanted = columns if columns is not None else self.node.columns
-        names = select_columns(_empty(spark, shape.payload), wanted, self.node.path, self.name).columns
-        return pa.schema([shape.payload.field(name) for name in names])
+        check_columns(shape.payload.names, wanted, self.node.path, self.name)
+        return pa.schema([shape.payload.field(name) for name in wanted or shape.payload.names])
 
     def create_snapshot(self, spark: SparkSession, token: str) -> Snapshot:
         """Return the current files with size and time of change, and the rows of parquet row groups.
@@ -86,8 +83,9 @@ class Files(BoundedSource):
         Nothing is created, so `token` is not used. The choice is fixed when the ledger stores the handle.
         """
         del token
-        files, shape = self._list_with_schema(spark)
-        self._scoped(_empty(spark, shape.payload), EVERYTHING)
+        files, shape = self._list_with_schema()
+        if self.node.filter:
+            apply_filter(_empty(spark, shape.payload), self.node.filter, self.name)
         handle = {
             "pinned": True,
             "path": self.node.path,
@@ -104,14 +102,15 @@ class Files(BoundedSource):
     def check(self, spark: SparkSession, columns: Sequence[str]) -> None:
         """Check filter and columns against the schema of the current files."""
         shape = shape_of(self.node, listing.list_files(self.node.path, self.name), self.name)
-        self._narrow(spark, shape, columns)
-        apply_filter(_empty(spark, shape.payload), self.node.filter, self.name)
+        self._narrow(shape, columns)
+        if self.node.filter:
+            apply_filter(_empty(spark, shape.payload), self.node.filter, self.name)
 
-    def _list_with_schema(self, spark: SparkSession) -> tuple[list[File], FileSchema]:
+    def _list_with_schema(self) -> tuple[list[File], FileSchema]:
         files = listing.list_files(self.node.path, self.name)
         shape = shape_of(self.node, files, self.name)
         if self.node.format == "parquet":
-            wanted = {*self._narrow(spark, shape).names, *self._needed(shape, EVERYTHING, ())}
+            wanted = {*self._narrow(shape).names, *self._needed(shape, EVERYTHING, ())}
             inner = pa.schema([field for field in shape.inner if field.name in wanted])
             files = reader.footers(
                 files, self.name, lambda file, schema: check_file(file, schema, inner, self.name)
@@ -148,7 +147,7 @@ class Files(BoundedSource):
             if not found or is_full(found[-1], rows, size):
                 name = f"{'' if window is None else window.key + '/'}{len(found):05d}"
                 found.append({"id": name, "rows": 0, "bytes": 0, "files": [], "scope": scope})
-            _append(found[-1]["files"], ordinal, files[ordinal].path, group)
+            listing.append_group(found[-1]["files"], ordinal, files[ordinal].path, group)
             found[-1]["rows"] += rows
             found[-1]["bytes"] += size
         return found
@@ -209,13 +208,32 @@ class Files(BoundedSource):
         from pyspark.sql import functions as F  # noqa: N812
 
         files, shape = self._pinned(snapshot.handle)
-        tasks = [[self._piece(files, *piece) for piece in split["files"]] for split in splits]
-        listing.check([piece.file for task in tasks for piece in task], self.name)
+        tasks = self._tasks(files, splits)
         scope = splits[0]["scope"] if splits else EVERYTHING
-        wanted = self._narrow(spark, shape, columns).names
+        wanted = self._narrow(shape, columns).names
         frame = self._scoped(self._rows(spark, shape, tasks, self._needed(shape, scope, wanted)), scope)
         place = position_column(self.ordinal, scope, F.col(PART), F.col(OFF))
         return frame.select(*map(quote_identifier, wanted), F.lit("i").alias(OP), place.alias(POS))
+
+    def read_table(
+        self, snapshot: Snapshot, splits: Sequence[Json], columns: Sequence[str]
+    ) -> pa.Table | None:
+        """Return the rows of whole parquet files if they are few. Other values are text that Spark reads."""
+        files, shape = self._pinned(snapshot.handle)
+        is_plain = self.node.format == "parquet" and not self.node.filter and not shape.folders
+        if not is_plain or any(split["scope"] != EVERYTHING for split in splits):
+            return None
+        if sum(split["rows"] for split in splits) > DRIVER_ROWS:
+            return None
+        pieces = [piece for task in self._tasks(files, splits) for piece in task]
+        rows = reader.read_table(self._scan(shape, columns), pieces, self.ordinal)
+        return None if rows is None else rows.select([*columns, OP, POS])
+
+    def _tasks(self, files: Sequence[File], splits: Sequence[Json]) -> list[list[FileRange]]:
+        """Return the file ranges of each split. Raise PipelineStateError for a file that changed."""
+        tasks = [[self._piece(files, *piece) for piece in split["files"]] for split in splits]
+        listing.check([piece.file for task in tasks for piece in task], self.name)
+        return tasks
 
     def _piece(self, files: Sequence[File], ordinal: int, path: str, first: int, end: int) -> FileRange:
         if ordinal >= len(files) or files[ordinal].path != path:
@@ -237,26 +255,11 @@ class Files(BoundedSource):
         """Return the needed columns in their types, with PART, GROUP and OFF."""
         from pyspark.sql import functions as F  # noqa: N812
 
-        folders = tuple(name for name in shape.folders if name in needed)
-        kind = self.node.format
-        inner = [field for field in shape.inner if field.name in needed]
-        if not inner and kind == "csv":
-            inner = [shape.inner.field(0)]  # Arrow reads all columns if none is requested
-        as_text = [pa.field(field.name, pa.string()) for field in inner]
-        scan = FileScan(
-            node=self.name,
-            format=kind,
-            columns=pa.schema(
-                [pa.field(LINE, pa.binary())] if kind == "json" else as_text if kind == "csv" else inner
-            ),
-            folders=folders,
-            names=tuple(shape.inner.names),
-            header=self.node.header,
-            delimiter=self.node.delimiter,
-            null_value=self.node.null_value,
-        )
-        where = {"file": _path_of(tasks), "row" if kind == "csv" else "line": F.col(OFF) + 1}
+        scan = self._scan(shape, needed)
+        folders, kind = scan.folders, self.node.format
+        inner = [field for field in shape.inner if field.name in scan.columns.names]
         frame = reader.read(spark, scan, tasks)
+        where = {"file": reader.path_of(tasks), "row" if kind == "csv" else "line": F.col(OFF) + 1}
         hidden = [*(f"{FOLDER}{at}" for at in range(len(folders))), PART, GROUP, OFF]
         if kind == "json":
             frame, columns = self._objects(frame, shape, hidden, where)
@@ -273,6 +276,26 @@ class Files(BoundedSource):
             for at, name in enumerate(folders)
         ]
         return frame.select(*columns, PART, GROUP, OFF)
+
+    def _scan(self, shape: FileSchema, needed: Sequence[str]) -> FileScan:
+        """Return the scan of the needed columns."""
+        kind = self.node.format
+        inner = [field for field in shape.inner if field.name in needed]
+        if not inner and kind == "csv":
+            inner = [shape.inner.field(0)]  # Arrow reads all columns if none is requested
+        as_text = [pa.field(field.name, pa.string()) for field in inner]
+        return FileScan(
+            node=self.name,
+            format=kind,
+            columns=pa.schema(
+                [pa.field(LINE, pa.binary())] if kind == "json" else as_text if kind == "csv" else inner
+            ),
+            folders=tuple(name for name in shape.folders if name in needed),
+            names=tuple(shape.inner.names),
+            header=self.node.header,
+            delimiter=self.node.delimiter,
+            null_value=self.node.null_value,
+        )
 
     def _objects(
         self, frame: DataFrame, shape: FileSchema, hidden: Sequence[str], where: Mapping[str, Column]
@@ -333,7 +356,7 @@ class Files(BoundedSource):
     def _all(self, spark: SparkSession, snapshot: Snapshot, columns: Sequence[str]) -> DataFrame:
         """Return some columns of all rows of the snapshot's files."""
         files, shape = self._pinned(snapshot.handle)
-        select_columns(_empty(spark, shape.payload), columns, self.node.path, self.name)
+        check_columns(shape.payload.names, columns, self.node.path, self.name)
         tasks = [
             [FileRange(at, file, 0, 1 if file.groups is None else len(file.groups))]
             for at, file in enumerate(files)
@@ -349,14 +372,6 @@ class Files(BoundedSource):
     def close(self) -> None:
         """Clear the cached file lists."""
         self.listed.clear()
-
-
-def _append(pieces: list[list[object]], ordinal: int, path: str, group: int) -> None:
-    """Add a row group to a split's ranges [ordinal, path, first group, end]; extend the last if adjacent."""
-    if pieces and pieces[-1][0] == ordinal and pieces[-1][3] == group:
-        pieces[-1][3] = group + 1
-    else:
-        pieces.append([ordinal, path, group, group + 1])
 
 
 def _may_hold(file: File, shape: FileSchema, scope: Json) -> bool:
@@ -378,13 +393,3 @@ def _empty(spark: SparkSession, schema: pa.Schema) -> DataFrame:
 
 def _typed(schema: pa.Schema) -> list[tuple[str, pa.DataType]]:
     return [(field.name, field.type) for field in schema]
-
-
-def _path_of(tasks: Sequence[Sequence[FileRange]]) -> Column:
-    """Return the path of a row's file by its ordinal. It is evaluated only for a refused row."""
-    from pyspark.sql import functions as F  # noqa: N812
-
-    paths = {str(piece.ordinal): piece.file.path for task in tasks for piece in task}
-    return F.element_at(
-        F.from_json(F.lit(json.dumps(paths)), "map<string,string>"), F.col(PART).cast("string")
-    )

@@ -118,7 +118,7 @@ class EpochWriter:
             if (session := find_started_session(self._planner.spark)) is not None:
                 inherit_job_tag(session)
             staging = self.staging(plan, pending, replayed=replayed)
-            self._read(plan, readings)
+            self._read(plan, readings, pending)
             self.steps["read"] = time.monotonic() - started
             if self._side is not None:
                 marked = self._planner.retractions.marked
@@ -151,14 +151,20 @@ class EpochWriter:
                     one.persisted.unpersist(blocking=False)
             self.seconds = time.monotonic() - started
 
-    def _read(self, plan: EpochPlan, found: dict[str, SourceBatch]) -> None:
+    def _read(self, plan: EpochPlan, found: dict[str, SourceBatch], pending: Sequence[str] = ()) -> None:
         """Add what the epoch reads of every source."""
         spark = self._planner.spark
+        in_driver = self._reads_in_driver(plan, pending)
         for name, source in self._sources.items():
             if plan.phase is Phase.HISTORY:
                 for phase, splits in splits_by_phase(plan.splits, name).items():
                     found[name] = source.read_history(
-                        spark, plan.start[name], phase, splits, self._planner.source_schemas[name]
+                        spark,
+                        plan.start[name],
+                        phase,
+                        splits,
+                        self._planner.source_schemas[name],
+                        in_driver=in_driver,
                     )
             elif source.unbounded is not None and plan.start[name].get("stream") != plan.end[name]["stream"]:
                 start = (
@@ -175,6 +181,18 @@ class EpochWriter:
                     self._planner.file.model.epoch.max_bytes,
                     epoch=plan.number,
                 )
+
+    def _reads_in_driver(self, plan: EpochPlan, pending: Sequence[str]) -> bool:
+        """Return whether small history is read without Spark.
+
+        It is if nothing has started Spark yet, and not all sinks copy splits by themselves.
+        """
+        return (
+            plan.phase is Phase.HISTORY
+            and find_started_session(self._planner.spark) is None
+            and not is_refresh_epoch(self._planner.file.model, plan)
+            and not all(self._direct(plan, name) for name in pending)
+        )
 
     @contextmanager
     def _refreshed(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -10,11 +9,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from headrace.connectors import registry
 from headrace.connectors.filters import quote_identifier
-from headrace.connectors.lazy_session import defer_frame, ensure_started
-from headrace.connectors.row_errors import row_error
+from headrace.connectors.lazy_session import defer_frame
 from headrace.connectors.source_base import BoundedSource, ReadLimits, Snapshot, SplitReader, UnboundedSource
 from headrace.connectors.spark_types import arrow_schema
 from headrace.jobs.sources.casts import cast_column
+from headrace.jobs.sources.cursor import after_cursor, history_by_cursor
 from headrace.jobs.sources.handoff import Handoff
 from headrace.jobs.sources.history_columns import check_history_columns
 from headrace.jobs.sources.source_batch import SourceBatch, read_in_driver, separate_rows
@@ -27,6 +26,7 @@ from headrace.pipeline.protocol.epochs import Json
 from headrace.pipeline.protocol.partitions import HistoryPartition
 from headrace.pipeline.protocol.table_offsets import HandoffFilter
 from headrace.pipeline.sql.system_columns import OP, ORDINALS_PER_NODE, POS
+from headrace.pipeline.types.int256 import stored
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -227,9 +227,19 @@ class PipelineSource:
         return Snapshot(handle, is_stable=bool(handle.get("pinned", True)))
 
     def read_history(
-        self, spark: SparkSession, position: Json, phase: int, splits: Sequence[Json], schema: pa.Schema
+        self,
+        spark: SparkSession,
+        position: Json,
+        phase: int,
+        splits: Sequence[Json],
+        schema: pa.Schema,
+        *,
+        in_driver: bool = False,
     ) -> SourceBatch:
-        """Return the rows of these splits, cast to the source's columns."""
+        """Return the rows of these splits, cast to the source's columns.
+
+        With `in_driver`, read them without Spark if the source can, and if they need no cast.
+        """
 
         def create() -> DataFrame:
             frame = self.bounded[phase].read(spark, self._snapshot(position, phase), splits, schema.names)
@@ -239,6 +249,10 @@ class PipelineSource:
 
         size = sum(split["bytes"] for split in splits) if all("bytes" in split for split in splits) else None
         rows = sum(split.get("rows", 0) for split in splits)
+        if in_driver and not position.get("cursor"):
+            table = self.bounded[phase].read_table(self._snapshot(position, phase), splits, schema.names)
+            if table is not None and all(table.field(one.name).type == one.type for one in stored(schema)):
+                return replace(read_in_driver(table, schema, spark), rows=rows, size=size)
         return SourceBatch(defer_frame(spark, create, schema), rows, size)
 
     def _cast(self, frame: DataFrame, schema: pa.Schema) -> DataFrame:
@@ -271,7 +285,9 @@ class PipelineSource:
         frame, is_local = found.frame, found.is_local
         overlap = start.get("overlap") or {"end": end.get("catch_up"), "nulls": True}
         if (cursor := start.get("cursor")) and positions.is_before(start["stream"], overlap["end"]):
-            frame, is_local = self._after_cursor(frame, cursor, overlap, exact=bool(appends)), False
+            column = self.node.cursor.column
+            frame = after_cursor(frame, column, cursor, overlap, node=self.name, exact=bool(appends))
+            is_local = False
         size = self.unbounded.estimate_bytes(start["stream"], end["stream"], most)
         rows = positions.offset_lag(start["stream"], end["stream"])
         # A cursor leaves rows out of the frame that the table still has.
@@ -292,33 +308,6 @@ class PipelineSource:
         frame = self.unbounded.filter_rows(found.frame)
         # A filter leaves rows out of the frame that the table still has.
         return found if frame is found.frame else replace(found, frame=frame, table=None)
-
-    def _after_cursor(self, frame: DataFrame, cursor: str, overlap: Json, *, exact: bool) -> DataFrame:
-        """Drop rows of the overlap that history has.
-
-        These are rows at or before the cursor, and before the end that the stream had at the snapshot. A row
-        of the overlap without a time may or may not be in history. If that matters, it fails the epoch.
-        """
-        from pyspark.sql import functions as F  # noqa: N812
-
-        frame, column = ensure_started(frame), self.node.cursor.column
-        ends = F.from_json(F.lit(json.dumps(positions.offsets(overlap["end"]))), "map<string,bigint>")
-        inside = F.col(f"{POS}.off") < F.coalesce(
-            F.element_at(ends, F.col(f"{POS}.part").cast("string")), F.lit(0)
-        )
-        moment = F.col(quote_identifier(column))
-        drops = F.coalesce(moment <= F.lit(cursor).cast("timestamp"), F.lit(False))
-        if exact and overlap["nulls"]:
-            what = (
-                f"cursor column `{column}` is NULL, and history has rows with NULL too: the row may be"
-                " one of them"
-            )
-            hint = "Fill the column, give the sink a primary_key, or set delivery: at_least_once at the sink."
-            where = {"partition": F.col(f"{POS}.part"), "offset": F.col(f"{POS}.off")}
-            drops = F.when(
-                moment.isNull(), row_error(self.name, what, hint, **where).cast("boolean")
-            ).otherwise(drops)
-        return frame.where(F.when(inside, ~drops).otherwise(F.lit(True)))
 
     def stream_start(self, position: Json) -> Json:
         """Return the position with its stream started at the handoff position.
@@ -383,12 +372,6 @@ class PipelineSource:
         """Close the connections."""
         for part in (*self.bounded, *([self.unbounded] if self.unbounded else [])):
             part.close()
-
-
-def history_by_cursor(column: str, cursor: str) -> str:
-    """Return SQL for the rows that history keeps under a cursor. Rows without a time belong to history."""
-    name = quote_identifier(column)
-    return f"{name} IS NULL OR {name} <= timestamp'{cursor}'"
 
 
 def create_pipeline_sources(sources: Mapping[str, Any], settings: Settings) -> dict[str, PipelineSource]:

@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, cast
 
 import clickhouse_connect
@@ -22,6 +23,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from helpers.avro_messages import encode, frame, record
+from helpers.kafka_sink import read_messages
 from helpers.pipeline_world import World, clickhouse_database
 from helpers.redis_server import redis_server
 from helpers.schema_registry import SchemaRegistry
@@ -31,6 +33,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession, functions
 from pyspark.sql.types import StructType
 
+from headrace.connectors.clickhouse import source as clickhouse_source
+from headrace.connectors.files import source as file_source
 from headrace.connectors.lazy_session import LazySession
 from headrace.jobs.run.events import RunResult, Until
 from headrace.jobs.run.runner import run
@@ -200,19 +204,57 @@ def test_the_session_is_hidden_until_it_starts(spark: SparkSession) -> None:
 def test_a_run_starts_spark_before_it_uses_columns(
     inputs: Inputs, world: World, source: str, sink: str, driver_rows: int | None
 ) -> None:
-    assert run_lazily(inputs, world, source, sink, driver_rows).epochs >= 1
+    assert run_lazily(inputs, world, source, sink, driver_rows).result.epochs >= 1
+
+
+@pytest.mark.parametrize("source", ["kafka-json", "kafka-metadata", "clickhouse", "parquet"])
+def test_small_epochs_into_a_topic_never_start_spark(inputs: Inputs, world: World, source: str) -> None:
+    outcome = run_lazily(inputs, world, source, "kafka", None)
+    assert not outcome.has_started_spark
+    assert outcome.result.caught_up
+    sent = read_messages(world.services.kafka.brokers, f"{world.name}-out")
+    assert sorted((one.key, one.operation) for one in sent) == sorted(
+        (b'{"id":%d}' % at, "c") for at in range(ROWS)
+    )
+    for one in sent:
+        row = json.loads(one.value or b"")
+        assert row["v"] == f"v{row['id']}"
+
+
+@pytest.mark.parametrize(("source", "module"), [("clickhouse", clickhouse_source), ("parquet", file_source)])
+def test_spark_and_the_driver_read_the_same_history(
+    inputs: Inputs, world: World, monkeypatch: pytest.MonkeyPatch, source: str, module: ModuleType
+) -> None:
+    """Positions are compared by the order of the messages of one partition."""
+    monkeypatch.setitem(SINKS, "kafka", SINKS["kafka"] + ", topic_partitions: 1")
+    assert not run_lazily(inputs, world, source, "kafka", None).has_started_spark
+    by_driver = read_messages(world.services.kafka.brokers, f"{world.name}-out")
+    monkeypatch.setattr(module, "DRIVER_ROWS", 1)
+    monkeypatch.setattr(world, "name", f"{world.name}-spark")
+    assert run_lazily(inputs, world, source, "kafka", None).has_started_spark
+    by_spark = read_messages(world.services.kafka.brokers, f"{world.name}-out")
+    assert len(by_driver) == ROWS
+    assert [(one.key, one.value) for one in by_driver] == [(one.key, one.value) for one in by_spark]
 
 
 @pytest.mark.parametrize("transform", ["script", "handler", pytest.param("sql", marks=pytest.mark.slow)])
 def test_a_transform_starts_spark_before_it_uses_columns(
     inputs: Inputs, world: World, transform: str
 ) -> None:
-    assert run_lazily(inputs, world, "kafka-json", "postgres", None, TRANSFORMS[transform]).epochs >= 1
+    assert run_lazily(inputs, world, "kafka-json", "postgres", None, TRANSFORMS[transform]).result.epochs >= 1
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of a run, and whether something used its session."""
+
+    result: RunResult
+    has_started_spark: bool
 
 
 def run_lazily(
     inputs: Inputs, world: World, source: str, sink: str, driver_rows: int | None, transform: str = ""
-) -> RunResult:
+) -> Outcome:
     with ExitStack() as stack:
         names = dict(inputs.names) | {"url": stack.enter_context(served()).url}
         if sink == "redis":
@@ -235,4 +277,5 @@ def run_lazily(
         settings = settings.model_copy(update={"kafka_source": kafka})
         with hidden_session(inputs.spark) as lazy:
             session = cast("SparkSession", lazy)
-            return run(load_pipeline(world.file), settings, until=Until.CAUGHT_UP, spark=session)
+            result = run(load_pipeline(world.file), settings, until=Until.CAUGHT_UP, spark=session)
+            return Outcome(result, lazy.started_session is not None)
