@@ -85,9 +85,7 @@ def test_every_key_has_its_last_row(
     check(world, server)
 
 
-@pytest.mark.parametrize(
-    ("point", "nth"), [("entries-written", 15), pytest.param("sinks-written", 2, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("point", "nth"), [("entries-written", 15), ("sinks-written", 2)])
 def test_a_run_that_dies_within_an_epoch_or_after_its_record(
     world: World, server: RedisServer, spark: SparkSession, point: str, nth: int
 ) -> None:
@@ -130,7 +128,6 @@ def test_the_server_is_killed_and_comes_back(world: World, server: RedisServer) 
     check(world, server)
 
 
-@pytest.mark.slow
 def test_audits_and_replays_of_entries(world: World, server: RedisServer, spark: SparkSession) -> None:
     file, settings = load_pipeline(world.file), world.settings()
     assert world.run_here(spark).caught_up
