@@ -159,6 +159,7 @@ def topic(services: Services) -> Iterator[Callable[..., str]]:
     """`topic(partitions=1, **config)` makes a Kafka topic of this test and returns its name."""
     from confluent_kafka.admin import AdminClient
     from confluent_kafka.cimpl import NewTopic
+    from helpers.kafka_topics import create_topic
 
     admin = AdminClient({"bootstrap.servers": services.kafka.brokers})
     made: list[str] = []
@@ -171,7 +172,7 @@ def topic(services: Services) -> Iterator[Callable[..., str]]:
             replication_factor=1,
             config={k.replace("_", "."): v for k, v in config.items()},
         )
-        admin.create_topics([request])[name].result(timeout=300)
+        create_topic(admin, request)
         made.append(name)
         _wait_for_topic(admin, name)
         return name

@@ -48,8 +48,6 @@ group.initial.rebalance.delay.ms=0
 # Kafka computes age from a record's own time, so it would delete old history as soon as it is written.
 log.retention.ms=-1
 message.max.bytes=16777216
-# One broker has no other to take over. After a suspended machine, it would refuse new topics for a moment.
-broker.session.timeout.ms=600000
 num.network.threads=2
 num.io.threads=4
 """

@@ -35,6 +35,7 @@ from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.file.loader import load_pipeline
 from headrace.services import Services
 from headrace.services.clickhouse import ClickHouse
+from helpers.kafka_topics import create_topic
 from helpers.spark_settings import SHORT_LIVED_SPARK_ENVIRONMENT
 
 if TYPE_CHECKING:
@@ -196,8 +197,7 @@ class World:
                 column_names=["id", "day", "name", "amount", "_kafka_partition", "_kafka_offset"],
             )
         admin = AdminClient({"bootstrap.servers": self.services.kafka.brokers})
-        for made in admin.create_topics([NewTopic(self.name, 2, 1)]).values():
-            made.result()
+        create_topic(admin, NewTopic(self.name, 2, 1))
         for row in history:
             self.expected[row[0]] = row
         self.produce([("c", row, 0) for row in history[-FROM_TOPIC:]] + list(self.changes(dice, MESSAGES)))
