@@ -2,8 +2,7 @@
 
 A compaction replaces small files by larger ones in a commit that changes no row. If another writer changed
 the same files meanwhile, the commit of the compaction fails, not that of the writer. A vacuum removes files
-that no kept version needs. The next vacuum of a Delta
-table also removes what a killed process left.
+that no kept version needs, and files that a killed process left.
 """
 
 from __future__ import annotations

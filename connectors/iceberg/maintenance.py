@@ -1,16 +1,20 @@
-"""Maintenance of an Iceberg table, by the actions of Iceberg: rewrite, and expiry of snapshots.
+"""Maintenance of an Iceberg table, by the actions of Iceberg: rewrite, expiry of snapshots, orphan files.
 
-The record of a sink is a property of the table, which outlives snapshots. Files of no snapshot, as a killed
-process leaves them, stay.
+The record of a sink is a property of the table, which outlives snapshots. The files of the metadata versions
+belong to `metadata_files`, so a vacuum leaves them alone, placeholders included.
 """
 
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable, Collection
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
+from headrace.connectors.filters import quote_identifier
 from headrace.connectors.iceberg.catalog import WarehouseTable
 from headrace.connectors.iceberg.errors import explain
 from headrace.connectors.iceberg.metadata import IcebergMetadata
@@ -37,7 +41,7 @@ _REWRITE = {
     "delete-ratio-threshold": str(DELETED_RATIO),
 }
 _LEAST_HOURS = 24
-"""Readers and writers can still need younger snapshots."""
+"""Iceberg removes no younger orphan files, because a writer can be about to commit them."""
 _HOUR = 3_600_000
 _MAX_AGE, _DEFAULT_AGE = "history.expire.max-snapshot-age-ms", 5 * 24 * _HOUR
 
@@ -94,17 +98,20 @@ class IcebergMaintenance(TableMaintenance):
         table, hours = self._check(hours)
         expired = self._find_expired(table, hours)
         with self._explained():
-            unused = self._find_files_of(expired)
+            unused = self._find_files_of(expired) | measure_files(self._spark, self._find_orphans(hours))
         return Vacuum(hours, sum_files(unused), len(expired))
 
     def vacuum(self, hours: int | None) -> Vacuum:
-        """Expire snapshots. Iceberg commits the expiry before it removes files."""
+        """Expire snapshots, then remove orphan files. Iceberg commits the expiry before it removes files."""
         table, hours = self._check(hours)
         expired = self._find_expired(table, hours)
         with self._explained():
             unused = self._find_files_of(expired)
             if expired:
                 self._actions.expireSnapshots(table).expireOlderThan(expiry_time(hours)).execute()
+            if orphans := self._find_orphans(hours):
+                unused |= measure_files(self._spark, orphans)
+                self._remove_orphans(orphans, hours)
         left = measure_files(self._spark, unused)
         removed = {path: size for path, size in unused.items() if path not in left}
         return Vacuum(hours, sum_files(removed), len(expired))
@@ -114,7 +121,7 @@ class IcebergMaintenance(TableMaintenance):
 
         Raise SinkStateError if a sink lost rows by a rollback: the expiry would remove the proof of it.
         """
-        self.check_retention(hours, _LEAST_HOURS, "a run or a reader can need younger snapshots")
+        self.check_retention(hours, _LEAST_HOURS, "Iceberg removes no younger files")
         metadata = self._read()
         properties = metadata.table.properties()
         if str(properties.get("gc.enabled")) == "false":
@@ -163,6 +170,42 @@ class IcebergMaintenance(TableMaintenance):
             files = files.join(live.select(F.col("file_path").alias("path")), "path", "left_anti")
         return measure_files(self._spark, [row["path"] for row in files.collect()])
 
+    def _find_orphans(self, hours: int) -> list[str]:
+        """Return the data files and manifests of no snapshot.
+
+        Other files stay: those of metadata versions, and those of tables in folders of this one.
+        """
+        rows = self._call_orphan_removal(hours, "dry_run => true")
+        location = str(self._read().table.location()).rstrip("/")
+        folder = urlsplit(location).path
+        # Iceberg lists `file:/…` for a location without a scheme, but removes only what starts with it.
+        found = [f"{location}{str(row['orphan_file_location']).split(folder, 1)[1]}" for row in rows]
+        data, metadata = f"{location}/data/", f"{location}/metadata/"
+        return [
+            path
+            for path in found
+            if path.startswith(data) or (path.startswith(metadata) and path.endswith(".avro"))
+        ]
+
+    def _remove_orphans(self, paths: Collection[str], hours: int) -> None:
+        """Remove files. Iceberg checks again that no snapshot has them."""
+        view = f"headrace_{uuid.uuid4().hex}"
+        listed = [(path, _moment(hours) - timedelta(seconds=1)) for path in paths]
+        frame = self._spark.createDataFrame(listed, "file_path string, last_modified timestamp")
+        frame.createOrReplaceTempView(view)
+        try:
+            self._call_orphan_removal(hours, f"file_list_view => '{view}'")
+        finally:
+            self._spark.catalog.dropTempView(view)
+
+    def _call_orphan_removal(self, hours: int, options: str) -> list[Any]:
+        catalog = self._catalog_table.path(self._spark).split(".", 1)[0]
+        table = ".".join(quote_identifier(part) for part in self._catalog_table.name.split("."))
+        literal = table.replace("\\", "\\\\").replace("'", "\\'")
+        older = f"TIMESTAMP '{_moment(hours):%Y-%m-%d %H:%M:%S}'"
+        arguments = f"table => '{literal}', older_than => {older}, {options}"
+        return self._spark.sql(f"CALL {catalog}.system.remove_orphan_files({arguments})").collect()
+
     @contextmanager
     def _explained(self) -> Iterator[None]:
         try:
@@ -183,6 +226,11 @@ class IcebergMaintenance(TableMaintenance):
 def expiry_time(hours: int) -> int:
     """Return the time before which snapshots expire, in milliseconds."""
     return int(time.time() * 1000) - hours * _HOUR
+
+
+def _moment(hours: int) -> datetime:
+    """Return the time before which files without a snapshot are orphans."""
+    return datetime.now(UTC) - timedelta(hours=hours, minutes=1)
 
 
 def _sum_table(table: Any) -> FileTotal:

@@ -1,4 +1,4 @@
-"""`headrace restart`, `rebuild` and `prune` on real servers, with kills inside."""
+"""`headrace restart`, `rebuild`, `prune`, `compact` and `vacuum` on real servers, with kills inside."""
 
 from __future__ import annotations
 
@@ -72,6 +72,28 @@ def test_operations_report_their_changes_before_they_make_them(world: World, spa
     assert code == 0, text
     assert f"{before.committed - before.kept_from} epochs are rolled up." in text
     assert state(world).kept_from == before.committed
+
+
+# Two commands with Spark.
+def test_the_files_of_a_lake_are_compacted_and_removed(world: World, spark: SparkSession) -> None:
+    file = str(world.file)
+    world.run_here(spark)
+    before = {path.name for path in world.lake.glob("*.parquet")}
+    code, text = execute(world, "compact", file, "--sink", "pg", "--yes")
+    assert code == 1
+    assert "Only tables of these types have files to maintain: delta, iceberg." in text
+    code, text = execute(world, "compact", file, "--yes")
+    assert code == 0, text
+    assert "would be rewritten into 1." in text
+    assert "No run is active." in text
+    assert ", and has 1 file (" in text
+    assert len({path.name for path in world.lake.glob("*.parquet")} - before) == 1
+    code, text = execute(world, "vacuum", file, "--older-than", "200", "--dry-run")
+    assert code == 0, text
+    assert "0 files (0.000 MB) would be removed, which no version of the last 200 hours needs." in text
+    assert "Nothing was changed (--dry-run)." in text
+    assert before <= {path.name for path in world.lake.glob("*.parquet")}
+    world.check(spark)
 
 
 def test_operations_rebuild_a_sink_after_a_kill(world: World, spark: SparkSession) -> None:

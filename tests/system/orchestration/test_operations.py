@@ -230,6 +230,34 @@ def test_a_row_that_somebody_removed_is_back_after_a_rebuild(
     world.check(spark)
 
 
+def test_the_files_of_a_lake_are_compacted_and_removed(
+    world: World, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in world.env().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("headrace.orchestration.spark.start_session", lambda *_: spark)
+    monkeypatch.setattr("headrace.orchestration.spark.stop_session", lambda *_: None)
+    world.run_here(spark)
+    pipeline = read_pipeline(world.file)
+    before = sorted(world.lake.iterdir())
+    for operation in ({"compact": {}}, {"vacuum": {"sink": "lake", "older_than_hours": 200}}):
+        success, text = operate(pipeline, operation)
+        assert success, text
+        assert "would be" in text
+        assert "Nothing was changed" in text
+    assert sorted(world.lake.iterdir()) == before
+    success, text = operate(pipeline, {"compact": {"sink": "lake"}}, dry_run=False)
+    assert success, text
+    assert ", and has 1 file (" in text
+    success, text = operate(pipeline, {"compact": {"sink": "pg"}}, dry_run=False)
+    assert not success
+    assert "delta, iceberg" in text
+    success, text = operate(pipeline, {"vacuum": {}}, dry_run=False)
+    assert success, text
+    assert "0 files" in text
+    world.check(spark)
+
+
 class TestAlerts:
     @pytest.fixture
     def failed(self, written, stand_in):
