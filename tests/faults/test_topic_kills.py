@@ -36,7 +36,11 @@ epoch: {{interval: 0s, stream_rows: 250, history_rows: 1000}}
 Changes = dict[int, list[tuple[str | None, dict[str, Any] | None]]]
 
 # Transactions of a run: 1 the generation, 2 the claim, 3 the first record, 4 to 6 history, then the stream.
+# Rows of the stream are encoded in the driver, from the first epoch of the stream on.
 STEPS = [
+    ("topic-encoding", 1, "driver"),
+    ("topic-encoded", 2, "driver"),
+    ("topic-encoded", 3, "group"),
     ("topic-sending", 2, "driver"),
     ("topic-sent", 1, "driver"),
     ("topic-sent", 5, "group"),
