@@ -43,7 +43,8 @@ class Broker:
 
         self.brokers = brokers
         self.admin = AdminClient({"bootstrap.servers": brokers, "log_level": 0})
-        self.producer = Producer({"bootstrap.servers": brokers, "log_level": 0})
+        # Without idempotence, a message that is sent again can follow a later one.
+        self.producer = Producer({"bootstrap.servers": brokers, "log_level": 0, "enable.idempotence": True})
 
     def send(self, topic: str, *values: object, partition: int = 0, **more: Any) -> None:
         for value in values:
