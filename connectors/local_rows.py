@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pyarrow as pa
 
+from headrace.connectors.frame import DRIVER_BYTES
 from headrace.connectors.spark_types import POS_ARROW
 from headrace.pipeline.sql.system_columns import OP, POS
+
+
+def collect_rows(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.Table | None:
+    """Return the rows of all batches, or None if they exceed `DRIVER_BYTES`."""
+    found: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        size += batch.nbytes
+        if size > DRIVER_BYTES:
+            return None
+        found.append(batch)
+    return pa.Table.from_batches(found, schema)
 
 
 def place_rows(rows: pa.Table, ordinal: int, part: str, off: str) -> pa.Table:

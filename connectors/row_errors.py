@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING
@@ -114,6 +115,19 @@ def explain_failure(error: BaseException) -> HeadraceError | None:
             )
             return RetentionError(msg, hint=hint)
     return None
+
+
+@contextmanager
+def translate_row_errors() -> Iterator[None]:
+    """Raise what `explain_failure` returns for the failure of a Spark action. Other errors pass unchanged."""
+    try:
+        yield
+    except HeadraceError:
+        raise
+    except Exception as error:
+        if found := explain_failure(error):
+            raise found from error
+        raise
 
 
 def _data_error(found: Json) -> HeadraceError:

@@ -23,6 +23,7 @@ SMALL_FILE_SIZE = FILE_SIZE * 3 // 4
 """Smaller files are rewritten, in bytes."""
 DELETED_RATIO = 0.05
 """Files with a larger share of deleted rows are rewritten, too."""
+HOUR_MS = 3_600_000
 _ATTEMPTS = 3
 
 
@@ -83,15 +84,16 @@ class TableMaintenance(ABC):
 
     def compact(self) -> Compaction:
         """Compact, again if a concurrent commit changed the same files. Raise TransientError in the end."""
-        for rest in reversed(range(_ATTEMPTS)):
+        attempt = 1
+        while True:
             try:
                 return self.compact_once()
             except TransientError as error:
-                if not rest:
+                if attempt == _ATTEMPTS:
                     msg = f"{self.target} was not compacted in {_ATTEMPTS} attempts: {error.message}"
                     hint = "If a run changes the same files, end it first: headrace stop FILE."
                     raise TransientError(msg, hint=hint, node=self._sink) from error
-        raise AssertionError
+            attempt += 1
 
     def check_retention(self, hours: int | None, least: float, reason: str) -> None:
         """Raise UserError for a retention that is too short."""
@@ -112,6 +114,12 @@ def measure_files(spark: SparkSession, paths: Collection[str]) -> dict[str, int]
         if files.exists(path) and (status := files.getFileStatus(path)).isFile():
             found[text] = int(status.getLen())
     return found
+
+
+def sum_removed(spark: SparkSession, sizes: dict[str, int]) -> FileTotal:
+    """Return the total of those files by path that no longer exist."""
+    left = measure_files(spark, sizes)
+    return sum_files({path: size for path, size in sizes.items() if path not in left})
 
 
 def sum_files(sizes: dict[str, int]) -> FileTotal:

@@ -16,7 +16,7 @@ from headrace.connectors.clickhouse.client import SINK, is_loopback, shared, tra
 from headrace.connectors.clickhouse.commit_table import SAFE_INSERT
 from headrace.connectors.clickhouse.sink_table import ATTEMPT, EPOCH, INSERT_TIME, IS_DELETED
 from headrace.connectors.clickhouse.sink_types import ColumnRule
-from headrace.connectors.row_errors import explain_failure, task_error
+from headrace.connectors.row_errors import task_error, translate_row_errors
 from headrace.connectors.versions import ENDED
 from headrace.pipeline.config.sections import ClickHouseTarget
 from headrace.pipeline.errors import DataError, HeadraceError
@@ -107,12 +107,8 @@ class StageLoad:
 
         # mapInArrow does not quote names, so columns are passed by index.
         indexed = frame.toDF(*(f"c{at}" for at in range(len(names))))
-        try:
+        with translate_row_errors():
             return sum(row.rows for row in indexed.mapInArrow(task, _RESULT).collect())
-        except Exception as error:
-            if found := explain_failure(error):
-                raise found from error
-            raise
 
     def _complete(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Check a batch and return it with the columns that every row carries."""

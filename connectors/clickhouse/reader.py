@@ -21,8 +21,7 @@ from headrace.connectors.clickhouse.key_ranges import (
 )
 from headrace.connectors.clickhouse.types import ClickHouseColumn, arrow_schema, quote
 from headrace.connectors.filters import LOWEST
-from headrace.connectors.frame import DRIVER_BYTES
-from headrace.connectors.local_rows import place_rows
+from headrace.connectors.local_rows import collect_rows, place_rows
 from headrace.connectors.source_base import SplitReader
 from headrace.connectors.spark_types import spark_schema
 from headrace.pipeline.config.sections import ClickHouseConnection
@@ -296,15 +295,8 @@ def read(spark: SparkSession, fetch: ClickHouseSplitReader) -> DataFrame:
 def read_table(fetch: ClickHouseSplitReader, ordinal: int) -> pa.Table | None:
     """Return all splits of `fetch` with `_gs_op` and `_gs_pos`, or None if they exceed `DRIVER_BYTES`."""
     schema = fetch.scan.rows.append(pa.field(PART, pa.int32())).append(pa.field(OFF, pa.int64()))
-    batches: list[pa.RecordBatch] = []
-    size = 0
-    for split in fetch.splits:
-        for batch in fetch.positioned(split):
-            size += batch.nbytes
-            if size > DRIVER_BYTES:
-                return None
-            batches.append(batch)
-    return place_rows(pa.Table.from_batches(batches, schema), ordinal, PART, OFF)
+    rows = collect_rows((batch for split in fetch.splits for batch in fetch.positioned(split)), schema)
+    return None if rows is None else place_rows(rows, ordinal, PART, OFF)
 
 
 def _task(fetch: ClickHouseSplitReader) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

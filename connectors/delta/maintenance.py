@@ -23,6 +23,7 @@ from headrace.connectors.delta.transaction_log import TableLog
 from headrace.connectors.table_maintenance import (
     DELETED_RATIO,
     FILE_SIZE,
+    HOUR_MS,
     SMALL_FILE_SIZE,
     Compaction,
     FileTotal,
@@ -30,6 +31,7 @@ from headrace.connectors.table_maintenance import (
     Vacuum,
     measure_files,
     sum_files,
+    sum_removed,
 )
 from headrace.pipeline.errors import SinkStateError
 
@@ -44,8 +46,7 @@ _OPTIONS = {
     "spark.databricks.delta.vacuum.logging.enabled": "false",
 }
 _LISTING_TASKS = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
-_HOUR = 3_600_000
-_DAY = 24 * _HOUR
+_DAY = 24 * HOUR_MS
 
 
 class DeltaMaintenance(TableMaintenance):
@@ -85,9 +86,7 @@ class DeltaMaintenance(TableMaintenance):
         """Run VACUUM."""
         unused = self._find_unused(hours)
         self._execute("VACUUM", _retain(hours))
-        left = measure_files(self._session, unused)
-        removed = {path: size for path, size in unused.items() if path not in left}
-        return Vacuum(self._retention(hours), sum_files(removed))
+        return Vacuum(self._retention(hours), sum_removed(self._session, unused))
 
     def _find_unused(self, hours: int | None) -> dict[str, int]:
         least = self._retention(None)
@@ -100,7 +99,7 @@ class DeltaMaintenance(TableMaintenance):
         """Return `hours`, or the retention of the table in hours."""
         if hours is not None:
             return hours
-        return self._log.file_retention(self._log.snapshot()) / _HOUR
+        return self._log.file_retention(self._log.snapshot()) / HOUR_MS
 
     def _check_age_of_records(self) -> None:
         """Raise SinkStateError if the commit could bring a log cleanup that removes the record of a sink.

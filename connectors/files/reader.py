@@ -13,8 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.connectors.files.listing import File, change, changed
-from headrace.connectors.frame import DRIVER_BYTES
-from headrace.connectors.local_rows import place_rows
+from headrace.connectors.local_rows import collect_rows, place_rows
 from headrace.connectors.row_errors import task_error
 from headrace.pipeline.errors import DataError
 
@@ -219,16 +218,8 @@ def path_of(tasks: Sequence[Sequence[FileRange]]) -> Column:
 
 def read_table(scan: FileScan, pieces: Sequence[FileRange], ordinal: int) -> pa.Table | None:
     """Return the rows of file ranges with `_gs_op` and `_gs_pos`, or None if they exceed `DRIVER_BYTES`."""
-    batches: list[pa.RecordBatch] = []
-    size = 0
-    for piece in pieces:
-        for batch in scan.rows(piece):
-            size += batch.nbytes
-            if size > DRIVER_BYTES:
-                return None
-            batches.append(batch)
-    rows = pa.Table.from_batches(batches, scan.schema)
-    return place_rows(rows.drop_columns([GROUP]), ordinal, PART, OFF)
+    rows = collect_rows((batch for piece in pieces for batch in scan.rows(piece)), scan.schema)
+    return None if rows is None else place_rows(rows.drop_columns([GROUP]), ordinal, PART, OFF)
 
 
 def _task(

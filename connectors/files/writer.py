@@ -18,7 +18,7 @@ from pyarrow import csv, parquet
 from headrace.connectors.files.listing import NO_VALUE
 from headrace.connectors.filters import quote_identifier
 from headrace.connectors.json_text import JSON_OPTIONS, as_json, plain_values, with_text_keys
-from headrace.connectors.row_errors import explain_failure, task_error
+from headrace.connectors.row_errors import task_error, translate_row_errors
 from headrace.connectors.spark_types import spark_schema
 from headrace.pipeline.errors import DataError, HeadraceError, TransientError
 from headrace.pipeline.sql.system_columns import OP
@@ -114,12 +114,8 @@ class RowFiles:
 
         # mapInArrow does not quote names, so columns are passed by index.
         indexed = rows.toDF(*(f"c{at}" for at in range(len(names))))
-        try:
+        with translate_row_errors():
             return [(one.name, one.rows, one.size) for one in indexed.mapInArrow(task, _RESULT).collect()]
-        except Exception as error:
-            if found := explain_failure(error):
-                raise found from error
-            raise
 
     def write(self, batches: Iterable[pa.RecordBatch], folder: Path) -> list[WrittenFile]:
         """Write batches that are sorted by the columns of folders, a file for each run of equal values."""

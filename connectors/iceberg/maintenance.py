@@ -21,12 +21,14 @@ from headrace.connectors.iceberg.metadata import IcebergMetadata
 from headrace.connectors.table_maintenance import (
     DELETED_RATIO,
     FILE_SIZE,
+    HOUR_MS,
     Compaction,
     FileTotal,
     TableMaintenance,
     Vacuum,
     measure_files,
     sum_files,
+    sum_removed,
 )
 from headrace.pipeline.errors import SinkStateError, TargetError
 
@@ -42,8 +44,7 @@ _REWRITE = {
 }
 _LEAST_HOURS = 24
 """Iceberg removes no younger orphan files, because a writer can be about to commit them."""
-_HOUR = 3_600_000
-_MAX_AGE, _DEFAULT_AGE = "history.expire.max-snapshot-age-ms", 5 * 24 * _HOUR
+_MAX_AGE, _DEFAULT_AGE = "history.expire.max-snapshot-age-ms", 5 * 24 * HOUR_MS
 
 
 class IcebergMaintenance(TableMaintenance):
@@ -112,9 +113,7 @@ class IcebergMaintenance(TableMaintenance):
             if orphans := self._find_orphans(hours):
                 unused |= measure_files(self._spark, orphans)
                 self._remove_orphans(orphans, hours)
-        left = measure_files(self._spark, unused)
-        removed = {path: size for path, size in unused.items() if path not in left}
-        return Vacuum(hours, sum_files(removed), len(expired))
+        return Vacuum(hours, sum_removed(self._spark, unused), len(expired))
 
     def _check(self, hours: int | None) -> tuple[Any, int]:
         """Return the table and the retention in hours.
@@ -134,7 +133,7 @@ class IcebergMaintenance(TableMaintenance):
                 raise SinkStateError(msg, hint=hint, node=self._sink)
         if hours is None:
             age = properties.get(_MAX_AGE)
-            hours = max(_LEAST_HOURS, int(age or _DEFAULT_AGE) // _HOUR)
+            hours = max(_LEAST_HOURS, int(age or _DEFAULT_AGE) // HOUR_MS)
         return metadata.table, hours
 
     def _find_expired(self, table: Any, hours: int) -> list[int]:
@@ -225,7 +224,7 @@ class IcebergMaintenance(TableMaintenance):
 
 def expiry_time(hours: int) -> int:
     """Return the time before which snapshots expire, in milliseconds."""
-    return int(time.time() * 1000) - hours * _HOUR
+    return int(time.time() * 1000) - hours * HOUR_MS
 
 
 def _moment(hours: int) -> datetime:

@@ -21,7 +21,7 @@ from headrace.connectors.kafka.config import KafkaSinkConfig, KafkaSourceConfig
 from headrace.connectors.kafka.encoder import JsonMessageEncoder
 from headrace.connectors.kafka.json_decoder import arrives_as
 from headrace.connectors.kafka.producer import ProducerFencedError, TransactionalProducer, explain_fenced
-from headrace.connectors.row_errors import explain_failure
+from headrace.connectors.row_errors import translate_row_errors
 from headrace.connectors.sink_base import SinkContext
 from headrace.connectors.transactional_sink import CommitKind, SinkCommit, SinkState, TransactionalSink
 from headrace.pipeline.errors import (
@@ -135,7 +135,7 @@ class KafkaSink(TransactionalSink):
         """
         topic: Topic = expected.version
         try:
-            with self._producer.transaction():
+            with translate_row_errors(), self._producer.transaction():
                 record = change.record
                 if change.kind is CommitKind.EPOCH and change.frame is not None:
                     rows = self._send(change.frame)
@@ -147,10 +147,6 @@ class KafkaSink(TransactionalSink):
             self._read_own_state()
             timeout = spell_duration(self._node.transaction_timeout)
             raise explain_fenced(self._name, self.target, timeout) from error
-        except Exception as error:
-            if found := explain_failure(error):
-                raise found from error
-            raise
         self._state = state
         return SinkState(state.generation, record, topic)
 

@@ -15,9 +15,8 @@ from headrace.connectors.filters import quote_identifier
 from headrace.connectors.json_text import JSON_OPTIONS, as_json, plain_values, with_text_keys
 from headrace.connectors.lakehouse_rows import build_merge_source, collect_last_rows
 from headrace.connectors.local_relation import collect_arrow
-from headrace.connectors.row_errors import explain_failure
+from headrace.connectors.row_errors import translate_row_errors
 from headrace.connectors.spark_types import spark_schema
-from headrace.pipeline.errors import HeadraceError
 from headrace.pipeline.sql.system_columns import OP
 from headrace.pipeline.types.arrow import is_nested
 
@@ -69,14 +68,8 @@ class RowEncoder:
 
     def encode(self, frame: EpochFrame) -> Iterator[EncodedRows]:
         """Yield the last row of each key. Raise DataError for a null in a key."""
-        try:
+        with translate_row_errors():
             yield from self._encode(frame)
-        except HeadraceError:
-            raise
-        except Exception as error:
-            if found := explain_failure(error):
-                raise found from error
-            raise
 
     def _encode(self, frame: EpochFrame) -> Iterator[EncodedRows]:
         last = collect_last_rows(self._sink, frame)

@@ -23,7 +23,7 @@ from headrace.connectors.http.client import HttpCaller, RefusedStatusError, Requ
 from headrace.connectors.http.endpoint import resolve_endpoint
 from headrace.connectors.json_text import check_keys
 from headrace.connectors.kafka.json_decoder import arrives_as
-from headrace.connectors.row_errors import explain_failure
+from headrace.connectors.row_errors import translate_row_errors
 from headrace.connectors.sink_base import SinkContext
 from headrace.connectors.stateless_sink import StatelessSink
 from headrace.connectors.webhook.batches import build_requests, read_texts
@@ -76,14 +76,9 @@ class WebhookSink(StatelessSink):
         rows = 0
         with _Sender(self._node, self._ready, self._sent[1]) as sender:
             try:
-                for count in sender.send_all(requests):
-                    rows += count
-            except HeadraceError:
-                raise
-            except Exception as error:
-                if found := explain_failure(error):
-                    raise found from error
-                raise
+                with translate_row_errors():
+                    for count in sender.send_all(requests):
+                        rows += count
             finally:
                 call_accumulator(frame.spark, self._name).add(sender.counter.calls())
         return rows

@@ -134,9 +134,8 @@ def _select_sinks(file: PipelineFile, sink: str | None) -> list[str]:
     """Return the sinks to maintain. Raise UserError if there is none, or if `sink` cannot be maintained."""
     sinks = file.model.sinks
     able = [name for name, node in sinks.items() if node.capabilities.maintains_files]
-    if sink is not None and sink not in sinks:
-        msg = f"`{sink}` is no sink of this pipeline"
-        raise UserError(msg, hint=f"Sinks: {', '.join(sinks)}.", place=file.place("sinks"))
+    if sink is not None:
+        file.check_sink(sink)
     if sink in able or (sink is None and able):
         return [sink] if sink is not None else able
     kinds = ", ".join(kind for kind, one in sink_entries().items() if one.capabilities.maintains_files)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from headrace.connectors.ledger.factory import open_existing_ledger
 from headrace.pipeline.config.settings import Settings
-from headrace.pipeline.errors import PipelineStateError, UserError
+from headrace.pipeline.errors import PipelineStateError
 from headrace.pipeline.file.loader import PipelineFile
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.ledger import LeaseStatus, Ledger, PipelineState, StopAction, StopRequest
@@ -75,9 +75,7 @@ def replay(
     `start_spark` returns the session, by default a new one. A dry run does not call it.
     """
     with open_pipeline_state(file, settings) as (ledger, state):
-        if sink not in file.model.sinks:
-            msg = f"`{sink}` is no sink of this pipeline"
-            raise UserError(msg, hint=f"Sinks: {', '.join(file.model.sinks)}.", place=file.place("sinks"))
+        file.check_sink(sink)
         if from_epoch is not None and not state.kept_from <= from_epoch <= max(1, state.committed):
             kept = f"the ledger has epochs {state.kept_from} to {state.committed}"
             msg = f"epoch {from_epoch} cannot be replayed: {kept}"

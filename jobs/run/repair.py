@@ -12,7 +12,6 @@ from headrace.jobs.run.events import Listener, RunResult
 from headrace.jobs.run.pipeline_run import LANE, PipelineRun
 from headrace.jobs.spark.session import start_session, stop_session
 from headrace.pipeline.config.settings import Settings
-from headrace.pipeline.errors import UserError
 from headrace.pipeline.file.loader import PipelineFile
 from headrace.pipeline.protocol.coordinator import EpochCoordinator
 from headrace.pipeline.protocol.ledger import describe_launcher
@@ -44,7 +43,7 @@ def replay(
         SinkStateError: the ledger lacks the epochs, stored results are missing, or a sink without a key would
             get rows twice.
     """
-    _check_sink(file, sink)
+    file.check_sink(sink)
     if recompute:
         settings = settings.model_copy(
             update={"staging": settings.staging.model_copy(update={"recompute": True})}
@@ -67,7 +66,7 @@ def accept_target(
     They become the new baseline. `take_over` first ends and fences the claims of other pipelines to the
     target. Without it, such a claim raises SinkStateError.
     """
-    _check_sink(file, sink)
+    file.check_sink(sink)
     with _open_run(
         file, settings, sink, "accept-target", None, None, spark, take_over=take_over
     ) as pipeline_run:
@@ -101,12 +100,6 @@ def rebuild(file: PipelineFile, settings: Settings, *, spark: SparkSession | Non
         ledger.close()
         if spark is None:
             stop_session(session)
-
-
-def _check_sink(file: PipelineFile, sink: str) -> None:
-    if sink not in file.model.sinks:
-        msg = f"`{sink}` is no sink of this pipeline"
-        raise UserError(msg, hint=f"Sinks: {', '.join(file.model.sinks)}.", place=file.place("sinks"))
 
 
 def _open_run(

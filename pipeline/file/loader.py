@@ -101,6 +101,12 @@ class PipelineFile:
         if isinstance(error, HeadraceError):
             error.hint = _COMMAND.sub(lambda found: f"{found[1]} {self.path}", error.hint)
 
+    def check_sink(self, name: str) -> None:
+        """Raise UserError if the pipeline has no sink of this name."""
+        if name not in self.model.sinks:
+            msg = f"`{name}` is no sink of this pipeline"
+            raise UserError(msg, hint=f"Sinks: {', '.join(self.model.sinks)}.", place=self.place("sinks"))
+
     @contextmanager
     def locate_errors(self) -> Iterator[None]:
         """Locate errors that the block raises."""

@@ -35,7 +35,8 @@ epoch: {{interval: 0s, stream_rows: 250, history_rows: 1000}}
 """
 
 # Scripts of a run: 10 for each of the 3 epochs of history, then 2 or 3 for each of the stream. (point, nth, who dies)
-STEPS = [
+STEPS = [("entries-written", 15, "driver"), ("sinks-written", 2, "driver")]
+SLOW_STEPS = [
     ("entries-writing", 1, "driver"),
     ("entries-writing", 15, "group"),
     ("entries-written", 10, "driver"),
@@ -44,7 +45,6 @@ STEPS = [
     ("entries-under-way", 7, "group"),
     ("entries-under-way", 34, "driver"),
     ("entries-under-way", 18, "jvm"),
-    ("sinks-written", 2, "driver"),
     ("sinks-written", 5, "group"),
 ]
 
@@ -73,23 +73,13 @@ def check(world: World, server: RedisServer) -> None:
         assert found[name].passed is True, found[name]
 
 
-@pytest.mark.slow  # test_a_run_that_dies_within_an_epoch_or_after_its_record is the daily sample
-@pytest.mark.parametrize(("point", "nth", "who"), STEPS)
+@pytest.mark.parametrize(
+    ("point", "nth", "who"), [*STEPS, *(pytest.param(*step, marks=pytest.mark.slow) for step in SLOW_STEPS)]
+)
 def test_every_key_has_its_last_row(
-    world: World, server: RedisServer, point: str, nth: int, who: str
+    world: World, server: RedisServer, spark: SparkSession, point: str, nth: int, who: str
 ) -> None:
     assert world.crash(point, nth, who) != 0
-    answer = world.run()
-    assert answer["code"] == 0, answer
-    assert answer["caught_up"]
-    check(world, server)
-
-
-@pytest.mark.parametrize(("point", "nth"), [("entries-written", 15), ("sinks-written", 2)])
-def test_a_run_that_dies_within_an_epoch_or_after_its_record(
-    world: World, server: RedisServer, spark: SparkSession, point: str, nth: int
-) -> None:
-    assert world.crash(point, nth, "driver") != 0
     assert world.run_here(spark).caught_up
     check(world, server)
 

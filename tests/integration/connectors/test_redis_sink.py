@@ -225,7 +225,7 @@ def test_an_interrupted_large_epoch_is_completed_and_counted_once(
         raise TransientError(msg)
 
     interrupt(monkeypatch, 2, fail)
-    rows = [(1, "gone"), (2, "b"), (4, "b"), (5, "b"), (6, "b"), (7, "b")]
+    rows = [(1, "deleted"), (2, "b"), (4, "b"), (5, "b"), (6, "b"), (7, "b")]
     assert not sink.has_partial_epoch(plan(2))
     with pytest.raises(TransientError, match="interrupted"):
         write(maker, sink, 2, rows, "duuuuu")
@@ -277,7 +277,7 @@ def test_the_server_is_killed_within_an_epoch(
     sink = maker.joined(KEYED)
     write(maker, sink, 1, [(1, "a"), (2, "a"), (3, "a")])
     interrupt(monkeypatch, script, server.kill)
-    rows = [(1, "gone"), (2, "b"), (4, "b")]
+    rows = [(1, "deleted"), (2, "b"), (4, "b")]
     with suppress(TransientError):  # after the last script the epoch is complete
         write(maker, sink, 2, rows, "duu")
     server.start()

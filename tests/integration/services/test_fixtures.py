@@ -54,9 +54,9 @@ def test_a_topic_is_never_made_by_asking_for_it(services: Services):
     from confluent_kafka.admin import AdminClient
 
     admin = AdminClient({"bootstrap.servers": services.kafka.brokers})
-    asked = admin.list_topics("nobody-made-this", timeout=300).topics["nobody-made-this"]
-    assert asked.error is not None
-    assert "nobody-made-this" not in admin.list_topics(timeout=300).topics
+    topic = admin.list_topics("unknown-topic", timeout=300).topics["unknown-topic"]
+    assert topic.error is not None
+    assert "unknown-topic" not in admin.list_topics(timeout=300).topics
 
 
 def test_a_wrong_postgres_password_is_refused(services: Services):

@@ -210,14 +210,21 @@ def test_a_red_check_names_the_job_that_repairs_its_sink(written, stand_in) -> N
     assert "what to do" not in checks["content_matches"]
 
 
-# Several runs on real servers: 40 s on a quiet machine.
-def test_a_row_that_somebody_removed_is_back_after_a_rebuild(
-    world: World, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def operable_world(world: World, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> World:
+    """The world, with its settings in the environment, and the session of the tests for Dagster's runs."""
     for name, value in world.env().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("headrace.orchestration.spark.start_session", lambda *_: spark)
     monkeypatch.setattr("headrace.orchestration.spark.stop_session", lambda *_: None)
+    return world
+
+
+# Several runs on real servers: 40 s on a quiet machine.
+def test_a_row_that_somebody_removed_is_back_after_a_rebuild(
+    operable_world: World, spark: SparkSession
+) -> None:
+    world = operable_world
     assert world.run()["code"] == 0
     with psycopg.connect(world.conninfo) as connection:
         connection.execute("DELETE FROM target WHERE id = (SELECT min(id) FROM target)")
@@ -230,13 +237,8 @@ def test_a_row_that_somebody_removed_is_back_after_a_rebuild(
     world.check(spark)
 
 
-def test_the_files_of_a_lake_are_compacted_and_removed(
-    world: World, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in world.env().items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr("headrace.orchestration.spark.start_session", lambda *_: spark)
-    monkeypatch.setattr("headrace.orchestration.spark.stop_session", lambda *_: None)
+def test_the_files_of_a_lake_are_compacted_and_removed(operable_world: World, spark: SparkSession) -> None:
+    world = operable_world
     world.run_here(spark)
     pipeline = read_pipeline(world.file)
     before = sorted(world.lake.iterdir())
