@@ -156,9 +156,9 @@ def _shared_session(settings: Settings, node_types: frozenset[str]) -> Iterator[
 
     @cache
     def session() -> SparkSession:
-        from headrace.jobs.spark.session import start_session
+        from headrace.jobs.spark.session import start_session, without_optimizing_compiler
 
-        return start_session(settings, node_types)
+        return start_session(without_optimizing_compiler(settings), node_types)
 
     try:
         yield session

@@ -19,7 +19,7 @@ from headrace.jobs.planning.compiled_pipeline import node_types
 from headrace.jobs.planning.planner import FixedSchemaSource, PipelinePlanner
 from headrace.jobs.sources.declared_columns import declared_columns
 from headrace.jobs.sources.pipeline_source import PipelineSource, create_pipeline_sources
-from headrace.jobs.spark.session import start_session, stop_session
+from headrace.jobs.spark.session import start_session, stop_session, without_optimizing_compiler
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import HeadraceError, ServiceError, SettingsError, TransientError
 from headrace.pipeline.file.loader import PipelineFile
@@ -106,7 +106,7 @@ class SchemaDiscovery:
 
     def _session(self) -> SparkSession:
         if self._spark is None:
-            self._spark = start_session(self._settings, node_types(self.file))
+            self._spark = start_session(without_optimizing_compiler(self._settings), node_types(self.file))
             self._started = True
         return self._spark
 

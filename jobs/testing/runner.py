@@ -14,7 +14,7 @@ from headrace.connectors.filter_marks import mark_filtered_rows
 from headrace.jobs.planning.planner import PipelinePlanner
 from headrace.jobs.sources.source_batch import SourceBatch
 from headrace.jobs.spark.errors import as_headrace_error
-from headrace.jobs.spark.session import start_session, stop_session
+from headrace.jobs.spark.session import start_session, stop_session, without_optimizing_compiler
 from headrace.jobs.testing.diff import NodeDifference, compare
 from headrace.jobs.testing.expectations import Expectation, expectation
 from headrace.jobs.testing.inputs import InputTable, build_input_table, check_computable, frame_of, stream_of
@@ -172,10 +172,9 @@ def small(settings: Settings) -> Settings:
             "master": "local[2]",
             "driver_memory": "1g",
             "conf": {**_CONF, **settings.spark.conf},
-            "jvm_options": f"-XX:TieredStopAtLevel=1 {settings.spark.jvm_options}".rstrip(),
         }
     )
-    return settings.model_copy(update={"spark": spark})
+    return without_optimizing_compiler(settings.model_copy(update={"spark": spark}))
 
 
 def _difference(found: Expectation) -> NodeDifference | None:

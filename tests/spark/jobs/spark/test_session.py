@@ -8,6 +8,10 @@ from pathlib import Path
 import pytest
 from helpers.checkout import ROOT
 
+from headrace.jobs.spark.session import without_optimizing_compiler
+from headrace.pipeline.config.sections import SparkSettings
+from headrace.pipeline.config.settings import Settings
+
 SUSPENDED = """
 import os, signal, sys, time
 from pathlib import Path
@@ -49,3 +53,10 @@ def test_session_survives_a_suspended_machine(tmp_path: Path) -> None:
         check=False,
     )
     assert done.stdout.split() == ["10", "None"], done.stderr
+
+
+def test_options_of_the_user_follow_those_of_a_session_that_reads_no_data() -> None:
+    """The JVM takes the last of two values."""
+    settings = Settings(spark=SparkSettings(jvm_options="-XX:TieredStopAtLevel=4"))
+    short = without_optimizing_compiler(settings).spark.jvm_options
+    assert short.split() == ["-XX:TieredStopAtLevel=1", "-XX:TieredStopAtLevel=4"]
