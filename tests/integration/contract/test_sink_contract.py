@@ -56,22 +56,20 @@ ROUTES = {"postgres-staged", "kafka-large", "clickhouse-tasks", "file-tasks", "r
 """The second route of a sink to its target; its records are those of the first one."""
 FORMATS = {"file-csv", "file-json", "redis-hash"}
 """They differ from `file-parquet` and `redis` in values only."""
+LAKES = {"delta", "iceberg"}
+"""Daily tests of the same promises are in tests/spark/connectors/test_delta_sink.py and test_iceberg_sink.py."""
 
 
 EVERY = [*BUILT_IN, "sqlite", "aggregate"]
-records_only = pytest.mark.parametrize("maker", with_slow(ROUTES | FORMATS, EVERY), indirect=True)
-"""For tests that write no rows."""
-rows_in_any_form = pytest.mark.parametrize("maker", with_slow(FORMATS, EVERY), indirect=True)
-# SQLite has neither the types nor versions: these tests run over the connectors that ship.
-only_built_in = pytest.mark.parametrize("maker", BUILT_IN, indirect=True)
+records_only = pytest.mark.parametrize("maker", with_slow(ROUTES | FORMATS | LAKES, EVERY), indirect=True)
+"""For tests of the record: the route of the rows, if there are any, does not matter."""
+rows_in_any_form = pytest.mark.parametrize("maker", with_slow(FORMATS | LAKES, EVERY), indirect=True)
 only_versions = pytest.mark.parametrize("maker", with_slow(ROUTES, TABLES), indirect=True)
 """For tests that take both routes themselves."""
 
 
 @pytest.fixture(params=EVERY)
-def maker(
-    request: pytest.FixtureRequest, spark: SparkSession, pg: str, tmp_path: Path
-) -> Iterator[SinkMaker]:
+def maker(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -> Iterator[SinkMaker]:
     """A target of each type of sink; `sqlite` is a connector that the test adds from a temporary folder."""
     if request.param in TOPICS:
         if request.param == "kafka-large":
@@ -100,12 +98,14 @@ def maker(
         with redis_server(tmp_path / "redis") as server:
             yield redis_sink_maker(spark, server, tmp_path, format=format_)
     elif request.param == "aggregate":
+        pg = request.getfixturevalue("pg")
         yield aggregate_sink_maker(spark, pg, tmp_path)
         compare_totals(pg, "name, rows", "SELECT name, count(*) FROM target GROUP BY name")
     elif request.param == "sqlite":
         with sqlite_connector(tmp_path) as package:
             yield sqlite_sink_maker(spark, tmp_path, package)
     else:
+        pg = "" if request.param in LAKES else request.getfixturevalue("pg")
         yield sink_maker(request.param, spark, pg, tmp_path)
 
 
@@ -167,7 +167,7 @@ def test_the_last_of_a_key_wins_in_an_epoch_and_over_epochs(maker: SinkMaker) ->
     sink.close()
 
 
-@rows_in_any_form
+@records_only
 def test_an_epoch_that_is_held_is_not_written_again(maker: SinkMaker) -> None:
     sink = maker.joined(KEYED)
     sink.write(plan(1), frame(maker.spark, KEYED, people((1, "a")), "i"))
@@ -197,7 +197,7 @@ def test_an_empty_epoch_moves_the_record(maker: SinkMaker) -> None:
     sink.close()
 
 
-@rows_in_any_form
+@records_only
 def test_an_older_generation_cannot_write(maker: SinkMaker) -> None:
     zombie = maker.joined(KEYED)
     successor = maker.open(KEYED)
@@ -225,7 +225,11 @@ def test_a_record_of_another_ledger_is_found(maker: SinkMaker) -> None:
     sink.close()
 
 
-@only_built_in
+# SQLite has neither the types nor versions: these tests run over the connectors that ship. test_types_come_back_as_
+# they_went_in is the daily sample of Delta, test_arrow_writes_what_spark_writes of messages that Spark writes.
+@pytest.mark.parametrize(
+    "maker", with_slow({"delta", "kafka-large", "clickhouse-tasks"}, BUILT_IN), indirect=True
+)
 def test_values_come_back_as_they_went_in(maker: SinkMaker) -> None:
     sink = maker.joined(TYPES)
     sink.write(plan(1), frame(maker.spark, TYPES, VALUES, "iiii"))
@@ -234,7 +238,8 @@ def test_values_come_back_as_they_went_in(maker: SinkMaker) -> None:
     sink.close()
 
 
-@only_built_in
+# test_not_a_number_comes_back_from_inside is the daily sample of Delta.
+@pytest.mark.parametrize("maker", with_slow(ROUTES | {"delta"}, BUILT_IN), indirect=True)
 def test_not_a_number_comes_back(maker: SinkMaker) -> None:
     schema = TYPES.empty_table().select(["id", "single", "double"]).schema
     sink = maker.joined(schema)
@@ -254,7 +259,7 @@ def test_a_null_in_the_key_is_an_error_that_names_it(maker: SinkMaker) -> None:
     sink.close()
 
 
-@pytest.mark.parametrize("maker", with_slow(FORMATS, [*APPENDING, "sqlite"]), indirect=True)
+@pytest.mark.parametrize("maker", with_slow(FORMATS | LAKES, [*APPENDING, "sqlite"]), indirect=True)
 def test_rows_without_a_key_are_appended(maker: SinkMaker) -> None:
     sink = maker.joined(KEYED, ())
     sink.write(plan(1), frame(maker.spark, KEYED, people((1, "a"), (1, "a")), "ii", ()))
@@ -266,13 +271,17 @@ def test_rows_without_a_key_are_appended(maker: SinkMaker) -> None:
     sink.close()
 
 
+SAME_ROWS = {*ROUTES, *FORMATS, "delta", "kafka"}
+
+
 # Without a key, the values go the same way: test_rows_without_a_key_are_appended is the daily sample. The driver
-# writes these rows for both routes of a sink, and test_values_come_back_as_they_went_in has every format.
+# writes these rows for both routes of a sink, and test_values_come_back_as_they_went_in has every format. Iceberg
+# is the daily sample of both lakes; test_kafka_sink.py has daily tests of messages that Arrow encodes.
 @pytest.mark.parametrize(
     ("maker", "key"),
     [
         *(
-            pytest.param(kind, ("id",), marks=[pytest.mark.slow] if kind in ROUTES | FORMATS else [])
+            pytest.param(kind, ("id",), marks=[pytest.mark.slow] if kind in SAME_ROWS else [])
             for kind in BUILT_IN
         ),
         *(pytest.param(kind, (), marks=pytest.mark.slow) for kind in APPENDING),
@@ -392,7 +401,9 @@ def test_the_highest_version_wins_in_an_epoch_and_over_epochs(maker: SinkMaker) 
     sink.close()
 
 
-@pytest.mark.parametrize("maker", with_slow(ROUTES, BUILT_IN), indirect=True)  # it takes both routes itself
+# It takes both routes itself. Iceberg is the daily sample of both lakes, file-json and redis are those of keys as
+# text.
+@pytest.mark.parametrize("maker", with_slow(ROUTES | {"delta", "kafka", "file-csv"}, BUILT_IN), indirect=True)
 def test_zero_has_no_sign_in_a_key_and_nan_is_one(maker: SinkMaker) -> None:
     schema = pa.schema([("id", pa.float64()), ("name", pa.string())])
     sink = maker.joined(schema)
@@ -408,7 +419,10 @@ def test_zero_has_no_sign_in_a_key_and_nan_is_one(maker: SinkMaker) -> None:
 WIDER = pa.schema([*KEYED, ("score", pa.int64()), ("note", pa.string())])
 
 
-@pytest.mark.parametrize("maker", with_slow(ROUTES, [*TABLES, *CLICKHOUSE, "aggregate"]), indirect=True)
+# Iceberg is the daily sample of both lakes, test_columns_of_the_key_and_the_version_are_never_added one of Delta.
+@pytest.mark.parametrize(
+    "maker", with_slow(ROUTES | {"delta"}, [*TABLES, *CLICKHOUSE, "aggregate"]), indirect=True
+)
 def test_new_columns_are_refused_or_added(maker: SinkMaker) -> None:
     """`maker` is the strict sink, `evolving` the one that adds columns."""
     evolving = replace(
