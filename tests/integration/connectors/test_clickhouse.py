@@ -21,7 +21,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from helpers.depth import FULL
+from helpers.depth import FULL, with_slow
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -175,7 +175,14 @@ LAYOUTS: dict[str, tuple[list[tuple[str, st.SearchStrategy[Any]]], str]] = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+RELATED = {
+    *("unsigned", "few", "nullable float", "decimal", "date32", "millis", "nullable text", "low cardinality"),
+    *("fixed", "uuid", "enum", "bool", "text then date", "then nullable"),
+}
+"""Layouts with a daily one of a similar type or order."""
+
+
+@pytest.mark.parametrize("layout", with_slow(RELATED, LAYOUTS))
 @pytest.mark.sampled
 @settings(
     max_examples=20 if FULL else 3,
@@ -268,7 +275,7 @@ def test_pinned_rows_hold_still(server: Server) -> None:
     for start in range(4):
         server.do(f"INSERT INTO {table} SELECT number * 4 + {start}, 'old' FROM numbers(250)")
     server.do(f"DELETE FROM {table} WHERE id % 100 = 5")
-    source = server.source(table, split_rows=100)
+    source = server.source(table, split_rows=250)
     snapshot = pinned(source, "still")
     splits = plan(source, snapshot)
     before = fetched(source, snapshot, splits)
@@ -420,13 +427,16 @@ def test_only_copies_are_dropped(server: Server) -> None:
 
 @pytest.mark.parametrize(
     "kind",
-    [
-        "Date",
-        "Nullable(Date32)",
-        "DateTime('America/New_York')",
-        "DateTime64(3, 'Asia/Tokyo')",
-        "Nullable(DateTime)",
-    ],
+    with_slow(
+        {"Date", "DateTime('America/New_York')"},
+        (
+            "Date",
+            "Nullable(Date32)",
+            "DateTime('America/New_York')",
+            "DateTime64(3, 'Asia/Tokyo')",
+            "Nullable(DateTime)",
+        ),
+    ),
 )
 def test_windows_are_disjoint_and_in_utc(server: Server, kind: str) -> None:
     table = server.table(f"id Int64, at {kind}")
@@ -741,7 +751,7 @@ def test_read_in_spark(server: Server, spark: Any) -> None:
     assert source.read(spark, snapshot, []).count() == 0
 
 
-@pytest.mark.parametrize("order", ["id", "tuple()"])
+@pytest.mark.parametrize("order", with_slow({"id"}, ("id", "tuple()")))
 def test_rows_of_one_key_are_in_the_order_of_their_inserts(server: Server, spark: Any, order: str) -> None:
     """Twelve parts: names of parts are texts, in which the tenth comes before the second."""
     table = server.table(

@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from helpers.clickhouse_sink import ClickHouseSinkMaker, clickhouse_sink_maker
+from helpers.depth import with_slow
 from helpers.nested_rows import NESTED, ROWS, same_as
 from helpers.sink_makers import KEYED, frame, plan
 from pyarrow import types as kinds
@@ -52,7 +54,21 @@ def make(spark: SparkSession, services: Services, ch_db: str, tmp_path: Path) ->
     return lambda **node: clickhouse_sink_maker(spark, services, ch_db, tmp_path, **node)
 
 
-@pytest.fixture(params=["keyed", "without-key"])
+KINDS = ("keyed", "without-key")
+keyed_is_daily = pytest.mark.parametrize("maker", with_slow({"without-key"}, KINDS), indirect=True)
+"""For tests in which the kind of the table matters little."""
+
+
+def cross(keyless: str, keyed: str) -> list[Any]:
+    """Return both tables with both values. Daily are `keyless` without a key, and `keyed` with one."""
+    return [
+        pytest.param(kind, value, marks=() if (kind == "keyed") == (value == keyed) else pytest.mark.slow)
+        for kind in KINDS
+        for value in (keyless, keyed)
+    ]
+
+
+@pytest.fixture(params=KINDS)
 def maker(request: pytest.FixtureRequest, make: Make) -> ClickHouseSinkMaker:
     """A maker for a table with a key, or for one without, which has partitions."""
     made = make()
@@ -166,6 +182,7 @@ def test_the_highest_version_wins_and_a_delete_keeps_its_version(make: Make) -> 
     sink.close()
 
 
+@keyed_is_daily
 def test_the_target_is_emptied(maker: ClickHouseSinkMaker) -> None:
     sink = maker.joined(KEYED, columns(maker))
     write(sink, maker, 1, people(1, 2, 3))
@@ -185,6 +202,7 @@ def test_the_target_is_emptied(maker: ClickHouseSinkMaker) -> None:
     successor.close()
 
 
+@keyed_is_daily
 def test_a_table_that_was_made_again_has_no_record(maker: ClickHouseSinkMaker) -> None:
     sink = maker.joined(KEYED, columns(maker))
     write(sink, maker, 1, people(1))
@@ -277,12 +295,12 @@ def test_a_wide_number_comes_back_or_is_refused(make: Make, row: dict[str, Any],
     ("kind", "declared", "value"),
     [
         (pa.list_(pa.int64()), "", None),
-        (pa.map_(pa.string(), pa.int64()), "", None),
-        (pa.struct([("x", pa.list_(pa.int64()))]), "", {"x": None}),
+        pytest.param(pa.map_(pa.string(), pa.int64()), "", None, marks=pytest.mark.slow),
+        pytest.param(pa.struct([("x", pa.list_(pa.int64()))]), "", {"x": None}, marks=pytest.mark.slow),
         (pa.list_(pa.list_(pa.int64())), "", [[1], None]),
         (pa.int64(), "UInt8", 256),
-        (pa.int64(), "UInt64", -1),
-        (pa.decimal128(20, 0), "UInt64", Decimal(2**64)),
+        pytest.param(pa.int64(), "UInt64", -1, marks=pytest.mark.slow),
+        pytest.param(pa.decimal128(20, 0), "UInt64", Decimal(2**64), marks=pytest.mark.slow),
         (pa.date32(), "Date", date(1969, 12, 31)),
         (pa.timestamp("us", tz="UTC"), "DateTime64(9, 'UTC')", datetime(2300, 1, 1, tzinfo=UTC)),
         (pa.string(), "String", None),
@@ -334,17 +352,28 @@ LOST = [
     (GenerationStage, "count", 2),
 ]
 """The steps of an epoch: class, method, and which call."""
-RETRIES = [
-    pytest.param(kind, again, marks=() if (kind == "keyed") == (again == "next-run") else pytest.mark.slow)
-    for kind in ("keyed", "without-key")
-    for again in ("same-run", "next-run")
-]
-"""The normal run has each table and each way to try again once, at every step."""
 
 
-@pytest.mark.parametrize("does", [True, False], ids=["done", "not-done"])
-@pytest.mark.parametrize(("owner", "name", "nth"), LOST, ids=lambda one: getattr(one, "__name__", str(one)))
-@pytest.mark.parametrize(("maker", "again"), RETRIES, indirect=["maker"])
+def lost_answers() -> Iterator[Any]:
+    """Yield every case. Daily are two of each step, with the other ways to try again than the step before.
+
+    What is done again can double rows only in a table without a key, so this table has the answers that are
+    lost after the work, and the table with a key those before it.
+    """
+    for place, (owner, name, nth) in enumerate(LOST):
+        for kind, again, does in product(KINDS, ("same-run", "next-run"), (True, False)):
+            retry = "next-run" if does == (place % 2 == 0) else "same-run"
+            daily = does == (kind == "without-key") and again == retry
+            yield pytest.param(
+                *(kind, again, owner, name, nth, does),
+                id=f"{kind}-{again}-{owner.__name__}-{name}-{nth}-{'done' if does else 'not-done'}",
+                marks=() if daily else pytest.mark.slow,
+            )
+
+
+@pytest.mark.parametrize(
+    ("maker", "again", "owner", "name", "nth", "does"), lost_answers(), indirect=["maker"]
+)
 def test_an_answer_is_lost(
     maker: ClickHouseSinkMaker,
     fail_once: Callable[..., None],
@@ -373,7 +402,7 @@ def test_an_answer_is_lost(
     )
 
 
-@pytest.mark.parametrize("again", ["same-run", "next-run"])
+@pytest.mark.parametrize(("maker", "again"), cross("same-run", "next-run"), indirect=["maker"])
 def test_an_attach_stops_halfway(
     maker: ClickHouseSinkMaker, monkeypatch: pytest.MonkeyPatch, again: str
 ) -> None:
@@ -407,7 +436,7 @@ def test_an_attach_stops_halfway(
     assert stored(maker) == sorted([(1, "a"), (2, "a"), *replaced, *((i, "b") for i in (3, 4, 5, 6))])
 
 
-@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize(("maker", "moment"), cross("after", "before"), indirect=["maker"])
 def test_a_task_that_ran_twice_is_noticed(
     maker: ClickHouseSinkMaker, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
@@ -430,8 +459,18 @@ def test_a_task_that_ran_twice_is_noticed(
     assert stored(maker) == [(1, "a"), (2, "a"), (3, "a")]
 
 
+ZOMBIES = [(StageLoad, "load"), (CommitTable, "write_state"), (GenerationStage, "attach")]
+"""The steps of the older run: class and method."""
+
+
 @pytest.mark.parametrize(
-    ("owner", "name"), [(StageLoad, "load"), (CommitTable, "write_state"), (GenerationStage, "attach")]
+    ("maker", "owner", "name"),
+    [
+        pytest.param(kind, *step, marks=() if kind != "keyed" or step[1] == "attach" else pytest.mark.slow)
+        for kind in KINDS
+        for step in ZOMBIES
+    ],
+    indirect=["maker"],
 )
 def test_an_older_run_wakes_up_at_every_step(
     maker: ClickHouseSinkMaker, monkeypatch: pytest.MonkeyPatch, owner: type, name: str
@@ -464,6 +503,7 @@ def test_an_older_run_wakes_up_at_every_step(
     newest.close()
 
 
+@keyed_is_daily
 def test_an_older_run_that_wakes_up_in_its_preparation_is_refused(
     maker: ClickHouseSinkMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

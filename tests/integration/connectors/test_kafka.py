@@ -85,6 +85,15 @@ def broker(services: Any) -> Broker:
     return Broker(services.kafka.brokers)
 
 
+driver_is_daily = pytest.mark.parametrize(
+    "driver_rows", [20_000, pytest.param(0, marks=pytest.mark.slow)], ids=["driver", "spark"]
+)
+"""For messages one by one: the driver leaves to Spark what it cannot read, so Spark names every mistake.
+
+test_the_driver_reads_what_spark_reads is the daily test of what both can read.
+"""
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Read rows in both ways: in the driver, and by Spark."""
     own = any("driver_rows" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))
@@ -241,6 +250,7 @@ def test_payload_may_bring_the_operation_itself(
         (None, "the message has no payload (a tombstone)"),
     ],
 )
+@driver_is_daily
 def test_broken_message_is_named(
     broker: Broker, topic: Any, stream: Any, spark: SparkSession, payload: bytes | None, message: str
 ) -> None:
@@ -273,6 +283,7 @@ def test_a_tombstone_deletes_the_row_of_its_key(
         (b'{"name": "a"}', "the message has no payload (a tombstone), and its key lacks `id`"),
     ],
 )
+@driver_is_daily
 def test_a_tombstone_without_its_key_is_named(
     broker: Broker, topic: Any, stream: Any, spark: SparkSession, key: bytes | None, says: str
 ) -> None:
@@ -324,6 +335,7 @@ def test_broken_message_fails_also_where_its_columns_are_not_used(
         ("time64", "03:04:05", "03:04:05"),
     ],
 )
+@driver_is_daily
 def test_value_is_held_exactly(
     broker: Broker, topic: Any, stream: Any, spark: SparkSession, kind: str, value: object, held: object
 ) -> None:
@@ -341,26 +353,27 @@ def test_value_is_held_exactly(
     ("kind", "value"),
     [
         ("int8", 200),
-        ("int8", 40000),
+        pytest.param("int8", 40000, marks=pytest.mark.slow),
         ("uint8", -1),
-        ("uint16", 65536),
-        ("uint32", -1),
-        ("uint64", -1),
+        pytest.param("uint16", 65536, marks=pytest.mark.slow),
+        pytest.param("uint32", -1, marks=pytest.mark.slow),
+        pytest.param("uint64", -1, marks=pytest.mark.slow),
         ("uint64", 1.5),
         ("uint64", 2**64),
         ("decimal(5,2)", 1.005),
         ("decimal(5,2)", "1000.00"),
-        ("decimal(5,2)", "abc"),
+        pytest.param("decimal(5,2)", "abc", marks=pytest.mark.slow),
         ("boolean", "true"),
         ("binary", "xy"),
         ("date32", "2024-01-02T03:04:05"),
         ("date32", 19000),
         ("timestamp", "12:30"),
-        ("timestamp", "2024"),
+        pytest.param("timestamp", "2024", marks=pytest.mark.slow),
         ("timestamp", 1_700_000_000),
         ("timestamp", "2024-13-01T00:00:00Z"),
     ],
 )
+@driver_is_daily
 def test_value_that_the_type_cannot_hold_is_refused(
     broker: Broker, topic: Any, stream: Any, spark: SparkSession, kind: str, value: object
 ) -> None:

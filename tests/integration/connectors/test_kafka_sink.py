@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from itertools import product
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -20,6 +21,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
+from helpers.depth import with_slow
 from helpers.kafka_sink import KafkaSinkMaker, SentMessage, kafka_sink_maker, read_back, read_messages
 from helpers.nested_rows import NESTED, ROWS, from_json, same_as
 from helpers.sink_makers import KEYED, TYPES, frame, plan, position
@@ -61,7 +63,8 @@ def make(spark: SparkSession, brokers: str, tmp_path: Path) -> Make:
     return lambda topic="", **node: kafka_sink_maker(spark, brokers, tmp_path, topic, **node)
 
 
-@pytest.fixture(params=["driver", "streamed", "arrow"])
+# The contract of the sinks has daily tests of `driver`.
+@pytest.fixture(params=with_slow({"driver"}, ("driver", "streamed", "arrow")))
 def load_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Small epochs pass through one Arrow table, large ones partition by partition.
 
@@ -154,7 +157,18 @@ READ_BY_DRIVER = pa.schema(
 """Columns whose values the source decodes without Spark."""
 
 
-@pytest.mark.parametrize("by", ["driver", "spark"])
+def load_paths_with(streamed: Any, arrow: Any) -> list[Any]:
+    """Return each load path with both values. Daily are those of the arguments."""
+    daily = {("streamed", streamed), ("arrow", arrow)}
+    return [
+        pytest.param(*cell, marks=() if cell in daily else pytest.mark.slow)
+        for cell in product(("driver", "streamed", "arrow"), (streamed, arrow))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("load_path", "by"), load_paths_with(streamed="driver", arrow="spark"), indirect=["load_path"]
+)
 def test_a_kafka_source_reads_back_the_rows_that_were_written(make: Make, load_path: str, by: str) -> None:
     dice, schema = Random(f"{load_path}{by}"), FINE if by == "spark" else READ_BY_DRIVER
     if load_path == "arrow":
@@ -250,7 +264,9 @@ def test_a_key_has_its_columns_in_the_order_of_the_file(make: Make) -> None:
     assert (one.key, one.value) == (b'{"name":"a\\"","price":1.50}', b'{"id":1,"name":"a\\"","price":1.50}')
 
 
-@pytest.mark.parametrize("tombstones", [False, True])
+@pytest.mark.parametrize(
+    ("load_path", "tombstones"), load_paths_with(streamed=True, arrow=False), indirect=["load_path"]
+)
 def test_operations_are_headers_and_deletes_can_be_tombstones(
     make: Make, load_path: str, *, tombstones: bool
 ) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.depth import with_slow
 from helpers.source_makers import (
     NODE,
     ORDINAL,
@@ -46,16 +47,16 @@ WORLDS = {
 def make(
     spark: SparkSession,
     services: Services,
-    ch_db: str,
     topic: Callable[..., str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> Iterator[Callable[[str], SourceWorld]]:
     made: list[SourceWorld] = []
 
     def of(kind: str) -> SourceWorld:
         if kind == "clickhouse":
-            made.append(ClickHouseWorld(spark, services, ch_db))
+            made.append(ClickHouseWorld(spark, services, request.getfixturevalue("ch_db")))
         elif kind == "iceberg":
             made.append(IcebergWorld(spark, services, tmp_path, monkeypatch))
         elif kind in ("file", "http", "python"):
@@ -70,12 +71,29 @@ def make(
         one.close()
 
 
+BOUNDED = sorted(kind for kind, one in WORLDS.items() if one.bounded)
+
+
+def every_world_but(*slow: str) -> pytest.MarkDecorator:
+    """Run over every source; only `make test-faults` runs those of `slow`.
+
+    The rows of a service (`http`) are stored and read in the code of `python`, which is their daily sample.
+    Daily tests of Iceberg, files and topics are in test_iceberg_source.py, test_files_source.py and test_kafka.py.
+    """
+    return pytest.mark.parametrize("world", with_slow(slow, sorted(WORLDS)), indirect=True)
+
+
+def every_bounded_but(*slow: str) -> pytest.MarkDecorator:
+    """Run over every bounded source, as `every_world_but`."""
+    return pytest.mark.parametrize("bounded", with_slow(slow, BOUNDED), indirect=True)
+
+
 @pytest.fixture(params=sorted(WORLDS))
 def world(request: pytest.FixtureRequest, make: Callable[[str], SourceWorld]) -> SourceWorld:
     return make(request.param)
 
 
-@pytest.fixture(params=sorted(kind for kind, one in WORLDS.items() if one.bounded))
+@pytest.fixture(params=BOUNDED)
 def bounded(request: pytest.FixtureRequest, make: Callable[[str], SourceWorld]) -> SourceWorld:
     return make(request.param)
 
@@ -128,6 +146,7 @@ def test_describe_opens_nothing_and_tells_no_secret(world: SourceWorld) -> None:
     assert type(source).capabilities.bounded is world.bounded
 
 
+@every_world_but("http")
 def test_rows_have_the_announced_schema_and_the_hidden_columns(world: SourceWorld) -> None:
     source = filled(world).open()
     fixed = world.fixed(source)
@@ -144,18 +163,22 @@ def test_rows_have_the_announced_schema_and_the_hidden_columns(world: SourceWorl
     )
 
 
+@every_world_but("http")
 def test_reading_again_gives_the_same_rows_in_spite_of_new_ones(world: SourceWorld) -> None:
     source = filled(world).open()
     fixed = world.fixed(source)
     pieces = world.pieces(source, fixed)
     before = content(world, source, fixed, pieces)
     assert sorted(row[2] for row in before) == list(range(35))
+    assert not world.bounded or {row[1] for row in before} == {"i"}, "history is inserts"
     world.add(numbered(0, 50, "new"))
     assert content(world, source, fixed, pieces) == before
     assert content(world, world.open(), fixed, pieces[::-1]) == before
 
 
-def test_pieces_neither_overlap_nor_leave_a_hole(world: SourceWorld) -> None:
+@every_world_but("http")
+def test_pieces_neither_overlap_nor_leave_a_hole_also_in_another_process(world: SourceWorld) -> None:
+    """What is kept of them survives JSON, and another process goes on in the middle. No piece is no row."""
     source = filled(world).open()
     fixed = world.fixed(source)
     pieces = world.pieces(source, fixed)
@@ -164,20 +187,15 @@ def test_pieces_neither_overlap_nor_leave_a_hole(world: SourceWorld) -> None:
     assert all(each)
     assert sorted(number for part in each for number in part) == list(range(35))
     assert world.ids(source, fixed, pieces) == list(range(35))
-
-
-def test_what_is_kept_survives_json_and_another_process_goes_on_in_the_middle(world: SourceWorld) -> None:
-    source = filled(world).open()
-    fixed = world.fixed(source)
-    pieces = world.pieces(source, fixed)
+    nothing = world.read(source, fixed, [])
+    assert nothing.columns == [*world.columns, *HIDDEN]
+    assert nothing.collect() == []
     stored = json.loads(json.dumps([fixed, pieces]))
     assert stored == [fixed, pieces]
-    done = world.ids(source, fixed, pieces[:2])
     source.close()
     world.add(numbered(35, 40))
     rest = world.ids(world.open(), stored[0], stored[1][2:])
-    assert sorted(done + rest) == list(range(35))
-    assert done
+    assert sorted(each[0] + each[1] + rest) == list(range(35))
     assert rest
 
 
@@ -193,13 +211,6 @@ def test_nothing_there_is_no_error(world: SourceWorld) -> None:
     again = world.open()
     later = world.fixed(again)
     assert world.ids(again, later, world.pieces(again, later)) == [0, 1, 2]
-
-
-def test_an_empty_range_of_a_full_source_has_no_rows(world: SourceWorld) -> None:
-    source = filled(world).open()
-    frame = world.read(source, world.fixed(source), [])
-    assert frame.columns == [*world.columns, *HIDDEN]
-    assert frame.collect() == []
 
 
 def test_rows_that_the_outside_no_longer_holds_are_an_error(world: SourceWorld) -> None:
@@ -224,12 +235,6 @@ def test_rows_that_never_were_are_an_error(world: SourceWorld) -> None:
     assert error.hint
 
 
-def test_history_is_inserts(bounded: SourceWorld) -> None:
-    source = filled(bounded).open()
-    fixed = bounded.fixed(source)
-    assert {row[1] for row in content(bounded, source, fixed, bounded.pieces(source, fixed))} == {"i"}
-
-
 def test_a_stream_brings_its_operations(make: Callable[[str], SourceWorld]) -> None:
     world = make("kafka")
     assert isinstance(world, KafkaWorld)
@@ -242,6 +247,7 @@ def test_a_stream_brings_its_operations(make: Callable[[str], SourceWorld]) -> N
     assert sorted((row[2], row[1]) for row in found) == [(0, "i"), (1, "i"), (2, "u"), (3, "d"), (4, "i")]
 
 
+@every_world_but("iceberg", "python")
 def test_places_are_unique_and_the_later_row_of_a_key_comes_last(world: SourceWorld) -> None:
     """Twelve rounds, because names that are numbers end up in the order of text at the tenth."""
     for round_ in range(12):
@@ -256,6 +262,7 @@ def test_places_are_unique_and_the_later_row_of_a_key_comes_last(world: SourceWo
         assert values == sorted(values)
 
 
+@every_bounded_but("http", "iceberg")
 def test_pieces_are_the_same_at_every_planning(bounded: SourceWorld) -> None:
     source = filled(bounded).open()
     fixed = bounded.fixed(source)
@@ -268,6 +275,7 @@ def test_pieces_are_the_same_at_every_planning(bounded: SourceWorld) -> None:
     ]
 
 
+@every_bounded_but("file", "http", "iceberg")
 def test_windows_share_out_the_history(bounded: SourceWorld) -> None:
     source = filled(bounded).open()
     fixed = bounded.fixed(source)
@@ -280,6 +288,7 @@ def test_windows_share_out_the_history(bounded: SourceWorld) -> None:
     assert found == [[], list(range(13)), [13], list(range(14, 35))]
 
 
+@every_bounded_but("http")
 def test_columns_are_what_the_node_and_the_reader_ask_for(bounded: SourceWorld) -> None:
     source = filled(bounded).open(columns="v, id")
     assert bounded.schema(source).names == ["v", "id"]
@@ -291,6 +300,7 @@ def test_columns_are_what_the_node_and_the_reader_ask_for(bounded: SourceWorld) 
     assert narrow.count() == 35
 
 
+@every_bounded_but("http")
 def test_unpinning_twice_does_no_harm(bounded: SourceWorld) -> None:
     source = filled(bounded).open()
     fixed = bounded.fixed(source)
@@ -300,6 +310,7 @@ def test_unpinning_twice_does_no_harm(bounded: SourceWorld) -> None:
     assert bounded.ids(source, again, bounded.pieces(source, again)) == list(range(35))
 
 
+@every_bounded_but("http", "iceberg")
 def test_the_direct_way_gives_the_rows_of_the_other(bounded: SourceWorld) -> None:
     source = filled(bounded).open()
     fixed = bounded.fixed(source)
@@ -352,12 +363,14 @@ def test_closing_lets_go(world: SourceWorld) -> None:
     until(lambda: not world.open_resources() & opened)
 
 
+@every_world_but("http", "iceberg", "kafka")
 def test_a_filter_of_the_node_holds_in_every_piece(world: SourceWorld) -> None:
     source = filled(world).open(filter="id % 5 = 0 OR id = 33")
     fixed = world.fixed(source)
     assert world.ids(source, fixed, world.pieces(source, fixed)) == [0, 5, 10, 15, 20, 25, 30, 33]
 
 
+@every_bounded_but("http")
 def test_a_look_foresees_the_pieces_of_a_pin_and_makes_nothing(
     bounded: SourceWorld, spark: SparkSession
 ) -> None:

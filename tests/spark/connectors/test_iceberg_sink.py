@@ -100,7 +100,7 @@ def test_merge_applies_the_last_row_of_each_key(table: Any, large: bool) -> None
     assert t.branches == ["main"]
 
 
-@pytest.mark.parametrize("key", [(), ("id",)])
+@pytest.mark.parametrize("key", [pytest.param((), marks=pytest.mark.slow), ("id",)])
 def test_epochs_with_and_without_rows_leave_their_record(table: Any, key: tuple[str, ...]) -> None:
     t = table(*key)
     sink = t.joined()
@@ -114,7 +114,7 @@ def test_epochs_with_and_without_rows_leave_their_record(table: Any, key: tuple[
     assert t.branches == ["main"]
 
 
-@pytest.mark.parametrize("key", [(), ("id",)])
+@pytest.mark.parametrize("key", [pytest.param((), marks=pytest.mark.slow), ("id",)])
 def test_same_plan_written_twice_lands_once(table: Any, key: tuple[str, ...]) -> None:
     t = table(*key)
     sink = t.joined()
@@ -189,7 +189,7 @@ def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gate:
     return made
 
 
-@pytest.mark.parametrize("key", [(), ("id",)])
+@pytest.mark.parametrize("key", [pytest.param((), marks=pytest.mark.slow), ("id",)])
 def test_a_zombie_wakes_up_before_its_commit(table: Any, gate: Gate, key: tuple[str, ...]) -> None:
     """It has looked at everything and holds its rows ready when the newcomer fences.
 
@@ -242,7 +242,7 @@ def test_two_processes_write_one_epoch(table: Any) -> None:
     assert t.branches == ["main"]
 
 
-@pytest.mark.parametrize("key", [(), ("id",)])
+@pytest.mark.parametrize("key", [pytest.param((), marks=pytest.mark.slow), ("id",)])
 def test_somebody_appends_between_check_and_commit(table: Any, gate: Gate, key: tuple[str, ...]) -> None:
     """The rows were merged into a table that is no more; they are written anew, onto what is there now."""
     t = table(*key)
@@ -353,7 +353,8 @@ def test_the_record_outlives_expired_snapshots_and_commits_of_others(table: Any)
     assert t.rows() == [(1, "x"), (2, "b"), (100, "foreign"), (101, "foreign")]
 
 
-@pytest.mark.parametrize("later", [False, True])
+# test_iceberg_vacuum_keeps_the_proof_of_a_rollback is the daily sample without a later commit.
+@pytest.mark.parametrize("later", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_table_that_was_rolled_back_holds_no_record(table: Any, later: bool) -> None:
     """Its properties stay as they were: without a second look the rows would be missing for good."""
     t = table()
@@ -453,7 +454,7 @@ def test_a_table_that_cannot_take_the_rows_is_refused(table: Any, columns: str, 
     assert message in caught.value.message
 
 
-@pytest.mark.parametrize("key", [(), ("id",)])
+@pytest.mark.parametrize("key", [pytest.param((), marks=pytest.mark.slow), ("id",)])
 def test_an_existing_table_is_used_as_it_is(table: Any, key: tuple[str, ...]) -> None:
     """Partitioned, with a column more, one wider and one spelled otherwise.
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from helpers.avro_messages import encode, frame, number, record
+from helpers.depth import FULL
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
@@ -344,7 +345,14 @@ BROKEN: list[tuple[bytes | None, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("message", "says"), BROKEN)
+# test_dead_letters_are_the_messages_that_cannot_be_read has the reasons of all of them.
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        pytest.param(*one, marks=() if place in (3, 7) else pytest.mark.slow)
+        for place, one in enumerate(BROKEN)
+    ],
+)
 def test_a_message_that_cannot_be_read_is_named(messages: Messages, message: bytes | None, says: str) -> None:
     messages.schemas |= {1: CUSTOMER, 2: record(("id", "long"))}
     messages.send(1, {"id": 1, "name": "abc", "note": (0, None)})
@@ -433,11 +441,21 @@ def test_a_broken_message_fails_also_where_no_column_is_used(messages: Messages)
     ("kind", "value", "shown"),
     [
         (logical("bytes", "decimal", precision=4, scale=2), number(10_000), "100.00"),
-        (logical("bytes", "decimal", precision=4, scale=2), number(2**64 + 5), "184467440737095516.21"),
-        (logical("bytes", "decimal", precision=50), number(-(10**50)), f"-1{'0' * 50}"),
-        (logical("bytes", "decimal", precision=78), number(-1), "-1"),
+        pytest.param(
+            logical("bytes", "decimal", precision=4, scale=2),
+            number(2**64 + 5),
+            "184467440737095516.21",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            logical("bytes", "decimal", precision=50),
+            number(-(10**50)),
+            f"-1{'0' * 50}",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(logical("bytes", "decimal", precision=78), number(-1), "-1", marks=pytest.mark.slow),
         (logical("bytes", "decimal", precision=78), number(2**256), str(2**256)),
-        (logical("int", "time-millis"), 86_400_000, "86400000"),
+        pytest.param(logical("int", "time-millis"), 86_400_000, "86400000", marks=pytest.mark.slow),
         (logical("long", "time-micros"), -1, "-1"),
     ],
 )
@@ -465,17 +483,26 @@ def test_decimals_that_spark_has_no_room_for_are_errors(messages: Messages) -> N
             logical("bytes", "decimal", precision=9, scale=3),
             "field `v` is decimal(9,2), and decimal(9,3) in the reader schema",
         ),
-        (
+        pytest.param(
             logical("long", "timestamp-millis"),
             logical("long", "timestamp-micros"),
             "field `v` is long (timestamp-millis), and long (timestamp-micros) in the reader schema",
+            marks=pytest.mark.slow,
         ),
-        (logical("int", "time-millis"), logical("long", "time-micros"), "field `v` is int (time-millis)"),
-        ("long", "int", "field `v` is long, and int in the reader schema"),
-        (
+        pytest.param(
+            logical("int", "time-millis"),
+            logical("long", "time-micros"),
+            "field `v` is int (time-millis)",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "long", "int", "field `v` is long, and int in the reader schema", marks=pytest.mark.slow
+        ),
+        pytest.param(
             {"type": "fixed", "name": "f", "size": 2},
             {"type": "fixed", "name": "f", "size": 3},
             "field `v` is fixed",
+            marks=pytest.mark.slow,
         ),
         ({"type": "array", "items": "string"}, {"type": "array", "items": "int"}, "field `v[]` is string"),
         (record(("a", "int"), name="i"), record(("b", "int"), name="i"), "field `v.b` is missing"),
@@ -504,12 +531,13 @@ def test_a_tombstone_deletes_the_row_of_its_key(messages: Messages) -> None:
         dict(zip(columns, (1, None, None, "d"), strict=True)),
     ]
     assert "no payload (a tombstone)" in str(messages.failure(1))
-    for key, says in (
-        (None, "no payload (a tombstone)"),
-        (b"1", "the key does not begin with a 0"),
+    keys = (
         (frame(6, encode(messages.schemas[6], {"name": "x"})), "its key lacks `id`"),
+        (b"1", "the key does not begin with a 0"),
+        (None, "no payload (a tombstone)"),
         (frame(8, b""), "schema 8 is not in the schema registry"),
-    ):
+    )
+    for key, says in keys if FULL or messages.way == "driver" else keys[:1]:
         messages.sent[1] = (key, None, None)
         found = str(messages.failure(1, **delete))
         assert "offset 1: " in found
