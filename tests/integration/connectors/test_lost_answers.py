@@ -93,10 +93,16 @@ def place(
             )
 
 
+STEP_BY_STEP = {"postgres-staged", "clickhouse"}
+"""Daily tests: test_a_connection_lost_at_the_commit_does_not_double, and test_an_answer_is_lost of ClickHouse."""
+
+
 @pytest.mark.parametrize(
     ("place", "again"),
     [
-        (kind, again) if again == "same-run" else pytest.param(kind, again, marks=pytest.mark.slow)
+        pytest.param(
+            kind, again, marks=pytest.mark.slow if again == "next-run" or kind in STEP_BY_STEP else ()
+        )
         for kind in (
             "postgres",
             "postgres-staged",

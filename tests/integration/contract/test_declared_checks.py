@@ -64,17 +64,17 @@ ROWS = [
 
 
 @pytest.fixture(params=KINDS)
-def maker(
-    request: pytest.FixtureRequest, spark: SparkSession, pg: str, tmp_path: Path
-) -> Iterator[SinkMaker]:
+def maker(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -> Iterator[SinkMaker]:
     """A target of each type of sink with checks."""
     if request.param == "clickhouse":
         services, database = request.getfixturevalue("services"), request.getfixturevalue("ch_db")
         yield clickhouse_sink_maker(spark, services, database, tmp_path)
     elif request.param == "postgres_aggregate":
+        pg = request.getfixturevalue("pg")
         node = {"aggregate": {"rows": {"fn": "count"}}}
         yield replace(aggregate_sink_maker(spark, pg, tmp_path, node), kind=request.param)
     else:
+        pg = request.getfixturevalue("pg") if request.param == "postgres" else ""
         yield sink_maker(request.param, spark, pg, tmp_path)
 
 
@@ -156,6 +156,7 @@ def test_every_table_sink_has_declared_checks() -> None:
     assert {name for name, found in classes.items() if issubclass(found, KeyedSinkConfig)} == set(KINDS)
 
 
+@one_lakehouse
 def test_declared_checks_find_violations(maker: SinkMaker, sink: Sink) -> None:
     checks = ", ".join(f"c{place}: {{{check}}}" for place, (check, _, _) in enumerate(CASES))
     found = evaluate(maker, sink, checks)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from helpers.clickhouse_sink import clickhouse_sink_maker
+from helpers.depth import with_slow
 from helpers.file_sink import file_sink_maker
 from helpers.kafka_sink import kafka_sink_maker
 from helpers.redis_server import redis_server
@@ -21,11 +22,16 @@ from headrace.pipeline.errors import FencedError, HeadraceError, SinkStateError
 from headrace.pipeline.protocol.claims import Claim
 from headrace.pipeline.protocol.epochs import CommitRecord
 
+KINDS = ("postgres", "delta", "iceberg", "kafka", "clickhouse", "file", "redis")
 
-@pytest.fixture(params=["postgres", "delta", "iceberg", "kafka", "clickhouse", "file", "redis"])
-def maker(
-    request: pytest.FixtureRequest, spark: SparkSession, pg: str, tmp_path: Path
-) -> Iterator[SinkMaker]:
+
+def every_sink_but(*slow: str) -> pytest.MarkDecorator:
+    """Run over every sink; only `make test-faults` runs those of `slow`. Each sink has daily tests here."""
+    return pytest.mark.parametrize("maker", with_slow(slow, KINDS), indirect=True)
+
+
+@pytest.fixture(params=KINDS)
+def maker(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -> Iterator[SinkMaker]:
     if request.param == "kafka":
         yield kafka_sink_maker(spark, request.getfixturevalue("services").kafka.brokers, tmp_path)
     elif request.param == "clickhouse":
@@ -37,6 +43,7 @@ def maker(
         with redis_server(tmp_path / "redis") as server:
             yield redis_sink_maker(spark, server, tmp_path)
     else:
+        pg = request.getfixturevalue("pg") if request.param == "postgres" else ""
         yield sink_maker(request.param, spark, pg, tmp_path)
 
 
@@ -53,6 +60,7 @@ def join(sink: Sink, maker: SinkMaker, generation: int = 1) -> CommitRecord:
     )
 
 
+@every_sink_but("iceberg")
 def test_two_pipelines_do_not_claim_one_target(maker: SinkMaker) -> None:
     owner = maker.joined(KEYED)
     owner.write(plan(1), frame(maker.spark, KEYED, [{"id": 1, "name": "a"}], "i"))
@@ -91,6 +99,7 @@ def test_two_pipelines_do_not_claim_one_target(maker: SinkMaker) -> None:
         one.close()
 
 
+@every_sink_but("delta")
 def test_two_pipelines_share_a_target_where_both_say_so(maker: SinkMaker) -> None:
     owner = maker.joined(KEYED)
     other = second(maker, share=True)
@@ -112,6 +121,7 @@ def test_two_pipelines_share_a_target_where_both_say_so(maker: SinkMaker) -> Non
     sink.close()
 
 
+@every_sink_but("delta", "kafka")
 def test_a_renamed_sink_and_a_lost_ledger_keep_the_target(maker: SinkMaker) -> None:
     maker.joined(KEYED).close()
     renamed = replace(maker, key=replace(maker.key, sink="renamed"))

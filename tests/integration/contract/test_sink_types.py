@@ -29,12 +29,21 @@ TEXTS = ("kafka", "file-json")
 SINKS = ("postgres", "postgres-staged", "delta", "iceberg", "kafka", "file-parquet", "file-json")
 
 
+def only_slow(sink: str, cells: list[Any]) -> list[Any]:
+    """Mark the cells of a sink: only `make test-faults` runs them."""
+    return [
+        pytest.param(*one.values, id=one.id, marks=pytest.mark.slow) if one.values[0] == sink else one
+        for one in cells
+    ]
+
+
 @pytest.fixture(params=SINKS)
-def maker(request: pytest.FixtureRequest, spark: SparkSession, pg: str, tmp_path: Path) -> SinkMaker:
+def maker(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -> SinkMaker:
     if request.param == "kafka":
         return kafka_sink_maker(spark, request.getfixturevalue("services").kafka.brokers, tmp_path)
     if request.param.startswith("file-"):
         return file_sink_maker(spark, tmp_path, request.param.removeprefix("file-"))
+    pg = "" if request.param in LAKES else request.getfixturevalue("pg")
     return sink_maker(request.param, spark, pg, tmp_path)
 
 
@@ -60,8 +69,11 @@ def expected_rows(rows: list[dict[str, Any]], schema: pa.Schema) -> list[dict[st
     return [{field.name: same_as(row[field.name], field.type) for field in schema} for row in rows]
 
 
+# test_types_come_back_as_they_went_in is the daily sample of Delta.
 @pytest.mark.parametrize(
-    ("maker", "key"), diagonal(SINKS, {"keyed": (("id",),), "appended": ((),)}), indirect=["maker"]
+    ("maker", "key"),
+    only_slow("delta", diagonal(SINKS, {"keyed": (("id",),), "appended": ((),)})),
+    indirect=["maker"],
 )
 def test_lists_structs_and_maps_come_back_as_they_went_in(maker: SinkMaker, key: tuple[str, ...]) -> None:
     sink = maker.joined(NESTED, key)
@@ -93,7 +105,8 @@ KEYS = {
 }
 
 
-@pytest.mark.parametrize(("maker", "kind"), diagonal(SINKS, KEYS), indirect=["maker"])
+# Iceberg is the daily sample of both lakes.
+@pytest.mark.parametrize(("maker", "kind"), only_slow("delta", diagonal(SINKS, KEYS)), indirect=["maker"])
 def test_keys_that_a_target_has_no_form_for_are_refused_before_a_row_is_read(
     maker: SinkMaker, kind: pa.DataType
 ) -> None:
@@ -119,7 +132,10 @@ INSIDE = {
 }
 
 
-@pytest.mark.parametrize(("maker", "kind", "value"), diagonal(SINKS, INSIDE), indirect=["maker"])
+# test_types_come_back_as_they_went_in is the daily sample of Delta.
+@pytest.mark.parametrize(
+    ("maker", "kind", "value"), only_slow("delta", diagonal(SINKS, INSIDE)), indirect=["maker"]
+)
 def test_the_character_nul_inside_is_held_or_named(maker: SinkMaker, kind: pa.DataType, value: Any) -> None:
     schema = pa.schema([("id", pa.int64()), ("v", kind)])
     sink = maker.joined(schema)

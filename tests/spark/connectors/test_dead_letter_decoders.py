@@ -72,7 +72,8 @@ def check_rejected(
     return rows
 
 
-@settings(max_examples=200 if FULL else 4, deadline=None)
+@pytest.mark.sampled
+@settings(max_examples=60 if FULL else 2, deadline=None)
 @given(st.lists(st.tuples(st.one_of(messages(), st.binary()), operations), min_size=1, max_size=15))
 def test_messages_that_fail_a_task_are_rejected(
     spark: SparkSession, sent: list[tuple[bytes, str | None]]

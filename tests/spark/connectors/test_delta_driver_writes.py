@@ -93,6 +93,7 @@ def spark_merges(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 # The contract's test_the_highest_version_wins_in_an_epoch_and_over_epochs is the daily sample of "at".
 @pytest.mark.parametrize("version", [None, pytest.param("at", marks=pytest.mark.slow)])
+@pytest.mark.sampled
 def test_rows_and_counts_are_those_of_spark(
     spark: SparkSession, tmp_path: Path, spark_merges: list[int], version: str | None
 ) -> None:

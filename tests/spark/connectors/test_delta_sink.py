@@ -195,6 +195,7 @@ def test_merge_applies_the_last_row_of_each_key(table: Any, large: bool) -> None
     assert sink.read_row_count() == (sink.record(), 3)
 
 
+@pytest.mark.sampled
 def test_rows_at_the_edges_of_a_files_timestamps_are_found(table: Any, spark: SparkSession) -> None:
     """A merge skips files by the smallest and largest key.
 
@@ -631,6 +632,7 @@ def test_s3_without_put_if_absent_is_refused(table: Any) -> None:
         t.prepared()
 
 
+@pytest.mark.sampled
 def test_large_epochs_leave_the_driver_path(table: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     limit = DRIVER_ROWS if FULL else 50
     monkeypatch.setattr("headrace.connectors.lakehouse_rows.DRIVER_ROWS", limit)
@@ -695,6 +697,7 @@ def test_full_disk_is_explained() -> None:
     assert "`/data/flights` cannot be read or written: No space left on device" in str(found)
 
 
+@pytest.mark.sampled
 def test_days_of_any_calendar_are_found_again(table: Any) -> None:
     """PySpark makes literals by way of java.sql, whose calendar has no 10 October 1582.
 

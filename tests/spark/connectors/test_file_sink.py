@@ -58,8 +58,19 @@ def parts(path: str) -> list[str]:
     return sorted(str(one) for one in found)
 
 
-@pytest.mark.parametrize("format_", ["parquet", "csv", "json"])
-@pytest.mark.parametrize("distributed", [False, True], ids=["driver", "tasks"])
+@pytest.mark.parametrize(
+    ("distributed", "format_"),
+    [
+        pytest.param(
+            distributed,
+            format_,
+            id=f"{'tasks' if distributed else 'driver'}-{format_}",
+            marks=() if distributed == (format_ == "json") else pytest.mark.slow,
+        )
+        for distributed in (False, True)
+        for format_ in ("parquet", "csv", "json")
+    ],
+)
 def test_partitions_are_folders_that_hive_readers_understand(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format_: str, distributed: bool
 ) -> None:

@@ -516,6 +516,7 @@ def test_schemas_that_would_change_values_are_refused(
     assert says in str(messages.failure(2))
 
 
+@pytest.mark.sampled
 def test_a_tombstone_deletes_the_row_of_its_key(messages: Messages) -> None:
     messages.schemas |= {
         1: CUSTOMER,

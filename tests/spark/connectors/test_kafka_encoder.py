@@ -91,8 +91,9 @@ def epochs(draw: st.DrawFn) -> tuple[pa.Schema, tuple[str, ...], pa.Table]:
     return schema, key, rows_of(schema, rows, ops, order)
 
 
+@pytest.mark.sampled
 @settings(
-    max_examples=600 if FULL else 60,
+    max_examples=600 if FULL else 30,
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )

@@ -19,7 +19,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from helpers.depth import FULL
+from helpers.depth import FULL, with_slow
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
@@ -173,7 +173,7 @@ def test_a_transform_that_looks_at_its_batch_is_caught() -> None:
     assert len(testing.check_transform(plugin, {"times": 3}, pa.schema([("id", pa.int64())]), rows)) == 18
 
 
-@pytest.mark.parametrize("kind", NewPluginType)
+@pytest.mark.parametrize("kind", with_slow({NewPluginType.SOURCE, NewPluginType.FUNCTION}, NewPluginType))
 def test_a_new_package_passes_its_own_tests(
     kind: NewPluginType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

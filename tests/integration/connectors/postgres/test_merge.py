@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from helpers.pipeline_world import postgres_database
 from helpers.postgres_epochs import STAGED, Bench, plan
 
 from headrace.pipeline.errors import GuaranteeError
 from headrace.pipeline.protocol.epochs import WriteCounts
+from headrace.services import Services
 
 PATHS = pytest.mark.parametrize("estimate", [0, STAGED, None], ids=["driver", "staged", "unknown"])
+
+
+@pytest.fixture(scope="module")
+def pg(services: Services) -> Iterator[str]:
+    """Yield a database for all tests here: each has a schema of its own."""
+    with postgres_database(services) as conninfo:
+        yield conninfo
 
 
 @PATHS

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from helpers.checkout import ROOT
+from helpers.depth import FULL
 from helpers.postgres_epochs import SCHEMA, STAGED, Bench, eventually, plan
 from helpers.postgres_writer import EACH, write_next
 from psycopg.conninfo import conninfo_to_dict
@@ -77,10 +78,11 @@ def check_books(bench: Bench, generation: int) -> int:
     return record.epoch
 
 
+@pytest.mark.sampled
 def test_a_driver_killed_at_any_moment_leaves_whole_epochs(bench: Bench, tmp_path: Path) -> None:
     chance = random.Random(7)
     epoch = 0
-    for generation in range(1, 7):
+    for generation in range(1, 7 if FULL else 4):
         progress = tmp_path / str(generation)
         wait_for = epoch + chance.randrange(1, 30)
         with writer(bench, generation, progress) as process:
@@ -105,6 +107,9 @@ def test_a_driver_that_slept_through_a_takeover_writes_nothing_more(bench: Bench
     assert check_books(bench, 2) == taken
 
 
+# Daily samples: test_a_server_killed_between_staging_and_merge_is_staged_again, and
+# test_a_connection_lost_at_the_commit_does_not_double.
+@pytest.mark.slow
 def test_a_server_killed_in_a_transaction_is_tried_again(
     fragile: tuple[LocalService, Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -297,7 +302,7 @@ def test_an_unreachable_server_is_transient_and_a_wrong_database_is_not(
 def test_a_wide_stage_is_merged_by_attempts(bench: Bench) -> None:
     """Several tasks, several attempts, one merge; Spark's own rows, not a local table."""
     sink = bench.joined()
-    rows = bench.spark.range(0, 10_000, 1, 4).select(
+    rows = bench.spark.range(0, 2_000, 1, 4).select(
         f.col("id"),
         f.concat(f.lit("v"), f.col("id")).alias("v"),
         f.lit("i").alias("_gs_op"),
@@ -309,9 +314,9 @@ def test_a_wide_stage_is_merged_by_attempts(bench: Bench) -> None:
         ).alias("_gs_pos"),
     )
     assert sink.write(plan(1), EpochFrame(rows, SCHEMA, ("id",), STAGED, bench.spark)) == WriteCounts(
-        10_000, 10_000, 0, 0
+        2_000, 2_000, 0, 0
     )
     assert sink.write(plan(2), EpochFrame(rows, SCHEMA, ("id",), None, bench.spark)) == WriteCounts(
-        10_000, 0, 10_000, 0
+        2_000, 0, 2_000, 0
     )
-    assert len(bench.rows()) == 10_000
+    assert len(bench.rows()) == 2_000
