@@ -176,7 +176,7 @@ def good(scene: Scene) -> None:
     """Everything that looks and works, over all doors."""
     if FULL:
         assert scene.headrace("validate", "validate", "pipeline.yaml")[0] == 0
-    for options in ((), ("--spark-plan",)) if FULL else (("--spark-plan",),):
+    for options in ((), ("--spark-plan",)) if FULL else ():
         code, output = scene.headrace(
             f"explain {' '.join(options)}", "-v", "explain", "pipeline.yaml", *options
         )

@@ -69,6 +69,14 @@ partitions: {{column: day, every: month, start: 2024-01, end: 2024-04, history_e
 epoch: {{interval: 0s, stream_rows: 250, history_rows: 1000}}
 """
 )
+PIPELINE_WITHOUT_SPARK = (
+    HYBRID_SOURCE
+    + """sinks: {{pg: {{type: postgres, from: src, table: target}}}}
+partitions: {{column: day, every: month, start: 2024-01, end: 2024-04, history_end: 2024-03-01}}
+epoch: {{interval: 0s, stream_rows: 250, history_rows: 1000}}
+"""
+)
+"""The rows of the source in Postgres alone: a run starts no JVM, and takes a quarter of the time."""
 
 
 @dataclass
@@ -106,6 +114,12 @@ class World:
     def ledger(self) -> Path:
         """The SQLite ledger."""
         return self.folder / "home" / "ledger.db"
+
+    def write_file_without_spark(self) -> None:
+        """Writes a pipeline file that a run executes without Spark, for tests of commands and processes."""
+        self.file.write_text(
+            PIPELINE_WITHOUT_SPARK.format(name=self.name, database=self.database, topic=self.name)
+        )
 
     def write_file(self, **changes: Any) -> None:
         """Writes the pipeline file, with changes to the world's own values."""
@@ -296,6 +310,11 @@ class World:
         )
         assert self.in_postgres() == wanted
         assert self.in_delta(spark) == wanted
+
+    def check_without_spark(self) -> None:
+        """Postgres has exactly the expected rows, each once, and no run of this world started a JVM."""
+        assert self.in_postgres() == sorted(self.expected.values())
+        assert not (self.folder / "home" / "logs" / "spark.log").exists()
 
     def in_postgres(self) -> list[Row]:
         """All rows of the Postgres table."""

@@ -97,6 +97,12 @@ def headrace(*args: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[s
     )
 
 
+def in_one_process(
+    commands: list[tuple[str, ...]], folder: Path, **env: str
+) -> dict[tuple[str, ...], Answer]:
+    return run_commands(commands, cwd=folder, env=clean_environment() | env)
+
+
 @pytest.fixture
 def good(tmp_path: Path) -> Path:
     path = tmp_path / "tiny.yaml"
@@ -108,7 +114,7 @@ def good(tmp_path: Path) -> Path:
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], Answer]:
     """The help of every verb, and what wrong usage ends with."""
     commands = [*((verb, "--help") for verb in VERBS), *WRONG_USAGE]
-    return run_commands(commands, cwd=tmp_path_factory.mktemp("commands"), env=clean_environment())
+    return in_one_process(commands, tmp_path_factory.mktemp("commands"))
 
 
 def test_help_names_every_verb_and_fits_eighty_columns(tmp_path: Path) -> None:
@@ -177,20 +183,23 @@ def test_every_mistake_of_a_file_has_its_place(tmp_path: Path) -> None:
     assert "\x1b" not in found.stderr
 
 
-@pytest.mark.parametrize("sink", [(), ("--sink", "out")])
-@pytest.mark.parametrize("verb", ["compact", "vacuum"])
-def test_only_tables_of_files_are_maintained(verb: str, sink: tuple[str, ...], good: Path) -> None:
-    found = headrace(verb, str(good), *sink, "--dry-run", cwd=good.parent)
-    assert found.returncode == 1
-    assert f"{good}:{10 if sink else 8}" in found.stderr
-    assert "blackhole" in found.stderr
-    assert "Only tables of these types have files to maintain: delta, iceberg." in found.stderr
+def test_only_tables_of_files_are_maintained(good: Path) -> None:
+    of_all = [(verb, str(good), "--dry-run") for verb in ("compact", "vacuum")]
+    of_one = [(*command, "--sink", "out") for command in of_all]
+    for command, found in in_one_process([*of_all, *of_one], good.parent).items():
+        assert found.code == 1
+        assert f"{good}:{10 if '--sink' in command else 8}" in found.errors
+        assert "blackhole" in found.errors
+        assert "Only tables of these types have files to maintain: delta, iceberg." in found.errors
 
 
 def test_validate_as_json(good: Path) -> None:
-    found = headrace("validate", str(good), "--json", "--quick", cwd=good.parent)
-    assert found.returncode == 0
-    assert json.loads(found.stdout) == {
+    bad = good.with_name("bad.yaml")
+    bad.write_text(BAD)
+    of_good, of_bad = ("validate", str(good), "--json", "--quick"), ("validate", str(bad), "--json")
+    answers = in_one_process([of_good, of_bad], good.parent)
+    assert answers[of_good].code == 0
+    assert json.loads(answers[of_good].out) == {
         "success": True,
         "is_valid": True,
         "errors": [],
@@ -198,22 +207,22 @@ def test_validate_as_json(good: Path) -> None:
         "problems": [],
         "unchecked": [],
     }
-    good.write_text(BAD)
-    found = headrace("validate", str(good), "--json", cwd=good.parent)
-    assert (found.returncode, found.stderr) == (1, "")
-    answer = json.loads(found.stdout)
+    found = answers[of_bad]
+    assert (found.code, found.errors) == (1, "")
+    answer = json.loads(found.out)
     assert (answer["success"], answer["is_valid"], len(answer["errors"])) == (True, False, 3)
-    assert all(error.startswith(f"{good}:") for error in answer["errors"])
+    assert all(error.startswith(f"{bad}:") for error in answer["errors"])
     assert {problem["line"] for problem in answer["problems"]} == {5, 7, 10}
 
 
 def test_a_dry_run_says_what_it_could_not_reach_and_leaves_nothing_behind(good: Path) -> None:
     away = {"HEADRACE__CLICKHOUSE_SOURCE__URL": "http://127.0.0.1:1"}
-    found = headrace("run", str(good), "--dry-run", cwd=good.parent, **away)
-    assert found.returncode == 0
-    assert ": valid" in found.stdout
-    assert "unchecked: node 'src': ClickHouse cannot be reached" in found.stderr
-    answer = json.loads(headrace("validate", str(good), "--json", cwd=good.parent, **away).stdout)
+    dry_run, as_json = ("run", str(good), "--dry-run"), ("validate", str(good), "--json")
+    answers = in_one_process([dry_run, as_json], good.parent, **away)
+    assert answers[dry_run].code == 0
+    assert ": valid" in answers[dry_run].out
+    assert "unchecked: node 'src': ClickHouse cannot be reached" in answers[dry_run].errors
+    answer = json.loads(answers[as_json].out)
     assert [entry["node"] for entry in answer["unchecked"]] == ["src"]
     assert list(good.parent.iterdir()) == [good]
 
@@ -231,34 +240,34 @@ def test_an_older_spelling_is_fixed_in_place(good: Path) -> None:
     assert "fixed" not in headrace("validate", str(good), "--quick", "--fix", cwd=good.parent).stderr
 
 
-@pytest.mark.parametrize("cron", ["0 0 30 2 *", "61 * * * *"])
-def test_a_schedule_that_never_fires_is_a_mistake(good: Path, cron: str) -> None:
-    good.write_text(f"{GOOD}schedule: {{cron: '{cron}'}}\n")
-    found = headrace(
-        "validate", str(good), cwd=good.parent, HEADRACE__CLICKHOUSE_SOURCE__URL="http://127.0.0.1:1"
+def test_a_schedule_that_never_fires_is_a_mistake(tmp_path: Path) -> None:
+    never, fires = ("0 0 30 2 *", "61 * * * *"), "15 3 * * *"
+    crons = {tmp_path / f"{at}.yaml": cron for at, cron in enumerate((*never, fires))}
+    for path, cron in crons.items():
+        path.write_text(f"{GOOD}schedule: {{cron: '{cron}'}}\n")
+    answers = in_one_process(
+        [("validate", str(path)) for path in crons],
+        tmp_path,
+        HEADRACE__CLICKHOUSE_SOURCE__URL="http://127.0.0.1:1",
     )
-    assert found.returncode == 1
-    assert f"{good}:12:12: cron `{cron}` is not a cron line that can ever fire" in found.stderr
-    good.write_text(f"{GOOD}schedule: {{cron: '15 3 * * *'}}\n")
-    assert (
-        headrace(
-            "validate", str(good), cwd=good.parent, HEADRACE__CLICKHOUSE_SOURCE__URL="http://127.0.0.1:1"
-        ).returncode
-        == 0
-    )
+    for path, cron in crons.items():
+        found = answers["validate", str(path)]
+        assert found.code == (1 if cron in never else 0)
+        message = f"{path}:12:12: cron `{cron}` is not a cron line that can ever fire"
+        assert (message in found.errors) is (cron in never)
 
 
 def test_several_files_are_checked_in_one_go(good: Path) -> None:
     bad = good.parent / "bad.yaml"
     bad.write_text(BAD)
-    found = headrace("validate", str(good), str(bad), "--quick", cwd=good.parent)
-    assert found.returncode == 1
-    assert f"{good}: valid (file only)" in found.stdout
-    assert found.stderr.count("error[HR101]: ") == 3
-    answers = json.loads(
-        headrace("validate", str(good), str(bad), "--quick", "--json", cwd=good.parent).stdout
-    )
-    assert [(answer["file"], answer["is_valid"]) for answer in answers] == [
+    command = ("validate", str(good), str(bad), "--quick")
+    answers = in_one_process([command, (*command, "--json")], good.parent)
+    found = answers[command]
+    assert found.code == 1
+    assert f"{good}: valid (file only)" in found.out
+    assert found.errors.count("error[HR101]: ") == 3
+    documents = json.loads(answers[(*command, "--json")].out)
+    assert [(answer["file"], answer["is_valid"]) for answer in documents] == [
         (str(good), True),
         (str(bad), False),
     ]
@@ -282,9 +291,11 @@ def test_the_schema_of_a_file_is_printed_as_json(good: Path) -> None:
 
 
 def test_status_of_an_empty_ledger(good: Path) -> None:
-    assert "Nothing has been started yet" in headrace("status", cwd=good.parent).stdout
-    assert "tiny has not been started yet" in headrace("status", str(good), cwd=good.parent).stdout
-    assert json.loads(headrace("status", "--json", cwd=good.parent).stdout) == []
+    of_all, of_one, as_json = ("status",), ("status", str(good)), ("status", "--json")
+    answers = in_one_process([of_all, of_one, as_json], good.parent)
+    assert "Nothing has been started yet" in answers[of_all].out
+    assert "tiny has not been started yet" in answers[of_one].out
+    assert json.loads(answers[as_json].out) == []
 
 
 def test_a_wrong_setting_is_an_error_and_not_a_traceback(good: Path) -> None:

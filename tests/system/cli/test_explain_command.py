@@ -63,7 +63,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], A
     """A document in every format, and what wrong usage ends with."""
     folder = tmp_path_factory.mktemp("commands")
     (folder / "tiny.yaml").write_text(FILE)
-    options = [*(("--format", form) for form, *_ in DOCUMENTS), *WRONG_USAGE]
+    options = [(), *(("--format", form) for form, *_ in DOCUMENTS), *WRONG_USAGE]
     commands = [("explain", "tiny.yaml", *one) for one in options]
     return run_commands(commands, cwd=folder, env=environment(folder))
 
@@ -89,10 +89,10 @@ def test_text_is_the_default_and_fits_eighty_columns(tmp_path: Path) -> None:
     assert max(len(line) for line in found.stdout.splitlines()) <= 80
 
 
-def test_names_come_out_as_they_are_written(tmp_path: Path) -> None:
-    found = json.loads(explain("--format", "json", cwd=tmp_path).stdout)
+def test_names_come_out_as_they_are_written(answers: dict[tuple[str, ...], Answer]) -> None:
+    found = json.loads(answers["explain", "tiny.yaml", "--format", "json"].out)
     assert [column["name"] for column in found["nodes"][0]["schema"]] == ["id", ":smile:[b]"]
-    assert ":smile:[b] STRING" in explain(cwd=tmp_path).stdout
+    assert ":smile:[b] STRING" in answers["explain", "tiny.yaml"].out
 
 
 @pytest.mark.parametrize("args", [("--offline",), ()])

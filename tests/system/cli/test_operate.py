@@ -50,9 +50,10 @@ def remove_row(world: World) -> None:
         connection.execute("DELETE FROM target WHERE id = (SELECT min(id) FROM target)")
 
 
-def test_operations_report_their_changes_before_they_make_them(world: World, spark: SparkSession) -> None:
+def test_operations_report_their_changes_before_they_make_them(world: World) -> None:
     file = str(world.file)
-    assert world.run_here(spark).caught_up
+    world.write_file_without_spark()
+    assert world.run()["caught_up"]
     before, rows = state(world), world.in_postgres()
     operations = (("restart", file), ("rebuild", file, "--sink", "pg"), ("prune", file, "--keep", "1"))
     unconfirmed = operations[-1]
@@ -96,9 +97,10 @@ def test_the_files_of_a_lake_are_compacted_and_removed(world: World, spark: Spar
     world.check(spark)
 
 
-def test_operations_rebuild_a_sink_after_a_kill(world: World, spark: SparkSession) -> None:
+def test_operations_rebuild_a_sink_after_a_kill(world: World) -> None:
     file = str(world.file)
-    assert world.run_here(spark).caught_up
+    world.write_file_without_spark()
+    assert world.run()["caught_up"]
     remove_row(world)
     process = start(world, "rebuild", file, "--sink", "pg", "--yes")
 
@@ -112,4 +114,4 @@ def test_operations_rebuild_a_sink_after_a_kill(world: World, spark: SparkSessio
     until(
         lambda: execute(world, "rebuild", file, "--sink", "pg", "--yes")[0] == 0, "the rebuild", seconds=300
     )
-    world.check(spark)
+    world.check_without_spark()

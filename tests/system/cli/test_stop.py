@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from helpers.pipeline_world import World, leftovers, paused, until
-from pyspark.sql import SparkSession
 
 from headrace.pipeline.protocol.ledger import PipelineState, open_sqlite
 
@@ -76,11 +75,12 @@ class Commands:
 
 @pytest.fixture
 def commands(world: World) -> Commands:
+    world.write_file_without_spark()
     return Commands(world)
 
 
 def test_stop_ends_the_present_run_and_pause_keeps_the_next_ones_away(
-    commands: Commands, world: World, spark: SparkSession
+    commands: Commands, world: World
 ) -> None:
     file = str(world.file)
     assert commands.run("stop", file) == (0, f"{world.name} has not been started yet\n", "")
@@ -101,7 +101,7 @@ def test_stop_ends_the_present_run_and_pause_keeps_the_next_ones_away(
     assert leftovers(world) == []
     assert commands.run("stop", file) == (0, f"{world.name}: no run is active\n", "")
 
-    process = commands.start_run()  # the stop was not for this one
+    process = commands.start_run(idle=True)  # the stop was not for this one
     code, out, _ = commands.run("pause", file, "--reason", "new schema")
     assert code == 0
     assert f"{world.name}: paused by " in out
@@ -118,12 +118,12 @@ def test_stop_ends_the_present_run_and_pause_keeps_the_next_ones_away(
 
     assert "resumed. It was paused by " in commands.run("resume", file)[1]
     assert commands.run("run", file, "--until", "caught-up")[0] == 0
-    world.check(spark)
+    world.check_without_spark()
     assert leftovers(world) == []
 
 
-@pytest.mark.slow  # four minutes; kills at every point of a run have daily tests
-def test_kills_around_a_request(commands: Commands, world: World, spark: SparkSession) -> None:
+@pytest.mark.slow  # kills at every point of a run have daily tests
+def test_kills_around_a_request(commands: Commands, world: World) -> None:
     file = str(world.file)
     process = commands.start_run(idle=True, HEADRACE__LEASE_SECONDS="600")
     with paused(process):  # it cannot read the request
@@ -152,7 +152,7 @@ def test_kills_around_a_request(commands: Commands, world: World, spark: SparkSe
     command.wait()
     commands.run("resume", file)
     assert commands.run("run", file, "--until", "caught-up")[0] == 0
-    world.check(spark)
+    world.check_without_spark()
 
 
 def requested(commands: Commands) -> bool:

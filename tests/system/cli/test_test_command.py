@@ -78,6 +78,7 @@ def test_a_run_reports_each_test_and_the_rows_that_differ(tmp_path: Path) -> Non
     assert "amount: expected 2.60, came 2.50" in str(suite[1][0].text)
 
 
+@pytest.mark.slow  # tests/unit/jobs/testing/test_update_snapshots.py has the daily ones of what is rewritten
 def test_update_replaces_the_expected_rows_and_reports_it(tmp_path: Path) -> None:
     path = write(tmp_path, TESTS)
     before = path.read_text()
@@ -176,6 +177,7 @@ def test_own():
 """
 
 
+@pytest.mark.slow  # the daily test of the plugin is the one above
 def test_a_session_of_the_tests_own_is_used_and_left_as_it_is(tmp_path: Path) -> None:
     zoned = ORDERS.replace("placed_at FROM", "CAST(note AS TIMESTAMP) AS at FROM")
     given, at = "orders: {rows: [{id: 1, note: '2025-01-01 10:00:00'}]}", "2025-01-01T10:00:00Z"

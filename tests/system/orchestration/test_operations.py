@@ -220,12 +220,11 @@ def operable_world(world: World, spark: SparkSession, monkeypatch: pytest.Monkey
     return world
 
 
-# Several runs on real servers: 40 s on a quiet machine.
 def test_a_row_that_somebody_removed_is_back_after_a_rebuild(
     operable_world: World, spark: SparkSession
 ) -> None:
     world = operable_world
-    assert world.run()["code"] == 0
+    assert world.run_here(spark).caught_up
     with psycopg.connect(world.conninfo) as connection:
         connection.execute("DELETE FROM target WHERE id = (SELECT min(id) FROM target)")
     pipeline = read_pipeline(world.file)

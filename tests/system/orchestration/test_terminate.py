@@ -122,13 +122,17 @@ def check_terminate_without_server(
     assert state_of(world).committed == ended.committed
 
 
-@pytest.mark.slow  # test_queued_stopped_paused_and_terminated_streams_of_a_supervisor has the daily one
-@pytest.mark.parametrize("policy", ["SAFE_TERMINATE", "MARK_AS_CANCELED_IMMEDIATELY"])
+@pytest.mark.parametrize(
+    "policy", ["SAFE_TERMINATE", pytest.param("MARK_AS_CANCELED_IMMEDIATELY", marks=pytest.mark.slow)]
+)
 def test_terminate_without_server(ui: DagsterUi, world: World, policy: str) -> None:
     with traffic(world):
         check_terminate_without_server(ui, world, *start_stream(ui, world), policy)
 
 
+# Three streams with Spark. Daily: the termination above, the queue in test_queue, stop and pause in
+# tests/system/cli/test_stop.py, and the decisions of the supervisor in test_supervision.
+@pytest.mark.slow
 def test_queued_stopped_paused_and_terminated_streams_of_a_supervisor(ui: DagsterUi, world: World) -> None:
     """`headrace stop` is as Terminate. A pause ends the stream until the pipeline is resumed."""
     job = f"{world.name}_stream"
