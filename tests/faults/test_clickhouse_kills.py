@@ -104,7 +104,9 @@ def rows(world: World, *, final: bool = True) -> list[Row]:
         return sorted(map(tuple, found.result_rows))
 
 
-@pytest.mark.slow  # test_a_run_that_dies_while_it_attaches_partitions is the daily sample
+# The daily sample has no Spark: end_to_end/test_start_without_spark.py, stage-attached. Of tables with partitions,
+# connectors/test_clickhouse_sink.py has daily ones.
+@pytest.mark.slow
 @pytest.mark.parametrize(("point", "nth", "who"), STEPS)
 def test_every_row_is_there_once(keyed: World, spark: SparkSession, point: str, nth: int, who: str) -> None:
     assert keyed.crash(point, nth, who) != 0
@@ -112,7 +114,7 @@ def test_every_row_is_there_once(keyed: World, spark: SparkSession, point: str, 
     assert rows(keyed) == expected_rows(keyed)
 
 
-@pytest.mark.slow  # test_a_run_that_dies_while_it_attaches_partitions is the daily sample
+@pytest.mark.slow
 @pytest.mark.parametrize(("point", "nth", "who"), STEPS)
 def test_every_row_without_a_key_is_there_once(
     appended: World, spark: SparkSession, point: str, nth: int, who: str
@@ -122,13 +124,14 @@ def test_every_row_without_a_key_is_there_once(
     assert rows(appended, final=False) == expected_appends(appended)
 
 
-@pytest.mark.slow  # daily ones: test_an_answer_is_lost at every step, and the kill while it attaches
+@pytest.mark.slow
 def test_a_run_that_dies_after_it_attached_rows(keyed: World, spark: SparkSession) -> None:
     assert keyed.crash("stage-attached", 5, "driver") != 0
     assert keyed.run_here(spark).caught_up
     assert rows(keyed) == expected_rows(keyed)
 
 
+@pytest.mark.slow
 def test_a_run_that_dies_while_it_attaches_partitions(appended: World, spark: SparkSession) -> None:
     assert appended.crash("stage-attaching", 5, "group") != 0
     assert appended.run_here(spark).caught_up
@@ -203,6 +206,7 @@ def count(world: World) -> int:
 
 
 def test_audits_and_replays_of_a_table(keyed: World, spark: SparkSession) -> None:
+    keyed.enlarge_epochs()
     file, settings = load_pipeline(keyed.file), keyed.settings()
     assert keyed.run_here(spark).caught_up
     assert rows(keyed) == expected_rows(keyed)

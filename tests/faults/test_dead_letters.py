@@ -13,14 +13,16 @@ from headrace.pipeline.protocol.ledger import open_sqlite
 
 # Epochs of this world: 1 to 3 are history, then the stream; the broken messages are in its last epochs.
 STEPS = [
-    pytest.param("postgres-only", 16, "driver", 200_000),  # two sinks of a type hit the point in an epoch
-    pytest.param("delta-only", 16, "group", 0, marks=pytest.mark.slow),
-    pytest.param("sinks-written", 8, "group", 0, marks=pytest.mark.slow),
-    pytest.param("committed", 7, "driver", 200_000, marks=pytest.mark.slow),
-    pytest.param("reading", 8, "jvm", 0, marks=pytest.mark.slow),
+    ("postgres-only", 16, "driver", 200_000),  # two sinks of a type hit the point in an epoch
+    ("delta-only", 16, "group", 0),
+    ("sinks-written", 8, "group", 0),
+    ("committed", 7, "driver", 200_000),
+    ("reading", 8, "jvm", 0),
 ]
 
 
+# Daily ones: integration/end_to_end/test_dead_letters.py without kills, test_transforms.py with a kill between sinks.
+@pytest.mark.slow
 @pytest.mark.parametrize(("point", "nth", "who", "driver_rows"), STEPS)
 def test_every_message_is_in_one_sink_once(
     world: World,

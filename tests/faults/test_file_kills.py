@@ -104,7 +104,8 @@ def test_every_row_is_there_once(
 
 def test_a_run_that_dies_within_its_rename(world: World, spark: SparkSession) -> None:
     with_folder(world, keyed=False)
-    assert world.crash("folder-renamed", 5, "driver") != 0
+    world.enlarge_epochs()
+    assert world.crash("folder-renamed", 2, "driver") != 0
     assert world.run_here(spark).caught_up
     check(world, keyed=False)
 
@@ -151,6 +152,7 @@ def test_random_kills_of_a_folder(world: World) -> None:
 
 def test_audits_and_replays_of_a_folder(world: World, spark: SparkSession) -> None:
     with_folder(world, keyed=True)
+    world.enlarge_epochs()
     file, settings = load_pipeline(world.file), world.settings()
     assert run(file, settings, until=Until.CAUGHT_UP, spark=spark).caught_up
     check(world, keyed=True)

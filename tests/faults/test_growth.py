@@ -30,7 +30,7 @@ from headrace.pipeline.protocol.epochs import (
 )
 from headrace.pipeline.protocol.ledger import Lease, Ledger, open_sqlite
 
-EPOCHS, KEEP, FILES = (518_400, 20_000, 20_000) if FULL else (2_500, 500, 20_000)
+EPOCHS, KEEP, FILES = (518_400, 20_000, 20_000) if FULL else (1_200, 300, 20_000)
 FILES_PER_EPOCH = 100
 pytestmark = pytest.mark.timeout(7200 if FULL else 900)
 SINKS = ("pg", "lake")

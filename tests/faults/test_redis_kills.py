@@ -35,8 +35,9 @@ epoch: {{interval: 0s, stream_rows: 250, history_rows: 1000}}
 """
 
 # Scripts of a run: 10 for each of the 3 epochs of history, then 2 or 3 for each of the stream. (point, nth, who dies)
-STEPS = [("entries-written", 15, "driver"), ("sinks-written", 2, "driver")]
-SLOW_STEPS = [
+STEPS = [
+    ("entries-written", 15, "driver"),
+    ("sinks-written", 2, "driver"),
     ("entries-writing", 1, "driver"),
     ("entries-writing", 15, "group"),
     ("entries-written", 10, "driver"),
@@ -73,13 +74,19 @@ def check(world: World, server: RedisServer) -> None:
         assert found[name].passed is True, found[name]
 
 
-@pytest.mark.parametrize(
-    ("point", "nth", "who"), [*STEPS, *(pytest.param(*step, marks=pytest.mark.slow) for step in SLOW_STEPS)]
-)
+@pytest.mark.slow  # test_a_run_that_dies_between_two_scripts is the daily sample
+@pytest.mark.parametrize(("point", "nth", "who"), STEPS)
 def test_every_key_has_its_last_row(
     world: World, server: RedisServer, spark: SparkSession, point: str, nth: int, who: str
 ) -> None:
     assert world.crash(point, nth, who) != 0
+    assert world.run_here(spark).caught_up
+    check(world, server)
+
+
+def test_a_run_that_dies_between_two_scripts(world: World, server: RedisServer, spark: SparkSession) -> None:
+    world.enlarge_epochs()
+    assert world.crash("entries-written", 15, "driver") != 0
     assert world.run_here(spark).caught_up
     check(world, server)
 
@@ -119,6 +126,7 @@ def test_the_server_is_killed_and_comes_back(world: World, server: RedisServer) 
 
 
 def test_audits_and_replays_of_entries(world: World, server: RedisServer, spark: SparkSession) -> None:
+    world.enlarge_epochs()
     file, settings = load_pipeline(world.file), world.settings()
     assert world.run_here(spark).caught_up
     check(world, server)

@@ -93,7 +93,8 @@ def shaped(key: int, day: str, name: str, amount: int) -> dict[str, Any]:
     return {"id": key, "day": day, "name": name.upper(), "amount": amount * 2}
 
 
-@pytest.mark.slow  # test_a_run_that_dies_after_its_commit is the daily sample
+# The daily sample has no Spark: end_to_end/test_start_without_spark.py, topic-committed.
+@pytest.mark.slow
 @pytest.mark.parametrize(("point", "nth", "who"), STEPS)
 def test_every_change_is_there_once(
     topic_world: World, spark: SparkSession, point: str, nth: int, who: str
@@ -103,6 +104,7 @@ def test_every_change_is_there_once(
     assert read_changes(topic_world) == expected(topic_world)
 
 
+@pytest.mark.slow
 def test_a_run_that_dies_after_its_commit(topic_world: World, spark: SparkSession) -> None:
     assert topic_world.crash("topic-committed", 7, "driver") != 0
     assert topic_world.run_here(spark).caught_up
@@ -127,6 +129,7 @@ def test_a_paused_run_wakes_up_after_a_takeover(topic_world: World, point: str) 
 
 
 def test_audits_and_replays_of_a_topic(topic_world: World, spark: SparkSession) -> None:
+    topic_world.enlarge_epochs()
     file, settings = load_pipeline(topic_world.file), topic_world.settings()
     assert topic_world.run_here(spark).caught_up
     once = expected(topic_world)

@@ -46,6 +46,7 @@ def test_the_sql_changes_between_crash_and_resume(
 
 
 def test_a_lost_ledger_is_refused_and_rebuilt(world: World, settings: Settings, spark: SparkSession) -> None:
+    world.enlarge_epochs()
     file = to_the_end(world, settings, spark)
     shutil.rmtree(world.ledger.parent)
     with pytest.raises(SinkStateError, match="another pipeline named") as refused:

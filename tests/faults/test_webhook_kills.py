@@ -75,6 +75,7 @@ def test_every_change_arrives_under_one_key(
 
 def test_a_run_that_dies_between_two_requests(world: World, spark: SparkSession) -> None:
     with hooked(world) as (_, receiver):
+        world.enlarge_epochs()
         assert world.crash("request-sent", 15, "driver") != 0
         assert world.run_here(spark).caught_up
         check(world, receiver)

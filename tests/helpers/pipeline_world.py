@@ -132,6 +132,13 @@ class World:
         }
         self.file.write_text(PIPELINE.format(**(values | {"change": self.change} | changes)))
 
+    def enlarge_epochs(self) -> None:
+        """Let a run have one epoch per history partition and two of the stream, where their number does not matter."""
+        text = self.file.read_text()
+        few = text.replace("stream_rows: 250, history_rows: 1000", "stream_rows: 500, history_rows: 4000")
+        assert few != text
+        self.file.write_text(few)
+
     def settings(self) -> Settings:
         """The settings of a run in this process."""
         found = conninfo_to_dict(self.conninfo)

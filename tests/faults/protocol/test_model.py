@@ -7,7 +7,7 @@ from helpers.model_machine import Machine
 from hypothesis import HealthCheck, Phase, settings
 
 PROFILE = settings(
-    max_examples=8_000 if FULL else 600,
+    max_examples=8_000 if FULL else 200,
     stateful_step_count=40 if FULL else 25,
     deadline=None,
     # Not explain: before Python 3.12 it traces every line, and the model then takes ten times as long.

@@ -345,4 +345,4 @@ def test_the_model_notices(mutation):
 
 
 def test_the_walk_finds_nothing_where_nothing_is_wrong():
-    walks(Machine, 5_000 if FULL else 300)
+    walks(Machine, 5_000 if FULL else 100)

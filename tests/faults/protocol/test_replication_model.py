@@ -124,7 +124,7 @@ class Machine(RuleBasedStateMachine):
 
 TestReplication = Machine.TestCase
 TestReplication.settings = settings(
-    max_examples=5_000 if FULL else 80,
+    max_examples=5_000 if FULL else 50,
     stateful_step_count=25 if FULL else 15,
     deadline=None,
     derandomize=not FULL,

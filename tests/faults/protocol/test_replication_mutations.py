@@ -176,4 +176,4 @@ def test_the_model_notices(mutation: Callable[[Patch], None], monkeypatch: Patch
 
 @pytest.mark.parametrize("mutation", CASES, ids=lambda mutation: mutation.__name__)
 def test_the_walk_finds_nothing_where_nothing_is_wrong(mutation: Callable[[Patch], None]) -> None:
-    search(mutation, WALKS if FULL else 6)
+    search(mutation, WALKS if FULL else 3)
