@@ -16,6 +16,7 @@ from confluent_kafka import Producer
 from helpers.dagster_ui import is_alive
 from helpers.kafka_sink import read_messages
 from helpers.pipeline_world import World, leftovers, until
+from pyspark.sql import SparkSession
 
 from headrace.pipeline.protocol.ledger.sqlite import open_sqlite
 from headrace.services import Services
@@ -84,16 +85,26 @@ def stream(
     found.close()
 
 
-@pytest.mark.parametrize("point", ["sinks-written", "topic-encoded", "topic-sending"])
-def test_small_epochs_start_no_jvm(stream: Stream, point: str) -> None:
-    assert stream.crash(point, 2) != 0
+# The producer's transactions: the generation, the claim, the first record, then one for each epoch.
+@pytest.mark.parametrize(
+    ("point", "nth"),
+    [
+        ("sinks-written", 2),
+        ("stage-attached", 2),
+        ("topic-committed", 5),
+        pytest.param("topic-encoded", 2, marks=pytest.mark.slow),
+        pytest.param("topic-sending", 2, marks=pytest.mark.slow),
+    ],
+)
+def test_small_epochs_start_no_jvm(stream: Stream, point: str, nth: int) -> None:
+    assert stream.crash(point, nth) != 0
     assert until(lambda: stream.run()["code"] == 0, "a run after the lease of the first", 300)
     stream.check_sinks()
     assert not stream.has_started_spark()
     assert leftovers(stream) == []
 
 
-def test_a_jvm_that_starts_with_an_epoch_is_known_to_successors(stream: Stream) -> None:
+def test_a_jvm_that_starts_with_an_epoch_is_known_to_successors(stream: Stream, spark: SparkSession) -> None:
     stream.driver_rows = 100  # epochs have 150 messages, the last one 50
     process = stream.start("sinks-written", 1, "stop")
     assert process.stdout
@@ -102,9 +113,10 @@ def test_a_jvm_that_starts_with_an_epoch_is_known_to_successors(stream: Stream) 
     assert jvm is not None
     assert "java" in jvm.name()
     os.kill(process.pid, 9)
-    assert until(lambda: stream.run()["code"] == 0, "a run after the lease of the first", 300)
-    stream.check_sinks()
+    process.wait()
     assert stream.has_started_spark()
+    assert stream.run_here(spark).caught_up
+    stream.check_sinks()
     until(lambda: not is_alive(jvm), "the end of the first JVM")
 
 
