@@ -23,9 +23,12 @@ sinks:
   lake: {{type: delta, from: shaped, path: {lake}}}
   bad: {{type: postgres, from: src.errors, table: broken}}
   bad_lake: {{type: delta, from: src.errors, path: {lake}-errors}}
-epoch: {{interval: 0s, stream_rows: 250, history_rows: 1000}}
+epoch: {{interval: 0s, {epochs}}}
 """
 )
+SMALL_EPOCHS = "stream_rows: 250, history_rows: 1000"
+LARGE_EPOCHS = "stream_rows: 600, history_rows: 4000"
+"""One of history; a few hundred messages more than those of a world are two of the stream."""
 COLUMNS = "__kafka_partition, __kafka_offset, __kafka_key, __kafka_value"
 FAULTS = {
     b"": "the message does not fit `schema`: it is not valid JSON",
@@ -40,9 +43,10 @@ Place = tuple[int, int]
 class BrokenWorld:
     """A world whose topic ends with good and broken messages. `expected` are the broken ones by place."""
 
-    def __init__(self, world: World, rate: float = 0.5) -> None:
+    def __init__(self, world: World, rate: float = 0.5, epochs: str = SMALL_EPOCHS) -> None:
         assert LIMITED_ROWS < 250, "epochs are too small for a limit"
         self.world = world
+        self.epoch_sizes = epochs
         self.expected: dict[Place, tuple[bytes | None, bytes | None]] = {}
         self.write_file(rate)
 
@@ -55,6 +59,7 @@ class BrokenWorld:
                 topic=self.world.name,
                 lake=self.world.lake,
                 rate=rate,
+                epochs=self.epoch_sizes,
             )
         )
 

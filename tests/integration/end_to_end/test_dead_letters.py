@@ -6,7 +6,7 @@ import json
 
 import psycopg
 import pytest
-from helpers.broken_messages import FAULTS, BrokenWorld
+from helpers.broken_messages import FAULTS, LARGE_EPOCHS, BrokenWorld
 from helpers.pipeline_world import World
 from pyspark.sql import SparkSession
 
@@ -38,7 +38,7 @@ def run_world(world: World, spark: SparkSession, driver_rows: int) -> RunResult:
 def test_good_and_broken_messages_have_their_own_sinks(
     world: World, spark: SparkSession, driver_rows: int
 ) -> None:
-    broken = BrokenWorld(world)
+    broken = BrokenWorld(world, epochs=LARGE_EPOCHS)
     broken.send(4)
     result = run_world(world, spark, driver_rows)
     assert result.caught_up
@@ -76,7 +76,7 @@ def test_good_and_broken_messages_have_their_own_sinks(
 def test_too_many_broken_messages_fail_the_epoch_before_it_writes(
     world: World, spark: SparkSession, driver_rows: int
 ) -> None:
-    broken = BrokenWorld(world, rate=0.2)
+    broken = BrokenWorld(world, rate=0.2, epochs=LARGE_EPOCHS)
     broken.send(4)
     run_world(world, spark, driver_rows)
     before = broken.in_postgres()
@@ -95,7 +95,7 @@ def test_too_many_broken_messages_fail_the_epoch_before_it_writes(
 
 def test_a_blocked_pipeline_goes_on_with_dead_letters(world: World, spark: SparkSession) -> None:
     """The open epoch was planned by a file that fails; no sink has it."""
-    broken = BrokenWorld(world)
+    broken = BrokenWorld(world, epochs=LARGE_EPOCHS)
     world.file.write_text(
         world.file.read_text()
         .replace("on_error: dead_letter, max_error_rate: 0.5, ", "")
@@ -112,7 +112,7 @@ def test_a_blocked_pipeline_goes_on_with_dead_letters(world: World, spark: Spark
 
 
 def test_few_rows_have_no_limit(world: World, spark: SparkSession) -> None:
-    broken = BrokenWorld(world, rate=0)
+    broken = BrokenWorld(world, rate=0, epochs=LARGE_EPOCHS)
     run_world(world, spark, 100_000)
     broken.send_broken(0)
     assert run_world(world, spark, 100_000).rejected == {"src": len(FAULTS)}
