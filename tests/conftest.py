@@ -139,6 +139,14 @@ def world(services: Services, pg: str, ch_db: str, tmp_path: Path) -> Iterator[W
         yield made
 
 
+@pytest.fixture
+def empty_world(services: Services, pg: str, ch_db: str, tmp_path: Path) -> Iterator[World]:
+    """A world without history, topic and pipeline file, for tests that have their own."""
+    made = World(services, tmp_path, ch_db, pg)
+    yield made
+    made.close()
+
+
 def _wait_for_topic(admin: AdminClient, name: str) -> None:
     """The controller has made it; other brokers learn of it a moment later."""
     from confluent_kafka import KafkaException, TopicCollection

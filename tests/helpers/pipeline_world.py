@@ -377,12 +377,13 @@ def filled_world(services: Services, folder: Path, database: str, conninfo: str)
 
 @contextmanager
 def caught_up_world(services: Services, spark: SparkSession, folder: Path) -> Iterator[World]:
-    """Yield a world with databases of its own, whose pipeline has caught up."""
+    """Yield a world with databases of its own, whose pipeline has caught up in a few epochs."""
     with (
         postgres_database(services) as conninfo,
         clickhouse_database(services) as database,
         filled_world(services, folder, database, conninfo) as world,
     ):
+        world.enlarge_epochs()
         assert world.run_here(spark).caught_up
         yield world
 

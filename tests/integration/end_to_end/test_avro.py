@@ -185,7 +185,10 @@ def first(key: int, name: str, cents: int = 12_345) -> dict[str, Any]:
     return {"id": key, "name": name, "price": cents.to_bytes(3, "big", signed=True)}
 
 
-@pytest.mark.parametrize("driver_rows", [100_000, 0], ids=["driver", "spark"])
+@pytest.mark.parametrize(
+    "driver_rows",
+    [pytest.param(100_000, id="driver"), pytest.param(0, id="spark", marks=pytest.mark.slow)],
+)
 def test_the_next_run_has_the_columns_of_a_new_schema(place: Place, driver_rows: int) -> None:
     """The key is that of the schema's `doc`."""
     one = place.register(FIRST)
@@ -281,6 +284,7 @@ def test_an_epoch_is_finished_with_its_own_schema(place: Place, point: str, nth:
     ]
 
 
+@pytest.mark.slow  # test_a_replay_writes_the_former_columns is the daily one
 def test_a_replay_decodes_with_the_former_schema(place: Place) -> None:
     """`rank` has another default in the new schema."""
     place.write(transform="select id, name, rank from src")

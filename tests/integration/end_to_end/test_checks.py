@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import psycopg
 import pytest
-from helpers.pipeline_world import World, clickhouse_database, filled_world, postgres_database
+from helpers.pipeline_world import World, caught_up_world
 from pyspark.sql import SparkSession
 from rich.console import Console
 
@@ -25,15 +25,8 @@ from headrace.services import Services
 
 @pytest.fixture(scope="module")
 def ran(services: Services, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """A pipeline that has caught up, by two epochs of history and two of the stream."""
-    folder = tmp_path_factory.mktemp("checks")
-    with (
-        postgres_database(services) as conninfo,
-        clickhouse_database(services) as database,
-        filled_world(services, folder, database, conninfo) as world,
-    ):
-        world.enlarge_epochs()
-        assert world.run_here(spark).caught_up
+    """A pipeline that has caught up."""
+    with caught_up_world(services, spark, tmp_path_factory.mktemp("checks")) as world:
         yield world
 
 

@@ -29,6 +29,12 @@ sinks:
 LAKE = "  lake: {{type: delta, from: src, path: {folder}/appended}}\n"
 
 
+@pytest.fixture
+def world(empty_world: World) -> World:
+    """The targets of one test, whose rows are in a file."""
+    return empty_world
+
+
 def written(world: World, name: str, *, lake: bool = True) -> PipelineFile:
     path = Path(world.folder) / f"{name}.yaml"
     path.write_text(

@@ -159,6 +159,7 @@ sinks:
 """
 
 
+@pytest.mark.slow  # test_wrong_rows_are_named is the daily one
 def test_rows_that_a_filter_should_have_removed_are_found(
     ran: World, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,6 +181,7 @@ epoch: {{history_rows: 100000}}
 """
 
 
+@pytest.mark.slow  # test_wrong_rows_are_named is the daily one
 def test_keys_whose_splits_load_in_any_order_are_found(
     ran: World, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,6 +220,7 @@ sinks:
 """
 
 
+@pytest.mark.slow  # test_wrong_rows_are_named is the daily one
 def test_history_rows_without_a_time_that_a_cursor_dropped_are_found(
     ran: World, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,6 +256,7 @@ sinks:
 """
 
 
+@pytest.mark.slow  # test_wrong_rows_are_named is the daily one
 def test_messages_that_neither_history_nor_stream_brought_are_found(
     ran: World, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:

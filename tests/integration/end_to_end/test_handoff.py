@@ -45,6 +45,7 @@ def test_rows_that_reach_the_table_during_the_backfill(world: World, spark: Spar
 
     The pinned history leaves them out, the stream brings them once.
     """
+    world.enlarge_epochs()
     added = False
 
     def listener(event: Event) -> None:
@@ -69,6 +70,7 @@ def test_rows_that_reach_the_table_during_the_backfill(world: World, spark: Spar
 
 
 def test_windows_in_any_order_and_the_stream_only_after_the_last(world: World, spark: SparkSession) -> None:
+    world.enlarge_epochs()
     text = world.file.read_text()
     world.file.write_text(text.replace("partitions: {", "partitions: {any_order: true, "))
     file, settings = load_pipeline(world.file), world.settings()
@@ -82,18 +84,23 @@ def test_windows_in_any_order_and_the_stream_only_after_the_last(world: World, s
     world.check(spark)
 
 
-def test_history_alone_never_reads_the_topic(world: World, spark: SparkSession) -> None:
-    result = run(load_pipeline(world.file), world.settings(), until=Until.HISTORY, spark=spark)
-    assert result.history_complete
+def test_history_alone_and_the_stream_after_it(world: World, spark: SparkSession) -> None:
+    """History never reads the topic, and the stream reads no row that history holds.
+
+    A deleted row that history still holds stays deleted.
+    """
+    world.enlarge_epochs()
+    world.produce([("d", (5, date(2024, 1, 6), "gone", 0), 1)])
+    world.expected.pop(5, None)
+    file, settings = load_pipeline(world.file), world.settings()
+    assert run(file, settings, until=Until.HISTORY, spark=spark).history_complete
     assert world.in_postgres()[-1][0] == HISTORY - 1
     assert len(world.in_postgres()) == HISTORY
 
-
-def test_the_stream_reads_no_row_that_history_holds(world: World, spark: SparkSession) -> None:
     seen: list[EpochCommitted] = []
     run(
-        load_pipeline(world.file),
-        world.settings(),
+        file,
+        settings,
         until=Until.CAUGHT_UP,
         listener=lambda event: seen.append(event) if isinstance(event, EpochCommitted) else None,
         spark=spark,
@@ -101,16 +108,11 @@ def test_the_stream_reads_no_row_that_history_holds(world: World, spark: SparkSe
     begun = next(event.plan for event in seen if event.plan.phase is not Phase.HISTORY)
     assert begun.start["src"]["fence"]["offsets"] == {"0": FROM_TOPIC, "1": 0}
     assert begun.end["src"]["began"]["offsets"] == {"0": FROM_TOPIC, "1": 0}
-
-
-def test_a_deleted_row_that_history_still_holds_stays_deleted(world: World, spark: SparkSession) -> None:
-    world.produce([("d", (5, date(2024, 1, 6), "gone", 0), 1)])
-    world.expected.pop(5, None)
-    run(load_pipeline(world.file), world.settings(), until=Until.CAUGHT_UP, spark=spark)
     world.check(spark)
 
 
 def test_retention_that_passed_the_fence_stops_with_numbers(world: World, spark: SparkSession) -> None:
+    world.enlarge_epochs()
     file, settings = load_pipeline(world.file), world.settings()
     run(file, settings, until=Until.HISTORY, partitions=["2024-01-01"], spark=spark)
     admin = AdminClient({"bootstrap.servers": world.services.kafka.brokers})
@@ -228,6 +230,7 @@ def test_a_sink_without_a_key_holds_every_row_once_by_offsets(world: World, spar
     """The cut by offsets is exact: it needs no key."""
     text = world.file.read_text().replace("    primary_key: id\n", "").replace("  lake:", "  #lake:")
     world.file.write_text(text)
+    world.enlarge_epochs()
     before = HISTORY
     with pytest.raises(
         GuaranteeError, match="key"

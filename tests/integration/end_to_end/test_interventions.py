@@ -46,6 +46,12 @@ TWO = "  two: {{type: postgres, from: src, table: {topic}_two}}\n"
 
 
 @pytest.fixture
+def world(empty_world: World) -> World:
+    """The targets of one test. Its messages have a topic of their own."""
+    return empty_world
+
+
+@pytest.fixture
 def topic(world: World, request: pytest.FixtureRequest) -> str:
     from confluent_kafka.cimpl import NewTopic
 
@@ -124,8 +130,10 @@ def test_skip_open_ends_an_epoch_whose_messages_are_lost(
     assert all(check.passed is not False for check in audit(file, settings, spark=spark))
 
 
-# test_record_that_log_cleanup_took_is_not_a_new_sink is the daily sample of the other damage.
-@pytest.mark.parametrize("damage", ["restored", pytest.param("log cleaned up", marks=pytest.mark.slow)])
+# Daily ones: faults/protocol restores targets, test_record_that_log_cleanup_took_is_not_a_new_sink has the other
+# damage, and test_a_sink_that_was_out_of_the_file_and_a_rewind a replay by the printed command.
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", ["restored", "log cleaned up"])
 def test_a_damaged_delta_table_is_repaired_by_a_replay(
     world: World, topic: str, shared_spark: SparkSession, damage: str
 ) -> None:

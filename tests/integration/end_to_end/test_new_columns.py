@@ -21,13 +21,13 @@ from headrace.pipeline.protocol.epochs import WriteCounts
 FILE = """
 name: widened
 sources:
-  src: {{type: clickhouse, table_name: {database}.history, split_rows: 100, primary_key: id}}
+  src: {{type: clickhouse, table_name: {database}.history, split_rows: 250, primary_key: id}}
 transforms:
   shaped: {{type: sql, sql: "select {columns} from src"}}
 sinks:
   pg: {{type: postgres, from: shaped, table: widened{evolution}}}
   second: {{type: postgres, from: shaped, table: second{evolution}}}
-epoch: {{history_rows: 200}}
+epoch: {{history_rows: 750}}
 """
 ADD = ", schema_evolution: add_columns"
 

@@ -15,6 +15,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
+from helpers.depth import with_slow
 from helpers.pipeline_world import World
 from pyspark.sql import SparkSession
 
@@ -31,6 +32,12 @@ from headrace.pipeline.errors import (
     UserError,
 )
 from headrace.pipeline.file.loader import PipelineFile, load_pipeline
+
+
+@pytest.fixture
+def world(empty_world: World) -> World:
+    """The targets of one test. Its messages have a topic of their own."""
+    return empty_world
 
 
 @pytest.fixture
@@ -82,7 +89,7 @@ epoch: {{interval: 0s}}
 """
 
 
-@pytest.mark.parametrize("cut", ["offset_table: {}", "handoff_lag: 1h"])
+@pytest.mark.parametrize("cut", with_slow(("handoff_lag: 1h",), ("offset_table: {}", "handoff_lag: 1h")))
 def test_rows_that_neither_a_window_nor_the_stream_has_are_refused(
     world: World, spark: SparkSession, topic: str, cut: str
 ) -> None:
@@ -155,7 +162,7 @@ epoch: {{interval: 0s}}
 """
 
 
-@pytest.mark.parametrize("kind", ["postgres", "delta"])
+@pytest.mark.parametrize("kind", with_slow(("delta",), ("postgres", "delta")))
 def test_pipelines_that_share_a_target_leave_each_others_rows(
     world: World, shared_spark: SparkSession, topic: str, kind: str
 ) -> None:
