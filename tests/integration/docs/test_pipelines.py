@@ -16,6 +16,7 @@ import redis
 import scores
 from confluent_kafka.admin import AdminClient
 from helpers.checkout import ROOT
+from helpers.depth import with_slow
 from helpers.kafka_sink import read_messages
 from helpers.redis_server import redis_server
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -145,7 +146,11 @@ def _sink(conninfo: str) -> dict[str, Any]:
     return {name: found[name] for name in ("host", "port", "user", "password")} | {"db": found["dbname"]}
 
 
-@pytest.mark.parametrize("shown", SHOWN, ids=lambda shown: f"{shown.page}:{shown.name}")
+# Files of the cookbook have nodes that the daily files have too. test_names_are_unique loads all of them.
+SLOW = [shown for shown in SHOWN if shown.page.startswith("guides/") or shown.name == "clicks_iceberg"]
+
+
+@pytest.mark.parametrize("shown", with_slow(SLOW, SHOWN), ids=lambda shown: f"{shown.page}:{shown.name}")
 def test_a_pipeline_leaves_what_its_page_says(
     shown: PageBlock,
     settings: Settings,

@@ -5,14 +5,21 @@ It leaves no trace there.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import NoReturn
 
 import clickhouse_connect
 import psycopg
 import pyarrow as pa
 import pytest
-from helpers.pipeline_world import PIPELINE, World
+from helpers.pipeline_world import (
+    PIPELINE,
+    World,
+    clickhouse_database,
+    filled_world,
+    postgres_database,
+)
 from pyspark.sql import SparkSession
 
 from headrace.jobs.checks.preflight import PreflightResult, check_pipeline
@@ -20,8 +27,29 @@ from headrace.jobs.planning.compiled_pipeline import CompiledPipeline
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import PipelineFileError
 from headrace.pipeline.file.loader import parse_pipeline
+from headrace.services import Services
 
 Look = Callable[..., PreflightResult]
+
+
+@pytest.fixture(scope="module")
+def shared(services: Services, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """One world for all tests, because a check leaves no trace in it."""
+    folder = tmp_path_factory.mktemp("preflight")
+    with (
+        postgres_database(services) as conninfo,
+        clickhouse_database(services) as database,
+        filled_world(services, folder, database, conninfo) as made,
+    ):
+        yield made
+
+
+@pytest.fixture
+def world(shared: World) -> Iterator[World]:
+    """The world, without the table that a test creates in Postgres."""
+    yield shared
+    with psycopg.connect(shared.conninfo) as connection:
+        connection.execute("DROP TABLE IF EXISTS target")
 
 
 @pytest.fixture
@@ -142,9 +170,13 @@ def test_a_target_that_is_there_is_proved(world: World, look: Look) -> None:
     assert look().errors == []
 
 
-def test_a_delta_table_that_is_there_is_proved(world: World, look: Look, spark: SparkSession) -> None:
-    spark.sql("SELECT 1L AS id, 'x' AS name").write.format("delta").save(str(world.lake))
-    assert [(node, "`day` (date) is missing" in text) for node, _, text in problems(look())] == [
+def test_a_delta_table_that_is_there_is_proved(
+    world: World, look: Look, spark: SparkSession, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "lake")
+    spark.sql("SELECT 1L AS id, 'x' AS name").write.format("delta").save(path)
+    found = look((str(world.lake), path))
+    assert [(node, "`day` (date) is missing" in text) for node, _, text in problems(found)] == [
         ("lake", True)
     ]
 

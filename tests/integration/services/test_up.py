@@ -98,6 +98,7 @@ def test_postgres_comes_back_where_only_its_head_was_killed(services: Services, 
         assert connection.execute("SELECT 1").fetchone() == (1,)
 
 
+@pytest.mark.slow  # most of it is the wait for a fenced broker; the other servers are killed in daily tests
 def test_kafka_keeps_acknowledged_records_over_kill_9(services: Services, topic: Callable[..., str]):
     name = topic()
     producer = Producer({"bootstrap.servers": services.kafka.brokers, "acks": "all"})
@@ -157,6 +158,8 @@ def test_a_taken_port_is_given_up_and_the_data_kept(fresh_home: Path):
             assert connection.execute("SELECT count(*) FROM kept").fetchone() == (0,)
 
 
+# Daily ones: `fresh_home` finds processes that are left, and test_a_taken_port_is_given_up_and_the_data_kept starts again.
+@pytest.mark.slow
 def test_down_leaves_no_process_and_up_finds_ports_and_data_again(fresh_home: Path):
     first = local.up(home=fresh_home)
     ports = {name: first[name].port for name in NAMES}
