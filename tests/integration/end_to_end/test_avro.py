@@ -252,10 +252,9 @@ def test_without_the_check_of_order_the_old_columns_stay(place: Place) -> None:
     assert place.rows("id, name") == [(1, "a"), (2, "b")]
 
 
-@pytest.mark.parametrize(
-    ("point", "nth", "kept"),
-    [pytest.param("planned", 2, 50, marks=pytest.mark.slow), ("sinks-written", 2, 100)],
-)
+# Daily ones: test_a_replay_writes_the_former_columns, and kills with an open epoch in test_start_without_spark.py.
+@pytest.mark.slow
+@pytest.mark.parametrize(("point", "nth", "kept"), [("planned", 2, 50), ("sinks-written", 2, 100)])
 def test_an_epoch_is_finished_with_its_own_schema(place: Place, point: str, nth: int, kept: int) -> None:
     """kill -9 with an open epoch; the registry has another latest schema when the next run starts.
 
@@ -447,7 +446,10 @@ def test_history_is_followed_by_a_stream_of_avro(
     ]
 
 
-@pytest.mark.parametrize("driver_rows", [100_000, 0], ids=["driver", "spark"])
+@pytest.mark.parametrize(
+    "driver_rows",
+    [pytest.param(100_000, id="driver", marks=pytest.mark.slow), pytest.param(0, id="spark")],
+)
 def test_types_arrive_in_postgres(place: Place, driver_rows: int) -> None:
     row = record(
         ("id", "long"),

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import io
+import contextlib
 import json
 import shutil
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import psycopg
 import pytest
+import typer
 from helpers.pipeline_world import World, caught_up_world
 from pyspark.sql import SparkSession
-from rich.console import Console
 
-from headrace.commands.inspect import show_checks, show_repairs
+from headrace.commands import inspect
 from headrace.jobs.checks.audit import audit
 from headrace.jobs.run.events import CheckResult
 from headrace.jobs.run.repair import accept_target, replay
@@ -54,13 +55,21 @@ def checks(world: World, spark: SparkSession) -> dict[tuple[str, str], CheckResu
     }
 
 
-def print_audit(world: World, found: dict[tuple[str, str], CheckResult]) -> str:
-    """Return what `headrace audit` prints of these results."""
-    printed = io.StringIO()
-    console = Console(file=printed, width=200)
-    show_checks(console, list(found.values()))
-    show_repairs(console, world.file, list(found.values()))
-    return printed.getvalue()
+@pytest.fixture
+def print_audit(
+    carried: World, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[[], str]:
+    """Return a function that executes `headrace audit` in the session of the tests and returns its output."""
+    monkeypatch.setattr("headrace.jobs.checks.audit.audit", partial(audit, spark=spark))
+    monkeypatch.setattr("headrace.commands.inspect.load_settings", carried.settings)
+
+    def call() -> str:
+        capsys.readouterr()
+        with contextlib.suppress(typer.Exit):  # a check failed
+            inspect.audit(carried.file, as_json=False)
+        return capsys.readouterr().out
+
+    return call
 
 
 def in_ledger(world: World, statement: str, *values: object) -> list[tuple]:
@@ -90,11 +99,13 @@ def test_a_row_removed_or_doubled_in_the_sink(carried: World, spark: SparkSessio
     assert (doubled.numbers["lost"], doubled.numbers["doubled"]) == (0, 1)
 
 
-def test_printed_commands_repair_a_table(carried: World, spark: SparkSession) -> None:
-    assert "To repair" not in print_audit(carried, checks(carried, spark))
+def test_printed_commands_repair_a_table(
+    carried: World, spark: SparkSession, print_audit: Callable[[], str]
+) -> None:
+    assert "To repair" not in print_audit()
     with psycopg.connect(carried.conninfo) as connection:
         connection.execute("DELETE FROM target WHERE id = (SELECT min(id) FROM target)")
-    found = carried.run_cli("audit", str(carried.file))
+    found = print_audit()
     for command in (f"replay {carried.file} --sink pg --from 1", f"accept-target {carried.file} --sink pg"):
         assert f"headrace {command}  " in found
     file, settings = load_pipeline(carried.file), carried.settings()
@@ -161,7 +172,9 @@ def test_a_pipeline_that_never_ran_has_nothing_to_check(world: World, spark: Spa
         audit(load_pipeline(world.file), world.settings(), spark=spark)
 
 
-def test_declared_checks_run_in_the_audit(carried: World, spark: SparkSession) -> None:
+def test_declared_checks_run_in_the_audit(
+    carried: World, spark: SparkSession, print_audit: Callable[[], str]
+) -> None:
     """Of both sinks, each with its severity, in one command."""
     text = carried.file.read_text()
     declared = text.replace(
@@ -183,7 +196,7 @@ def test_declared_checks_run_in_the_audit(carried: World, spark: SparkSession) -
         assert "the change within 2d is not known: the target was empty at its start" in steady.message
         few = found["few", "lake"]
         assert (few.passed, few.is_error) == (False, False)
-        printed = print_audit(carried, found)
+        printed = print_audit()
         assert "FAIL low of pg" in printed
         assert "WARN few of lake" in printed
         assert "row: id=" in printed

@@ -210,6 +210,7 @@ epoch: {{interval: 0s, stream_rows: 2}}
 class TestSize:
     """Positions stay small, whatever the history was."""
 
+    @pytest.mark.slow  # daily ones: unit/pipeline/protocol/test_file_changes.py for pins, test_growth.py for sizes
     def test_a_history_of_many_files(self, edited: Callable[[str], Edited], tmp_path: Path) -> None:
         """Pins are in the ledger once.
 

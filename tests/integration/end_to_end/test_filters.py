@@ -138,6 +138,7 @@ epoch: {{interval: 0s}}
 """
 
 
+@pytest.mark.slow  # unit/pipeline/lineage/test_delete_marks.py is the daily one
 def test_a_row_that_fails_a_filter_does_not_delete_the_row_of_another_key(
     place: World, spark: SparkSession
 ) -> None:

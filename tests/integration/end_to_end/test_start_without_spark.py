@@ -89,9 +89,9 @@ def stream(
 @pytest.mark.parametrize(
     ("point", "nth"),
     [
-        ("sinks-written", 2),
         ("stage-attached", 2),
         ("topic-committed", 5),
+        pytest.param("sinks-written", 2, marks=pytest.mark.slow),
         pytest.param("topic-encoded", 2, marks=pytest.mark.slow),
         pytest.param("topic-sending", 2, marks=pytest.mark.slow),
     ],
