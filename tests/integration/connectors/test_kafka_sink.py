@@ -21,7 +21,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
-from helpers.depth import with_slow
+from helpers.depth import FULL, with_slow
 from helpers.kafka_sink import KafkaSinkMaker, SentMessage, kafka_sink_maker, read_back, read_messages
 from helpers.nested_rows import NESTED, ROWS, from_json, same_as
 from helpers.sink_makers import KEYED, TYPES, frame, plan, position
@@ -495,6 +495,7 @@ def test_a_topic_that_would_lose_commit_records_is_refused(
             make().open(KEYED).prepare(KEYED, 1)
 
 
+@pytest.mark.sampled
 def test_one_of_two_claimers_of_one_moment_gets_the_topic(make: Make) -> None:
     def join(
         sink: Sink, maker: KafkaSinkMaker, start: threading.Barrier, refused: list[HeadraceError]
@@ -506,7 +507,7 @@ def test_one_of_two_claimers_of_one_moment_gets_the_topic(make: Make) -> None:
         except HeadraceError as error:
             refused.append(error)
 
-    for _ in range(3):
+    for _ in range(5 if FULL else 1):
         first = make()
         rivals = [
             first,

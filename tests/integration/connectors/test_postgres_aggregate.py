@@ -61,7 +61,10 @@ def row(dice: random.Random, key: int) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("large", [False, True], ids=["driver", "staged"])
+# The contract of the sinks has daily tests of epochs that pass through the driver.
+@pytest.mark.parametrize(
+    "large", [pytest.param(False, marks=pytest.mark.slow), True], ids=["driver", "staged"]
+)
 def test_totals_follow_inserts_updates_and_deletes(
     spark: SparkSession, pg: str, tmp_path: Path, large: bool
 ) -> None:

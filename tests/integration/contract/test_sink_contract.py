@@ -58,14 +58,17 @@ FORMATS = {"file-csv", "file-json", "redis-hash"}
 """They differ from `file-parquet` and `redis` in values only."""
 LAKES = {"delta", "iceberg"}
 """Daily tests of the same promises are in tests/spark/connectors/test_delta_sink.py and test_iceberg_sink.py."""
+SERVERS = {"kafka", "clickhouse"}
+"""Daily tests of fences, repeated epochs and rows without a key are in test_kafka_sink.py and test_clickhouse_sink.py."""
 
 
 EVERY = [*BUILT_IN, "sqlite", "aggregate"]
 records_only = pytest.mark.parametrize("maker", with_slow(ROUTES | FORMATS | LAKES, EVERY), indirect=True)
 """For tests of the record: the route of the rows, if there are any, does not matter."""
+fences_only = pytest.mark.parametrize(
+    "maker", with_slow(ROUTES | FORMATS | LAKES | SERVERS, EVERY), indirect=True
+)
 rows_in_any_form = pytest.mark.parametrize("maker", with_slow(FORMATS | LAKES, EVERY), indirect=True)
-only_versions = pytest.mark.parametrize("maker", with_slow(ROUTES, TABLES), indirect=True)
-"""For tests that take both routes themselves."""
 
 
 @pytest.fixture(params=EVERY)
@@ -167,7 +170,7 @@ def test_the_last_of_a_key_wins_in_an_epoch_and_over_epochs(maker: SinkMaker) ->
     sink.close()
 
 
-@records_only
+@fences_only
 def test_an_epoch_that_is_held_is_not_written_again(maker: SinkMaker) -> None:
     sink = maker.joined(KEYED)
     sink.write(plan(1), frame(maker.spark, KEYED, people((1, "a")), "i"))
@@ -197,7 +200,7 @@ def test_an_empty_epoch_moves_the_record(maker: SinkMaker) -> None:
     sink.close()
 
 
-@records_only
+@fences_only
 def test_an_older_generation_cannot_write(maker: SinkMaker) -> None:
     zombie = maker.joined(KEYED)
     successor = maker.open(KEYED)
@@ -259,7 +262,11 @@ def test_a_null_in_the_key_is_an_error_that_names_it(maker: SinkMaker) -> None:
     sink.close()
 
 
-@pytest.mark.parametrize("maker", with_slow(FORMATS | LAKES, [*APPENDING, "sqlite"]), indirect=True)
+@pytest.mark.parametrize(
+    "maker",
+    with_slow(FORMATS | LAKES | SERVERS | {"kafka-large", "clickhouse-tasks"}, [*APPENDING, "sqlite"]),
+    indirect=True,
+)
 def test_rows_without_a_key_are_appended(maker: SinkMaker) -> None:
     sink = maker.joined(KEYED, ())
     sink.write(plan(1), frame(maker.spark, KEYED, people((1, "a"), (1, "a")), "ii", ()))
@@ -354,7 +361,8 @@ def random_changes(dice: random.Random, epoch: int) -> list[Change]:
     return ops
 
 
-@only_versions
+# It takes both routes itself. test_rows_and_counts_are_those_of_spark is the daily sample of Delta.
+@pytest.mark.parametrize("maker", with_slow(ROUTES | {"delta"}, TABLES), indirect=True)
 def test_the_highest_version_wins_in_an_epoch_and_over_epochs(maker: SinkMaker) -> None:
     maker = replace(
         maker, node=lambda columns, node=maker.node: node(columns).model_copy(update={"version_column": "at"})

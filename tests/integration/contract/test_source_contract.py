@@ -78,7 +78,8 @@ def every_world_but(*slow: str) -> pytest.MarkDecorator:
     """Run over every source; only `make test-faults` runs those of `slow`.
 
     The rows of a service (`http`) are stored and read in the code of `python`, which is their daily sample.
-    Daily tests of Iceberg, files and topics are in test_iceberg_source.py, test_files_source.py and test_kafka.py.
+    Other daily tests of the same promises are in test_clickhouse.py, test_kafka.py, test_iceberg_source.py and
+    test_files_source.py.
     """
     return pytest.mark.parametrize("world", with_slow(slow, sorted(WORLDS)), indirect=True)
 
@@ -146,7 +147,7 @@ def test_describe_opens_nothing_and_tells_no_secret(world: SourceWorld) -> None:
     assert type(source).capabilities.bounded is world.bounded
 
 
-@every_world_but("http")
+@every_world_but("http", "kafka")
 def test_rows_have_the_announced_schema_and_the_hidden_columns(world: SourceWorld) -> None:
     source = filled(world).open()
     fixed = world.fixed(source)
@@ -163,20 +164,19 @@ def test_rows_have_the_announced_schema_and_the_hidden_columns(world: SourceWorl
     )
 
 
-@every_world_but("http")
+@every_world_but("clickhouse", "file", "http", "iceberg", "kafka")
 def test_reading_again_gives_the_same_rows_in_spite_of_new_ones(world: SourceWorld) -> None:
     source = filled(world).open()
     fixed = world.fixed(source)
     pieces = world.pieces(source, fixed)
     before = content(world, source, fixed, pieces)
     assert sorted(row[2] for row in before) == list(range(35))
-    assert not world.bounded or {row[1] for row in before} == {"i"}, "history is inserts"
     world.add(numbered(0, 50, "new"))
     assert content(world, source, fixed, pieces) == before
     assert content(world, world.open(), fixed, pieces[::-1]) == before
 
 
-@every_world_but("http")
+@every_world_but("http", "iceberg")
 def test_pieces_neither_overlap_nor_leave_a_hole_also_in_another_process(world: SourceWorld) -> None:
     """What is kept of them survives JSON, and another process goes on in the middle. No piece is no row."""
     source = filled(world).open()
@@ -199,6 +199,7 @@ def test_pieces_neither_overlap_nor_leave_a_hole_also_in_another_process(world: 
     assert rest
 
 
+@every_world_but("http", "iceberg")
 def test_nothing_there_is_no_error(world: SourceWorld) -> None:
     source = world.open()
     fixed = world.fixed(source)
@@ -213,6 +214,7 @@ def test_nothing_there_is_no_error(world: SourceWorld) -> None:
     assert world.ids(again, later, world.pieces(again, later)) == [0, 1, 2]
 
 
+@every_world_but("iceberg")
 def test_rows_that_the_outside_no_longer_holds_are_an_error(world: SourceWorld) -> None:
     source = filled(world).open()
     fixed = world.fixed(source)
@@ -257,6 +259,7 @@ def test_places_are_unique_and_the_later_row_of_a_key_comes_last(world: SourceWo
     found = content(world, source, fixed, world.pieces(source, fixed))
     assert len({row[0] for row in found}) == len(found) == 72
     assert {row[0][0] for row in found} == {ORDINAL}
+    assert not world.bounded or {row[1] for row in found} == {"i"}, "history is inserts"
     for number in range(6):
         values = [row[3] for row in found if row[2] == number]
         assert values == sorted(values)
@@ -275,7 +278,7 @@ def test_pieces_are_the_same_at_every_planning(bounded: SourceWorld) -> None:
     ]
 
 
-@every_bounded_but("file", "http", "iceberg")
+@every_bounded_but("clickhouse", "file", "http", "iceberg")
 def test_windows_share_out_the_history(bounded: SourceWorld) -> None:
     source = filled(bounded).open()
     fixed = bounded.fixed(source)

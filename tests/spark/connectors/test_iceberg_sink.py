@@ -343,8 +343,7 @@ def test_the_record_outlives_expired_snapshots_and_commits_of_others(table: Any)
     sink = t.joined()
     sink.write(plan(1), t.frame((1, "a", "i"), (2, "b", "i")))
     before = sink.record()
-    for number in range(3):
-        t.sql(f"INSERT INTO {{t}} VALUES ({100 + number}, 'foreign')")
+    t.sql("INSERT INTO {t} VALUES (100, 'foreign'), (101, 'foreign'), (102, 'foreign')")
     t.sql("DELETE FROM {t} WHERE id = 102")
     assert t.sink().record() == before
     t.java.expireSnapshots().expireOlderThan(int(time.time() * 1000) + 1000).retainLast(1).commit()

@@ -118,6 +118,12 @@ def messages(spark: SparkSession, request: pytest.FixtureRequest) -> Messages:
     return Messages(spark, request.param)
 
 
+driver_is_daily = pytest.mark.parametrize(
+    "messages", ["driver", pytest.param("spark", marks=pytest.mark.slow)], indirect=True
+)
+"""For what the decoder does in the same way in the driver and in Spark's tasks."""
+
+
 def _types(schema: StructType) -> list[tuple[str, str]]:
     return [(field.name, field.dataType.simpleString()) for field in schema]
 
@@ -269,6 +275,7 @@ def test_messages_of_several_schemas_have_the_columns_of_one(messages: Messages)
     )
 
 
+@driver_is_daily
 def test_an_override_names_the_schema_that_a_message_was_written_with(messages: Messages) -> None:
     messages.schemas |= {1: record(("a", "int"), ("b", "int")), 2: record(("b", "int"), ("a", "int"))}
     messages.send(2, {"a": 1, "b": 2})
@@ -313,11 +320,13 @@ def test_metadata_follows_the_payload(messages: Messages) -> None:
     assert row["__kafka_timestamp"] == datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)
 
 
+@driver_is_daily
 def test_no_message_is_no_row(messages: Messages) -> None:
     messages.schemas[1] = record(*((name, kind) for name, (kind, *_) in EVERY.items()))
     assert messages.read(1) == []
 
 
+@driver_is_daily
 def test_a_union_with_null_at_the_top_is_its_record(messages: Messages) -> None:
     messages.schemas[1] = {"type": ["null", record(("id", "int"))]}
     messages.send(1, (1, {"id": 4}))

@@ -22,7 +22,7 @@ from headrace.connectors.memory.tables import drop_table, read_table
 from headrace.connectors.staged import folder as stored_rows
 from headrace.jobs.run.events import Until
 from headrace.jobs.run.runner import run
-from headrace.pipeline.config.settings import Settings
+from headrace.pipeline.config.settings import Settings, load_settings
 from headrace.pipeline.errors import DataError, UserError
 from headrace.pipeline.file.loader import load_pipeline
 
@@ -124,20 +124,23 @@ def test_an_interrupted_run_goes_on_with_the_pages_that_it_stored(
     assert snapshots(settings) == stored
 
 
-def test_a_process_that_dies_in_the_function_leaves_no_row_of_it(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_process_that_dies_in_the_function_leaves_no_row_of_it(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "killed_rows.py").write_text(MODULE)
     (tmp_path / "staged.yaml").write_text(PYTHON)
     run_it = [sys.executable, "-m", "headrace", "run", "staged.yaml"]
-    more = {
-        "PYTHONPATH": f"{ROOT}:{tmp_path}",
-        "HEADRACE_HOME": str(tmp_path / "home"),
-        "HEADRACE__PYTHON_TRANSFORMS__ALLOW": "killed_rows",
-    }
-    settings = Settings(home=tmp_path / "home")
-    for outcome, left in ((-signal.SIGKILL, 1), (0, 1)):
-        done = subprocess.run(run_it, cwd=tmp_path, env=os.environ | more, capture_output=True, check=False)
-        assert done.returncode == outcome, done.stderr.decode()[-2000:]
-        assert len(snapshots(settings)) == left, "the attempt of the dead process is removed"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HEADRACE__PYTHON_TRANSFORMS__ALLOW", "killed_rows")
+    settings = load_settings()
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
+    dead = subprocess.run(run_it, env=environment, capture_output=True, check=False)
+    assert dead.returncode == -signal.SIGKILL, dead.stderr.decode()[-2000:]
+    assert len(snapshots(settings)) == 1
+    run(load_pipeline("staged.yaml"), settings, until=Until.HISTORY, spark=spark)
+    assert len(snapshots(settings)) == 1, "the attempt of the dead process is removed"
     ids = spark.read.parquet(str(tmp_path / "out")).toArrow()["id"].to_pylist()
     assert sorted(ids) == list(range(2000, 2100))
     assert (tmp_path / "calls").read_text() == "xx"

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 from helpers.checkout import ROOT
-from helpers.depth import with_slow
 from helpers.lakehouse_tables import plan
 from pyspark.sql import SparkSession
 
@@ -72,10 +71,8 @@ def lake(spark: SparkSession, tmp_path: Path) -> Callable[..., Lake]:
     return lambda kind, *key: Lake(kind, spark, tmp_path, key)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_compaction_does_what_its_plan_says_and_keeps_rows_and_record(lake: Any, kind: str) -> None:
-    made = lake(kind, "id")
-    made.fill(made.table.joined())
+def compact_as_planned(made: Lake) -> None:
+    """Compact the files of all epochs into one, as the plan says, and find nothing else to do."""
     maintenance = made.maintenance()
     planned = maintenance.plan_compaction()
     assert made.table.rows() == made.expected(EPOCHS)
@@ -87,7 +84,7 @@ def test_compaction_does_what_its_plan_says_and_keeps_rows_and_record(lake: Any,
     assert done.after.files == 1
     assert maintenance.compact().rewritten == FileTotal()
     assert maintenance.plan_compaction().rewritten == FileTotal()
-    made.check(EPOCHS)
+    assert made.table.rows() == made.expected(EPOCHS)
 
 
 @pytest.mark.parametrize(
@@ -161,8 +158,10 @@ maintenance.compact()
 """
 
 
-# test_kill_before_or_after_the_commit is the daily sample of a kill next to a commit of Delta.
-@pytest.mark.parametrize("kind", with_slow({"delta"}, KINDS))
+# A compaction is one commit: test_kill_before_or_after_the_commit and test_kill_between_data_and_commit are the daily
+# samples of kills next to commits of Delta and Iceberg.
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 def test_compaction_that_is_killed_changes_no_row_and_can_run_again(
     spark: SparkSession, tmp_path: Path, kind: str
 ) -> None:
@@ -197,7 +196,7 @@ def leave_old_file(folder: Path, name: str) -> Path:
     return path
 
 
-def test_delta_vacuum_removes_what_its_plan_says_and_the_sink_knows_its_epoch(lake: Any) -> None:
+def test_delta_compaction_and_vacuum_do_what_their_plans_say_and_the_sink_knows_its_epoch(lake: Any) -> None:
     made = lake("delta", "id")
     made.fill(made.table.joined())
     orphan = leave_old_file(made.data, "part-of-a-killed-attempt.parquet")
@@ -206,7 +205,7 @@ def test_delta_vacuum_removes_what_its_plan_says_and_the_sink_knows_its_epoch(la
     kept = made.maintenance().vacuum(None)
     assert (kept.hours, kept.removed) == (168, FileTotal(1, 4))
     assert not orphan.exists()
-    made.maintenance().compact()
+    compact_as_planned(made)
     made.table.sql(
         "ALTER TABLE {t} SET TBLPROPERTIES ('delta.deletedFileRetentionDuration' = 'interval 0 hours')"
     )
@@ -238,12 +237,12 @@ def test_delta_compaction_is_refused_if_its_commit_could_clean_up_a_record(
     made.check(EPOCHS)
 
 
-def test_iceberg_vacuum_removes_what_its_plan_says_and_the_sink_knows_its_epoch(
+def test_iceberg_compaction_and_vacuum_do_what_their_plans_say_and_the_sink_knows_its_epoch(
     lake: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = lake("iceberg", "id")
     made.fill(made.table.joined())
-    made.maintenance().compact()
+    compact_as_planned(made)
     orphans = [
         leave_old_file(made.data, "part-of-a-killed-attempt.parquet"),
         leave_old_file(made.folder / "metadata", "of-a-killed-attempt-m0.avro"),

@@ -55,6 +55,9 @@ def put(folder: Path, month: int, text: str) -> Path:
     return path
 
 
+# Daily tests: test_a_file_that_changed_is_named_and_never_read, test_folders_become_columns_and_windows_go_by_them,
+# and runs with other sources in tests/integration/end_to_end.
+@pytest.mark.slow
 def test_windows_a_change_and_the_way_back(spark: SparkSession, tmp_path: Path) -> None:
     for month in (1, 2, 3):
         put(tmp_path, month, f"{month},a\n1{month},drop\n100,month {month}\n")

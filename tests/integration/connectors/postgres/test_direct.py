@@ -154,7 +154,9 @@ def test_a_split_that_breaks_is_the_only_one_loaded_again(
     assert [Path(seen, str(split["from"])).read_text() for split in SPLITS] == ["x", "x", "xx", "x"]
 
 
-@KEYS
+@pytest.mark.parametrize(
+    "key", [pytest.param(("id",), marks=pytest.mark.slow), ()], ids=["keyed", "appending"]
+)
 def test_a_worker_killed_in_copy_leaves_nothing_of_its_split(
     bench: Bench, fetching: Any, key: tuple[str, ...], tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 import pytest
+from helpers.depth import FULL
 
 from headrace.connectors.spark_types import spark_schema
 from headrace.jobs.planning.planner import FixedSchemaSource, PipelinePlanner
@@ -166,6 +167,11 @@ NUMBERS: list[tuple[Any, ...]] = [
 ]
 
 
+FEWER = {"c = '10.000'", "c <> w", "c IN (9, -0.0001)", "w < 9", "u > 9"}
+"""Terms that Spark plans as another term of the same test."""
+
+
+@pytest.mark.sampled
 def test_wide_numbers_are_compared_as_numbers(spark: SparkSession) -> None:
     from pyspark.sql.types import StructType
 
@@ -183,6 +189,8 @@ def test_wide_numbers_are_compared_as_numbers(spark: SparkSession) -> None:
         "u > 9": lambda v: v.u > 9,
         "CAST(concat('0', CAST(u AS STRING)) AS uint256) = u": lambda _: True,
     }
+    if not FULL:
+        asked = {text: right for text, right in asked.items() if text not in FEWER}
     items = ", ".join(f"CASE WHEN id < 6 THEN {text} END AS a{at}" for at, text in enumerate(asked))
     text = FILE.format(
         calc=f"SELECT id, {items}, c <=> NULL AS nothing, c < 1 AS unknown FROM src",
@@ -203,9 +211,13 @@ def test_wide_numbers_are_compared_as_numbers(spark: SparkSession) -> None:
         }
     assert [row["nothing"] for row in found] == [False] * 5 + [True]
     assert [row["unknown"] for row in found] == [False, False, True, True, False, None]
-    assert {f.name: str(f.type) for f in planner.schemas["calc"] if f.name in ("a6", "a7", "a9")} == {
-        "a6": "decimal256(60, 4)", "a7": "decimal256(39, 0)", "a9": "int256"
-    }  # fmt: skip
+    kinds = {
+        "CASE WHEN c > 0 THEN c ELSE 7 END": "decimal256(60, 4)",
+        "coalesce(w, -9)": "decimal256(39, 0)",
+        "CAST(w AS int256) + 1": "int256",
+    }
+    schema, texts = planner.schemas["calc"], list(asked)
+    assert {text: str(schema.field(f"a{texts.index(text)}").type) for text in kinds} == kinds
 
 
 def test_ids_are_the_same_in_a_replay_and_differ_by_row_and_call(

@@ -36,7 +36,11 @@ def separated(spark: SparkSession, values: list[bytes], way: str, rate: float = 
     return separate_rows(read, messages.columns, output, 7, spark)
 
 
-@pytest.mark.parametrize("values", [[GOOD, BAD, GOOD], [BAD, BAD], [GOOD]], ids=["both", "bad", "good"])
+@pytest.mark.parametrize(
+    "values",
+    [[GOOD, BAD, GOOD], [BAD, BAD], pytest.param([GOOD], marks=pytest.mark.slow)],
+    ids=["both", "bad", "good"],
+)
 def test_both_routes_separate_alike(spark: SparkSession, values: list[bytes]) -> None:
     found = [separated(spark, values, way) for way in ("driver", "spark")]
     for one in found:
