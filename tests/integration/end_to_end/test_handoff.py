@@ -45,6 +45,7 @@ def test_rows_that_reach_the_table_during_the_backfill(world: World, spark: Spar
 
     The pinned history leaves them out, the stream brings them once.
     """
+    world.write_file_without_spark()
     world.enlarge_epochs()
     added = False
 
@@ -66,10 +67,11 @@ def test_rows_that_reach_the_table_during_the_backfill(world: World, spark: Spar
     )
     assert added
     assert result.caught_up
-    world.check(spark)
+    world.check_without_spark()
 
 
 def test_windows_in_any_order_and_the_stream_only_after_the_last(world: World, spark: SparkSession) -> None:
+    world.write_file_without_spark()
     world.enlarge_epochs()
     text = world.file.read_text()
     world.file.write_text(text.replace("partitions: {", "partitions: {any_order: true, "))
@@ -81,7 +83,7 @@ def test_windows_in_any_order_and_the_stream_only_after_the_last(world: World, s
         run(file, settings, until=Until.HISTORY, partitions=["2024-03-01"], spark=spark)
     run(file, settings, until=Until.CAUGHT_UP, partitions=["2024-01-01"], spark=spark)
     assert run(file, settings, until=Until.CAUGHT_UP, spark=spark).caught_up
-    world.check(spark)
+    world.check_without_spark()
 
 
 def test_history_alone_and_the_stream_after_it(world: World, spark: SparkSession) -> None:
@@ -89,6 +91,7 @@ def test_history_alone_and_the_stream_after_it(world: World, spark: SparkSession
 
     A deleted row that history still holds stays deleted.
     """
+    world.write_file_without_spark()
     world.enlarge_epochs()
     world.produce([("d", (5, date(2024, 1, 6), "gone", 0), 1)])
     world.expected.pop(5, None)
@@ -108,10 +111,11 @@ def test_history_alone_and_the_stream_after_it(world: World, spark: SparkSession
     begun = next(event.plan for event in seen if event.plan.phase is not Phase.HISTORY)
     assert begun.start["src"]["fence"]["offsets"] == {"0": FROM_TOPIC, "1": 0}
     assert begun.end["src"]["began"]["offsets"] == {"0": FROM_TOPIC, "1": 0}
-    world.check(spark)
+    world.check_without_spark()
 
 
 def test_retention_that_passed_the_fence_stops_with_numbers(world: World, spark: SparkSession) -> None:
+    world.write_file_without_spark()
     world.enlarge_epochs()
     file, settings = load_pipeline(world.file), world.settings()
     run(file, settings, until=Until.HISTORY, partitions=["2024-01-01"], spark=spark)

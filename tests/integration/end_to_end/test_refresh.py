@@ -42,7 +42,7 @@ SINKS = {
 TABLES = {"pg": "sales", "first": "sales_first", "newest": "sales_newest", "lake": "lake", "ice": "ice"}
 """The target of a sink, for `Sales.target`."""
 FIRST_EPOCH_ROWS, EPOCH_ROWS = 400, 40
-"""An epoch per partition before the revision, where its epochs do not matter, and two afterwards."""
+"""Of the file before the revision: an epoch per partition. Afterwards a partition has more rows than an epoch."""
 PARTITIONS = "partitions: {column: day, every: day, start: 2024-03-01, end: 2024-03-05, any_order: true}"
 FIRST = date(2024, 3, 1)
 DAYS = [(FIRST + timedelta(days=at)).isoformat() for at in range(4)]

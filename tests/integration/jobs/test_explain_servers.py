@@ -36,7 +36,7 @@ def tables(world: World) -> list[str]:
 def test_the_listed_splits_are_those_that_a_run_reads_and_no_snapshot_is_created(
     world: World, spark: SparkSession
 ) -> None:
-    world.enlarge_epochs()
+    world.write_file_without_spark()
     file, settings = load_pipeline(world.file), world.settings()
     before = tables(world)
     found = explain(file, settings, splits=True, spark=spark)
