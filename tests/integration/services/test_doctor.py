@@ -9,21 +9,32 @@ from collections import namedtuple
 from pathlib import Path
 
 import pytest
+from helpers.cli_commands import Answer, run_commands
 
 from headrace.services import NAMES, Services, doctor
 from headrace.services.cli import environment
 
 
-def headrace(*arguments: str, home: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    clean = {
+def clean_env(home: Path) -> dict[str, str]:
+    """The environment of a command, without settings of the tests."""
+    kept = {
         key: value
         for key, value in os.environ.items()
         if not key.startswith(("HEADRACE__", "STREAMLING", "COLUMNS"))
     }
+    return kept | {"HEADRACE_HOME": str(home)}
+
+
+def execute(home: Path, *commands: tuple[str, ...]) -> list[Answer]:
+    """Execute commands in one process."""
+    return list(run_commands(commands, cwd=home, env=clean_env(home)).values())
+
+
+def headrace(*arguments: str, home: Path, **env: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "headrace", *arguments]
     return subprocess.run(
         command,
-        env=clean | {"HEADRACE_HOME": str(home)} | env,
+        env=clean_env(home) | env,
         cwd=home,
         capture_output=True,
         text=True,
@@ -99,12 +110,12 @@ def test_what_is_missing_fits_eighty_columns_and_fails(tmp_path: Path):
     assert max(map(len, done.stdout.splitlines())) <= 80
 
 
-@pytest.mark.parametrize("arguments", [("up", "postgress"), ("down", "kafkaa")])
-def test_a_wrong_name_is_an_error_without_a_traceback(tmp_path: Path, arguments: tuple[str, ...]):
-    done = headrace("services", *arguments, home=tmp_path)
-    assert done.returncode == 1
-    assert f"there is no local service '{arguments[1]}'; there are postgres, kafka, clickhouse" in done.stderr
-    assert "Traceback" not in done.stderr
+def test_a_wrong_name_is_an_error_without_a_traceback(tmp_path: Path):
+    commands = {"postgress": ("services", "up", "postgress"), "kafkaa": ("services", "down", "kafkaa")}
+    for name, done in zip(commands, execute(tmp_path, *commands.values()), strict=True):
+        assert done.code == 1
+        assert f"there is no local service '{name}'; there are postgres, kafka, clickhouse" in done.errors
+        assert "Traceback" not in done.errors
 
 
 def test_a_broken_file_is_an_error_without_a_traceback(tmp_path: Path):
@@ -125,17 +136,15 @@ def test_status_of_a_home_that_never_had_any(tmp_path: Path):
 
 
 def test_status_and_env_of_running_servers(services: Services):
-    status = headrace("services", "status", home=services.home)
-    assert status.returncode == 0
-    assert all(any(line.split()[:2] == [name, "up"] for line in status.stdout.splitlines()) for name in NAMES)
-    silent, loud = (
-        headrace("services", "env", home=services.home),
-        headrace("services", "env", "--passwords", home=services.home),
+    status, silent, loud = execute(
+        services.home, ("services", "status"), ("services", "env"), ("services", "env", "--passwords")
     )
+    assert status.code == 0
+    assert all(any(line.split()[:2] == [name, "up"] for line in status.out.splitlines()) for name in NAMES)
     for password in (services.postgres.password, services.clickhouse.password):
-        assert password not in silent.stdout + silent.stderr + status.stdout
-        assert password in loud.stdout
-    assert f"export HEADRACE__KAFKA_SOURCE__BROKERS={services.kafka.brokers}" in silent.stdout
+        assert password not in silent.out + silent.errors + status.out
+        assert password in loud.out
+    assert f"export HEADRACE__KAFKA_SOURCE__BROKERS={services.kafka.brokers}" in silent.out
 
 
 def test_env_leads_to_the_servers(services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
