@@ -355,15 +355,14 @@ LOST = [
 
 
 def lost_answers() -> Iterator[Any]:
-    """Yield every case. Daily are two of each step, with the other ways to try again than the step before.
+    """Yield every case. Daily is one of each step, with the other way to try again than the step before.
 
-    What is done again can double rows only in a table without a key, so this table has the answers that are
-    lost after the work, and the table with a key those before it.
+    What is done twice can double rows only in a table without a key.
     """
     for place, (owner, name, nth) in enumerate(LOST):
         for kind, again, does in product(KINDS, ("same-run", "next-run"), (True, False)):
-            retry = "next-run" if does == (place % 2 == 0) else "same-run"
-            daily = does == (kind == "without-key") and again == retry
+            retry = "same-run" if place % 2 else "next-run"
+            daily = does and (kind, again) == ("without-key", retry)
             yield pytest.param(
                 *(kind, again, owner, name, nth, does),
                 id=f"{kind}-{again}-{owner.__name__}-{name}-{nth}-{'done' if does else 'not-done'}",

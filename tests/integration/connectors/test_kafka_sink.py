@@ -395,7 +395,7 @@ def test_an_epoch_that_fails_leaves_nothing_and_can_be_written_again(make: Make,
     assert names(maker) == ["c"]
 
 
-@pytest.mark.parametrize("by", ["client", "broker"])
+@pytest.mark.parametrize("by", with_slow({"client"}, ("client", "broker")))
 def test_a_message_that_is_too_large_is_named(make: Make, topic: Callable[..., str], by: str) -> None:
     limits = {"message_max_bytes": 2_000} if by == "client" else {}
     maker = make(topic(1, max_message_bytes="2000"), compression="none", **limits)

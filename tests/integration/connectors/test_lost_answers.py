@@ -93,16 +93,14 @@ def place(
             )
 
 
-STEP_BY_STEP = {"postgres-staged", "clickhouse"}
-"""Daily tests: test_a_connection_lost_at_the_commit_does_not_double, and test_an_answer_is_lost of ClickHouse."""
+OTHERS = {"postgres-staged", "postgres_aggregate", "clickhouse"}
+"""Daily tests: test_a_connection_lost_at_the_commit_does_not_double, `postgres`, and test_an_answer_is_lost."""
 
 
 @pytest.mark.parametrize(
     ("place", "again"),
     [
-        pytest.param(
-            kind, again, marks=pytest.mark.slow if again == "next-run" or kind in STEP_BY_STEP else ()
-        )
+        pytest.param(kind, again, marks=pytest.mark.slow if again == "next-run" or kind in OTHERS else ())
         for kind in (
             "postgres",
             "postgres-staged",

@@ -99,7 +99,7 @@ def test_two_pipelines_do_not_claim_one_target(maker: SinkMaker) -> None:
         one.close()
 
 
-@every_sink_but("delta")
+@every_sink_but("delta", "kafka")
 def test_two_pipelines_share_a_target_where_both_say_so(maker: SinkMaker) -> None:
     owner = maker.joined(KEYED)
     other = second(maker, share=True)

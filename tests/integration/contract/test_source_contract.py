@@ -176,7 +176,7 @@ def test_reading_again_gives_the_same_rows_in_spite_of_new_ones(world: SourceWor
     assert content(world, world.open(), fixed, pieces[::-1]) == before
 
 
-@every_world_but("http", "iceberg")
+@every_world_but("clickhouse", "http", "iceberg")
 def test_pieces_neither_overlap_nor_leave_a_hole_also_in_another_process(world: SourceWorld) -> None:
     """What is kept of them survives JSON, and another process goes on in the middle. No piece is no row."""
     source = filled(world).open()
@@ -291,7 +291,7 @@ def test_windows_share_out_the_history(bounded: SourceWorld) -> None:
     assert found == [[], list(range(13)), [13], list(range(14, 35))]
 
 
-@every_bounded_but("http")
+@every_bounded_but("http", "iceberg")
 def test_columns_are_what_the_node_and_the_reader_ask_for(bounded: SourceWorld) -> None:
     source = filled(bounded).open(columns="v, id")
     assert bounded.schema(source).names == ["v", "id"]
@@ -303,7 +303,7 @@ def test_columns_are_what_the_node_and_the_reader_ask_for(bounded: SourceWorld) 
     assert narrow.count() == 35
 
 
-@every_bounded_but("http")
+@every_bounded_but("http", "iceberg")
 def test_unpinning_twice_does_no_harm(bounded: SourceWorld) -> None:
     source = filled(bounded).open()
     fixed = bounded.fixed(source)

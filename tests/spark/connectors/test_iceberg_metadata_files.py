@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from helpers.checkout import ROOT
-from helpers.depth import with_slow
 from helpers.lakehouse_tables import SCHEMA, plan
 from pyspark.sql import SparkSession
 
@@ -99,10 +98,15 @@ def test_old_versions_expire_and_the_table_opens_whatever_the_hint_is(table: Tab
         assert table.rows() == expected(last + 1)
 
 
-# test_a_late_commit_does_not_bring_an_old_table_back is the daily sample of `placeholder`.
+# test_a_late_commit_does_not_bring_an_old_table_back is the daily sample of `placeholder`, and
+# test_a_zombie_wakes_up_before_its_commit the one of a check that refuses.
 @pytest.mark.parametrize(
     ("checked", "expire"),
-    [pytest.param(True, False, marks=pytest.mark.slow), (True, True), (False, True)],
+    [
+        pytest.param(True, False, marks=pytest.mark.slow),
+        (True, True),
+        pytest.param(False, True, marks=pytest.mark.slow),
+    ],
     ids=["placeholder", "expired", "check"],
 )
 def test_a_commit_pauses_for_longer_than_old_metadata_is_kept(
@@ -207,7 +211,9 @@ write(table, writer, *((4,) if step == "_delete" else (1, 2, 3)))
 """
 
 
-@pytest.mark.parametrize("step", with_slow({"_delete"}, ("_empty", "_delete")))
+# Daily tests: the states that a killed writer leaves, above, and test_kill_between_data_and_commit.
+@pytest.mark.slow
+@pytest.mark.parametrize("step", ["_empty", "_delete"])
 def test_kill_in_the_middle_of_pruning(table: Table, tmp_path: Path, step: str) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", _VICTIM, str(tmp_path), step], cwd=ROOT, start_new_session=True

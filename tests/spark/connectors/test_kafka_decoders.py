@@ -83,7 +83,7 @@ def check_equal(spark: SparkSession, declared: dict[str, str], batch: MessageBat
 
 
 @pytest.mark.sampled
-@settings(max_examples=400 if FULL else 8, deadline=None)
+@settings(max_examples=400 if FULL else 5, deadline=None)
 @given(st.lists(st.tuples(messages(), operations), min_size=1, max_size=60))
 def test_the_driver_reads_what_spark_reads(spark: SparkSession, sent: list[tuple[bytes, str | None]]) -> None:
     check_equal(spark, SCHEMA, batch_of([value for value, _ in sent], [text for _, text in sent]))

@@ -17,7 +17,7 @@ from headrace.jobs.run.runner import run
 from headrace.pipeline.errors import DataError, HeadraceError, PluginError, TransientError
 from headrace.pipeline.file.loader import load_pipeline
 
-DAILY = ("bad.crashes", "bad.hidden", "bad.lock", "bad.class", "bad.rows", "bad.send", "bad_f")
+DAILY = ("bad.crashes", "bad.lock", "bad.class", "bad.rows", "bad.send", "bad_f")
 
 BAD = """
 import threading

@@ -241,6 +241,9 @@ def tried_again(write: Callable[[], WriteCounts]) -> WriteCounts:
     raise AssertionError
 
 
+# Daily samples: test_a_worker_killed_in_copy_leaves_nothing_of_its_split, and
+# test_rows_of_an_attempt_that_nobody_returned_are_not_merged.
+@pytest.mark.slow
 def test_a_worker_killed_in_copy_leaves_nothing(bench: Bench, tmp_path: Path) -> None:
     flag = str(tmp_path / "killed")
     sink = bench.joined(key=())

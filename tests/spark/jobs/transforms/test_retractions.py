@@ -169,6 +169,12 @@ def delivered(request: pytest.FixtureRequest) -> Deliver:
     return functools.partial(deliver, is_local=request.param == "in_the_driver")
 
 
+in_tasks_daily = pytest.mark.parametrize(
+    "delivered", ["in_tasks", pytest.param("in_the_driver", marks=pytest.mark.slow)], indirect=True
+)
+"""For rules of the plan, which both routes share."""
+
+
 def deliver(
     made: PipelinePlanner, frame: Any, count: int, *, is_local: bool
 ) -> Iterator[tuple[str, Rows, list[str]]]:
@@ -224,6 +230,7 @@ def test_targets_hold_what_the_model_says(spark: SparkSession, delivered: Delive
         first += count
 
 
+@in_tasks_daily
 def test_sinks_without_a_key_and_filters_on_the_operation_keep_their_meaning(
     spark: SparkSession, delivered: Deliver
 ) -> None:
@@ -265,6 +272,7 @@ def test_sinks_without_a_key_and_filters_on_the_operation_keep_their_meaning(
     assert found == {"log": [("i", 1, 2.0)], "to_all": [("i", 1, 2.0), ("d", 1, None), ("d", 2, None)]}
 
 
+@in_tasks_daily
 def test_a_delete_without_its_key_is_an_error_and_an_update_without_one_is_left_out(
     spark: SparkSession, delivered: Deliver
 ) -> None:
