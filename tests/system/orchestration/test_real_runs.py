@@ -63,7 +63,8 @@ def test_history_and_stream_through_dagster_and_a_row_that_somebody_removes(
         with pytest.raises(
             PipelineStateError, match=r"2 blocking asset checks failed .* content_matches,row_count_matches"
         ) as caught:
-            materialize(here.file, home(here), first=MONTHS[0])
+            # The refresh of the last partition of history does not bring back a row of the first one.
+            materialize(here.file, home(here), first=MONTHS[1])
         assert "\n" not in caught.value.message
         assert evaluations(instance, pipeline.sinks["pg"].key)["row_count_matches"] == "FAILED"
         assert evaluations(instance, pipeline.sinks["lake"].key) == dict.fromkeys(CHECKS, "SUCCEEDED")
