@@ -30,7 +30,7 @@ def run_world(world: World, spark: SparkSession, driver_rows: int) -> RunResult:
     return run(load_pipeline(world.file), settings, until=Until.CAUGHT_UP, spark=spark)
 
 
-# The replay takes the other route: one case has both. faults/test_dead_letters.py writes by the driver.
+# The replay takes the other route: one case has both. The next test writes by the driver.
 @pytest.mark.parametrize(
     "driver_rows",
     [pytest.param(100_000, id="driver", marks=pytest.mark.slow), pytest.param(0, id="spark")],
@@ -68,7 +68,7 @@ def test_good_and_broken_messages_have_their_own_sinks(
     assert broken.epochs() == epochs
 
 
-# Both routes count rejected rows in test_good_and_broken_messages_have_their_own_sinks.
+# Both routes count rejected rows in test_good_and_broken_messages_have_their_own_sinks. Few rows have no limit.
 @pytest.mark.parametrize(
     "driver_rows",
     [pytest.param(100_000, id="driver"), pytest.param(0, id="spark", marks=pytest.mark.slow)],
