@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from functools import reduce
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,7 +22,7 @@ import pytest
 from helpers.checkout import ROOT
 from helpers.depth import FULL
 from helpers.lakehouse_tables import KEY, SCHEMA, LakeTable, plan, position
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type
 
 from headrace.connectors.delta.config import DeltaSinkConfig
@@ -135,8 +134,9 @@ def test_keys_that_spark_wrote_are_changed_by_the_driver(
     table = Table(spark, tmp_path / "t", ("id",), schema)
     sink = table.joined()
     columns = f"id {from_arrow_type(kind).simpleString()}, name string"
-    files = [spark.createDataFrame([(key, "former")], columns).coalesce(1) for key in keys]
-    reduce(DataFrame.union, files).write.format("delta").mode("append").save(table.path)
+    for key in keys:
+        former = spark.createDataFrame([(key, "former")], columns).coalesce(1)
+        former.write.format("delta").mode("append").save(table.path)
     assert len(list(Path(table.path).glob("*.parquet"))) == len(keys)
 
     def write(epoch: int, key: Any, name: str, op: str) -> None:
