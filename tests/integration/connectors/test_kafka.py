@@ -360,6 +360,7 @@ def test_value_is_held_exactly(
         pytest.param("uint64", -1, marks=pytest.mark.slow),
         ("uint64", 1.5),
         ("uint64", 2**64),
+        ("uint256", 2**256),
         ("decimal(5,2)", 1.005),
         ("decimal(5,2)", "1000.00"),
         pytest.param("decimal(5,2)", "abc", marks=pytest.mark.slow),

@@ -60,7 +60,7 @@ def join(sink: Sink, maker: SinkMaker, generation: int = 1) -> CommitRecord:
     )
 
 
-@every_sink_but("iceberg")
+@every_sink_but("delta", "iceberg")
 def test_two_pipelines_do_not_claim_one_target(maker: SinkMaker) -> None:
     owner = maker.joined(KEYED)
     owner.write(plan(1), frame(maker.spark, KEYED, [{"id": 1, "name": "a"}], "i"))
@@ -99,7 +99,7 @@ def test_two_pipelines_do_not_claim_one_target(maker: SinkMaker) -> None:
         one.close()
 
 
-@every_sink_but("delta", "kafka")
+@every_sink_but("kafka")
 def test_two_pipelines_share_a_target_where_both_say_so(maker: SinkMaker) -> None:
     owner = maker.joined(KEYED)
     other = second(maker, share=True)

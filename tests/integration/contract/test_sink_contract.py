@@ -68,7 +68,11 @@ records_only = pytest.mark.parametrize("maker", with_slow(ROUTES | FORMATS | LAK
 fences_only = pytest.mark.parametrize(
     "maker", with_slow(ROUTES | FORMATS | LAKES | SERVERS, EVERY), indirect=True
 )
-rows_in_any_form = pytest.mark.parametrize("maker", with_slow(FORMATS | LAKES, EVERY), indirect=True)
+TESTED_ROUTES = {"postgres-staged", "kafka-large"}
+"""Daily tests of these routes are in test_merge.py and test_target.py (`staged`) and test_kafka_sink.py (`streamed`)."""
+rows_in_any_form = pytest.mark.parametrize(
+    "maker", with_slow(FORMATS | LAKES | TESTED_ROUTES, EVERY), indirect=True
+)
 
 
 @pytest.fixture(params=EVERY)
@@ -231,7 +235,7 @@ def test_a_record_of_another_ledger_is_found(maker: SinkMaker) -> None:
 # SQLite has neither the types nor versions: these tests run over the connectors that ship. test_types_come_back_as_
 # they_went_in is the daily sample of Delta, test_arrow_writes_what_spark_writes of messages that Spark writes.
 @pytest.mark.parametrize(
-    "maker", with_slow({"delta", "kafka-large", "clickhouse-tasks"}, BUILT_IN), indirect=True
+    "maker", with_slow(TESTED_ROUTES | {"delta", "clickhouse-tasks"}, BUILT_IN), indirect=True
 )
 def test_values_come_back_as_they_went_in(maker: SinkMaker) -> None:
     sink = maker.joined(TYPES)
@@ -264,7 +268,7 @@ def test_a_null_in_the_key_is_an_error_that_names_it(maker: SinkMaker) -> None:
 
 @pytest.mark.parametrize(
     "maker",
-    with_slow(FORMATS | LAKES | SERVERS | {"kafka-large", "clickhouse-tasks"}, [*APPENDING, "sqlite"]),
+    with_slow(FORMATS | LAKES | SERVERS | TESTED_ROUTES | {"clickhouse-tasks"}, [*APPENDING, "sqlite"]),
     indirect=True,
 )
 def test_rows_without_a_key_are_appended(maker: SinkMaker) -> None:

@@ -87,11 +87,12 @@ def compact_as_planned(made: Lake) -> None:
     assert made.table.rows() == made.expected(EPOCHS)
 
 
+# test_files_and_vectors_of_others_are_read is the daily sample of compactions between epochs of Delta.
 @pytest.mark.parametrize(
     ("kind", "key"),
     [
-        ("delta", ()),
         ("iceberg", ("id",)),
+        pytest.param("delta", (), marks=pytest.mark.slow),
         pytest.param("delta", ("id",), marks=pytest.mark.slow),
         pytest.param("iceberg", (), marks=pytest.mark.slow),
     ],

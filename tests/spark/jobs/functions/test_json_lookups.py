@@ -81,7 +81,9 @@ def _wanted(value: Any) -> tuple[str | None, Any, bool]:
 
 
 @pytest.mark.parametrize(
-    "around", ["{}", "CASE WHEN n >= 0 THEN {} END"], ids=["a column", "under a condition"]
+    "around",
+    [pytest.param("{}", marks=pytest.mark.slow), "CASE WHEN n >= 0 THEN {} END"],
+    ids=["a column", "under a condition"],
 )
 def test_lookups_find_what_python_finds(spark: SparkSession, around: str) -> None:
     chance = random.Random(around)
