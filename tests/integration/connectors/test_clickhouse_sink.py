@@ -371,7 +371,7 @@ def lost_answers() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(
-    ("maker", "again", "owner", "name", "nth", "does"), lost_answers(), indirect=["maker"]
+    ("maker", "again", "owner", "name", "nth", "does"), list(lost_answers()), indirect=["maker"]
 )
 def test_an_answer_is_lost(
     maker: ClickHouseSinkMaker,
