@@ -332,7 +332,7 @@ def test_the_same_token_gives_the_same_copy(server: Server) -> None:
         server.source(other).create_snapshot(NO_SPARK, "again-1")
 
 
-@pytest.mark.parametrize("step", ["_build", "_rename"])
+@pytest.mark.parametrize("step", with_slow({"_build"}, ("_build", "_rename")))
 def test_killed_while_pinning(server: Server, step: str) -> None:
     """kill -9 with the copy half made, or made and not yet named.
 

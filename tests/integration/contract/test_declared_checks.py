@@ -41,6 +41,8 @@ SCHEMA = pa.schema(
         ('odd "name', pa.int32()),
     ]
 )
+no_lakehouse = pytest.mark.parametrize("maker", with_slow({"delta", "iceberg"}, KINDS), indirect=True)
+"""For tests of what all sinks share. test_declared_checks_find_violations has the statements that Spark runs."""
 one_lakehouse = pytest.mark.parametrize("maker", with_slow({"delta"}, KINDS), indirect=True)
 """For tests of what is the same at both tables that Spark queries."""
 NOW = datetime(2025, 3, 2, 12, 0, tzinfo=UTC)
@@ -169,7 +171,7 @@ def test_declared_checks_find_violations(maker: SinkMaker, sink: Sink) -> None:
     assert wrong == []
 
 
-@one_lakehouse
+@no_lakehouse
 def test_declared_checks_with_a_mistake_fail_alone(maker: SinkMaker, sink: Sink) -> None:
     checks = ", ".join(f"c{place}: {{{check}}}" for place, (check, _) in enumerate(MISTAKES))
     found = evaluate(maker, sink, f"good: {{unique: id}}, {checks}, last: {{not_null: id}}")
@@ -183,7 +185,7 @@ def test_declared_checks_with_a_mistake_fail_alone(maker: SinkMaker, sink: Sink)
         assert "p.yaml:5:" in result.message
 
 
-@one_lakehouse
+@no_lakehouse
 def test_declared_checks_show_samples_without_secrets(
     maker: SinkMaker, sink: Sink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,7 +207,7 @@ def test_declared_checks_show_samples_without_secrets(
     assert "hunter2" not in found["g"].message
 
 
-@one_lakehouse
+@no_lakehouse
 def test_declared_checks_are_one_statement(
     maker: SinkMaker, sink: Sink, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -99,7 +99,7 @@ def test_two_pipelines_do_not_claim_one_target(maker: SinkMaker) -> None:
         one.close()
 
 
-@every_sink_but("kafka")
+@every_sink_but("clickhouse", "kafka")
 def test_two_pipelines_share_a_target_where_both_say_so(maker: SinkMaker) -> None:
     owner = maker.joined(KEYED)
     other = second(maker, share=True)
@@ -121,7 +121,7 @@ def test_two_pipelines_share_a_target_where_both_say_so(maker: SinkMaker) -> Non
     sink.close()
 
 
-@every_sink_but("delta", "kafka")
+@every_sink_but("clickhouse", "delta", "kafka")
 def test_a_renamed_sink_and_a_lost_ledger_keep_the_target(maker: SinkMaker) -> None:
     maker.joined(KEYED).close()
     renamed = replace(maker, key=replace(maker.key, sink="renamed"))

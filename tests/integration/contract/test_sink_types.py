@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 import pytest
-from helpers.depth import diagonal
+from helpers.depth import diagonal, with_slow
 from helpers.file_sink import file_sink_maker
 from helpers.kafka_sink import kafka_sink_maker
 from helpers.nested_rows import NESTED, ROWS, from_json, same_as
@@ -88,6 +88,8 @@ def test_lists_structs_and_maps_come_back_as_they_went_in(maker: SinkMaker, key:
     sink.close()
 
 
+# test_not_a_number_comes_back is the daily sample of Kafka and Iceberg.
+@pytest.mark.parametrize("maker", with_slow({"kafka", "iceberg"}, SINKS), indirect=True)
 def test_not_a_number_comes_back_from_inside(maker: SinkMaker) -> None:
     schema = pa.schema(
         [("id", pa.int64()), ("v", pa.list_(pa.float64())), ("s", pa.struct([("x", pa.float32())]))]

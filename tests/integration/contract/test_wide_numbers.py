@@ -102,7 +102,8 @@ def test_what_has_no_room_is_refused_and_named(
     assert _read_target(world) == []
 
 
-@pytest.mark.parametrize("through", ["src", "plain"])
+# test_from_a_topic is the daily sample of rows through a transform.
+@pytest.mark.parametrize("through", ["src", pytest.param("plain", marks=pytest.mark.slow)])
 def test_from_a_table(world: World, spark: SparkSession, through: str) -> None:
     with clickhouse_connect.get_client(
         **world.services.clickhouse.client_arguments(database=world.database)

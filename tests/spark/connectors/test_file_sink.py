@@ -65,7 +65,7 @@ def parts(path: str) -> list[str]:
             distributed,
             format_,
             id=f"{'tasks' if distributed else 'driver'}-{format_}",
-            marks=() if distributed == (format_ == "json") else pytest.mark.slow,
+            marks=() if format_ == ("json" if distributed else "parquet") else pytest.mark.slow,
         )
         for distributed in (False, True)
         for format_ in ("parquet", "csv", "json")
@@ -99,14 +99,19 @@ def test_partitions_are_folders_that_hive_readers_understand(
 
 
 @pytest.mark.parametrize(
-    ("value", "says"),
+    ("distributed", "value", "says"),
     [
-        ("", "is an empty string"),
-        ("__HIVE_DEFAULT_PARTITION__", "which such folders have instead of null"),
-        ("x" * 300, "too long for the name of a folder"),
+        (False, "", "is an empty string"),
+        (False, "__HIVE_DEFAULT_PARTITION__", "which such folders have instead of null"),
+        (False, "x" * 300, "too long for the name of a folder"),
+        (True, "", "is an empty string"),
+        pytest.param(
+            *(True, "__HIVE_DEFAULT_PARTITION__", "which such folders have instead of null"),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(True, "x" * 300, "too long for the name of a folder", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("distributed", [False, True], ids=["driver", "tasks"])
 def test_values_that_no_folder_can_have_are_named(
     spark: SparkSession,
     tmp_path: Path,

@@ -283,6 +283,7 @@ def test_an_override_names_the_schema_that_a_message_was_written_with(messages: 
     assert messages.read(1, schema_id_overrides=[{"from": 2, "to": 1}]) == rows((2, 1), columns=("a", "b"))
 
 
+@driver_is_daily
 def test_without_resolution_fields_match_by_name_and_type_only(messages: Messages) -> None:
     messages.schemas[1] = record(("b", "string"), ("a", "int"))
     messages.schemas[2] = record(

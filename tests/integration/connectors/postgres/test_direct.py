@@ -56,14 +56,18 @@ def split_task(sink: PostgresSink, fetch: SplitReader) -> SplitTask:
     return SplitTask(sink._connections.address, sink._store, sink._loading, plan(1), fetch, straight=True)
 
 
-KEYS = pytest.mark.parametrize("key", [("id",), ()], ids=["keyed", "appending"])
 CLUSTER = "spark://executors"
 """A master with which Spark runs the tasks, here in the local session of the tests."""
-MASTERS = pytest.mark.parametrize("master", ["local[2]", CLUSTER], ids=["threads", "tasks"])
+CROSS = [
+    pytest.param("local[2]", ("id",), id="threads-keyed"),
+    pytest.param(CLUSTER, (), id="tasks-appending"),
+    pytest.param("local[2]", (), id="threads-appending", marks=pytest.mark.slow),
+    pytest.param(CLUSTER, ("id",), id="tasks-keyed", marks=pytest.mark.slow),
+]
 
 
-@KEYS
-@MASTERS
+# Daily: threads with a key, tasks without one.
+@pytest.mark.parametrize(("master", "key"), CROSS)
 def test_all_splits_arrive_and_the_record_follows(
     bench: Bench, fetching: Any, key: tuple[str, ...], master: str
 ) -> None:
@@ -121,8 +125,7 @@ def test_keys_that_are_one_to_the_target_keep_the_order_of_splits(bench: Bench, 
     assert [row[0] for row in bench.rows()] == [3]
 
 
-@KEYS
-@MASTERS
+@pytest.mark.parametrize(("master", "key"), CROSS)
 def test_a_split_that_breaks_is_the_only_one_loaded_again(
     bench: Bench, fetching: Any, key: tuple[str, ...], master: str, tmp_path: Path
 ) -> None:
