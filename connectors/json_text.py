@@ -101,30 +101,37 @@ def _counted(kind: pa.DataType) -> bool:
     return kinds.is_date(kind) or kinds.is_timestamp(kind)
 
 
-def with_text_keys(column: Column, kind: Any) -> Column:
-    """Return the column with date and time keys as strings. Only types with such keys are rebuilt."""
+def with_text_keys(column: Column, kind: Any, *, of_numbers: bool = False) -> Column:
+    """Return the column with date and time keys as strings, and with `of_numbers` all keys.
+
+    `to_json` writes the other keys as text itself. Only types with such keys are rebuilt.
+    """
     from pyspark.sql import functions as f
 
-    if not any(_counted(found.key_type) for found in _maps(kind)):
+    def is_rebuilt(key: Any) -> bool:
+        return _counted(key) or (of_numbers and not kinds.is_string(key))
+
+    def rebuild(part: Column, part_kind: Any) -> Column:
+        return with_text_keys(part, part_kind, of_numbers=of_numbers)
+
+    if not any(is_rebuilt(found.key_type) for found in _maps(kind)):
         return column
     if kinds.is_map(kind):
-        items = f.transform_values(column, lambda _, item: with_text_keys(item, kind.item_type))
+        items = f.transform_values(column, lambda _, item: rebuild(item, kind.item_type))
         return (
             f.transform_keys(items, lambda key, _: _key_text(key, kind.key_type))
-            if _counted(kind.key_type)
+            if is_rebuilt(kind.key_type)
             else items
         )
     if kinds.is_struct(kind):
-        inner = [
-            with_text_keys(column.getField(member.name), member.type).alias(member.name) for member in kind
-        ]
+        inner = [rebuild(column.getField(member.name), member.type).alias(member.name) for member in kind]
         return f.when(column.isNotNull(), f.struct(*inner))
-    return f.transform(column, lambda item: with_text_keys(item, kind.value_type))
+    return f.transform(column, lambda item: rebuild(item, kind.value_type))
 
 
 def _key_text(key: Column, kind: Any) -> Column:
     from pyspark.sql import functions as f
 
-    if kinds.is_date(kind):
+    if not kinds.is_timestamp(kind):
         return key.cast("string")
     return f.date_format(key, _LOCAL if kind.tz is None else _INSTANT)

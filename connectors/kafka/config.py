@@ -137,7 +137,7 @@ class KafkaSourceConfig(SourceConfig):
 
 
 class KafkaSinkConfig(SinkConfig):
-    """A Kafka topic, created if missing: one JSON message for each change, in one transaction per epoch."""
+    """A Kafka topic, created if missing: one message for each change, in one transaction per epoch."""
 
     target_keys: ClassVar[tuple[str, ...]] = ("topic",)
     upserts_by_key: ClassVar[bool] = True
@@ -146,7 +146,11 @@ class KafkaSinkConfig(SinkConfig):
 
     type: Literal["kafka"] = "kafka"
     topic: str = Field(description="The topic's name.")
-    data_format: Literal["json"] = Field(default="json", description="How a message is encoded.")
+    data_format: Literal["json", "avro"] = Field(
+        default="json",
+        description="How a message is encoded. With avro, the schemas are registered as `<topic>-value` and"
+        " `<topic>-key` in the registry of `kafka_sink`.",
+    )
     tombstones: bool = Field(
         default=False,
         description="Whether a delete is a message without a value, which ends its key in a compacted topic."

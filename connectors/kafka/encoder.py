@@ -1,9 +1,10 @@
-"""Converts rows to Kafka messages: key and value as JSON, operation as a header.
+"""Converts rows to Kafka messages: key and value in a format, operation as a header.
 
-Spark writes the JSON, or Arrow if the rows are in the driver and all columns have types that both write byte
-for byte alike. The columns decide, not the epoch: a key with two spellings would have two partitions.
+Spark writes JSON, or Arrow if the rows are in the driver and all columns have types that both write byte for
+byte alike. The columns decide, not the epoch: a key with two spellings would have two partitions. Spark alone
+writes Avro, see `avro.encoder`.
 
-`json_decoder` reads these messages back as the same rows. Bytes are hexadecimal text, times are ISO 8601 to
+`json_decoder` reads messages in JSON back as the same rows. Bytes are hexadecimal text, times are ISO 8601 to
 the microsecond (with a zone: in UTC), decimals are numbers with all their digits, 256-bit integers and big
 decimals are text, nulls are there.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +43,7 @@ from headrace.pipeline.types.int256 import stored
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import DataType
 
 log = logging.getLogger(__name__)
 pc: Any = pyarrow.compute
@@ -58,19 +61,24 @@ _KEYLESS_DELETE = "a delete reached a sink without primary_key"
 _KEYLESS_HINT = "Give the sink a primary_key, or keep deletes out: WHERE _gs_op <> 'd'."
 
 
-class JsonMessageEncoder:
+class MessageEncoder(ABC):
     """Encodes the rows of one sink. With `tombstones` a delete has no value.
 
-    `deduplicate` keeps the last row of a key in an epoch. `schema` is the payload.
+    `deduplicate` keeps the last row of a key in an epoch.
     """
 
-    def __init__(self, sink: str, schema: pa.Schema, *, tombstones: bool, deduplicate: bool) -> None:
+    def __init__(self, sink: str, *, tombstones: bool, deduplicate: bool) -> None:
         self._sink = sink
         self._tombstones = tombstones
         self._deduplicate = deduplicate
-        self._columns = stored(schema)
-        self.writes_arrow = all(is_supported(field.type) for field in self._columns)
-        """Whether rows in the driver are encoded without Spark."""
+
+    @abstractmethod
+    def _convert(self, column: Column, field: pa.Field, kind: DataType) -> Column:
+        """Return a column as the format has it. `kind` is its type in Spark. Called once per column."""
+
+    @abstractmethod
+    def _write_object(self, columns: list[Column], *, is_key: bool) -> Column:
+        """Return converted columns as one binary value, of a key or of all columns. Never NULL."""
 
     def encode(self, frame: EpochFrame) -> Iterator[pa.Table | pa.RecordBatch]:
         """Yield the messages of an epoch, the rows of a key in the order of their positions.
@@ -78,12 +86,6 @@ class JsonMessageEncoder:
         The columns are `key` and `value` (binary) and `_gs_op`. A null in a key fails, and so does a delete
         without a key: see `row_errors`.
         """
-        if self.writes_arrow and frame.table is not None:
-            try:
-                # All of them, before the first one is sent: Spark must not send any of them again.
-                return iter([self._encode_table(frame.table, frame.key)])
-            except SparkTextError as error:
-                log.info("event=encoded_by_spark node=%s error=%s", self._sink, error)
         return self.encode_by_spark(frame)
 
     def encode_by_spark(self, frame: EpochFrame) -> Iterator[pa.Table | pa.RecordBatch]:
@@ -101,6 +103,77 @@ class JsonMessageEncoder:
         elif table.num_rows:
             table = sort_by_position(table)
             yield sort_by_position(last_of_sorted(table, [KEY])) if deduplicate else table
+
+    def _messages(self, rows: DataFrame, frame: EpochFrame) -> DataFrame:
+        """Return `key`, `value`, `_gs_op` and `_gs_pos`, lazily."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        rows = canonical_frame(rows, frame.schema, frame.key)
+        kinds = spark_schema(frame.schema)
+        columns = {
+            field.name: self._convert(
+                F.col(quote_identifier(field.name)), field, kinds[field.name].dataType
+            ).alias(field.name)
+            for field in frame.schema
+        }
+        value = self._write_object(list(columns.values()), is_key=False)
+        is_delete = F.col(OP) == "d"
+        if not frame.key:
+            refused = row_error(self._sink, _KEYLESS_DELETE, _KEYLESS_HINT, position=F.to_json(POS))
+            key, value = F.lit(None).cast("binary"), F.when(is_delete, refused).otherwise(value)
+        else:
+            key = self._write_object([columns[name] for name in frame.key], is_key=True)
+            for name in frame.key:
+                refused = row_error(
+                    self._sink, f"key column `{name}` is null", NO_NULL_KEY, position=F.to_json(POS)
+                )
+                key = F.when(F.col(quote_identifier(name)).isNull(), refused).otherwise(key)
+            value = F.when(~is_delete, value) if self._tombstones else value
+        return rows.select(key.alias(KEY), value.alias(VALUE), OP, POS)
+
+    def _ordered(self, frame: EpochFrame, *, deduplicate: bool) -> DataFrame:
+        """Return the messages of a large epoch: each key in one partition, in order."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        messages = self._messages(frame.rows, frame)
+        count = frame.estimate or frame.likely or DRIVER_ROWS
+        size = frame.size or count * _ROW_BYTES
+        least = frame.spark.sparkContext.defaultParallelism
+        parts = max(least, min(math.ceil(size / _PARTITION_BYTES), _MOST_PARTITIONS))
+        messages = messages.repartition(parts, KEY if frame.key else POS)
+        if deduplicate:
+            last = F.max_by(F.struct(VALUE, OP, POS), POS).alias("last")
+            messages = messages.groupBy(KEY).agg(last).select(KEY, "last.*")
+        return messages.sortWithinPartitions(POS).select(KEY, VALUE, OP)
+
+
+class JsonMessageEncoder(MessageEncoder):
+    """Encodes rows as JSON objects. `schema` is the payload."""
+
+    def __init__(self, sink: str, schema: pa.Schema, *, tombstones: bool, deduplicate: bool) -> None:
+        super().__init__(sink, tombstones=tombstones, deduplicate=deduplicate)
+        self._columns = stored(schema)
+        self.writes_arrow = all(is_supported(field.type) for field in self._columns)
+        """Whether rows in the driver are encoded without Spark."""
+
+    def encode(self, frame: EpochFrame) -> Iterator[pa.Table | pa.RecordBatch]:
+        """See `MessageEncoder.encode`. Arrow writes rows in the driver, if it writes what Spark writes."""
+        if self.writes_arrow and frame.table is not None:
+            try:
+                # All of them, before the first one is sent: Spark must not send any of them again.
+                return iter([self._encode_table(frame.table, frame.key)])
+            except SparkTextError as error:
+                log.info("event=encoded_by_spark node=%s error=%s", self._sink, error)
+        return self.encode_by_spark(frame)
+
+    def _convert(self, column: Column, field: pa.Field, kind: DataType) -> Column:
+        return with_text_keys(plain_values(column, kind), field.type)
+
+    def _write_object(self, columns: list[Column], *, is_key: bool) -> Column:
+        from pyspark.sql import functions as F  # noqa: N812
+
+        del is_key
+        return F.to_json(F.struct(*columns), JSON_OPTIONS).cast("binary")
 
     def _encode_table(self, table: pa.Table, key: Sequence[str]) -> pa.Table:
         """Return the messages of rows in the driver. Raise SparkTextError if Spark must write them."""
@@ -143,51 +216,3 @@ class JsonMessageEncoder:
         position = rows[POS].slice(place, 1).combine_chunks()
         members = dict(zip(position.type.names, position.flatten(), strict=True))
         return DataError(f"position {write_objects(members)[0]}: {what}", hint=hint, node=self._sink)
-
-    def _messages(self, rows: DataFrame, frame: EpochFrame) -> DataFrame:
-        """Return `key`, `value`, `_gs_op` and `_gs_pos`, lazily."""
-        from pyspark.sql import functions as F  # noqa: N812
-
-        rows = canonical_frame(rows, frame.schema, frame.key)
-        kinds = spark_schema(frame.schema)
-        columns = {
-            field.name: with_text_keys(
-                plain_values(F.col(quote_identifier(field.name)), kinds[field.name].dataType), field.type
-            ).alias(field.name)
-            for field in frame.schema
-        }
-        value = _json(list(columns.values()))
-        is_delete = F.col(OP) == "d"
-        if not frame.key:
-            refused = row_error(self._sink, _KEYLESS_DELETE, _KEYLESS_HINT, position=F.to_json(POS))
-            key, value = F.lit(None).cast("binary"), F.when(is_delete, refused).otherwise(value)
-        else:
-            key = _json([columns[name] for name in frame.key])
-            for name in frame.key:
-                refused = row_error(
-                    self._sink, f"key column `{name}` is null", NO_NULL_KEY, position=F.to_json(POS)
-                )
-                key = F.when(F.col(quote_identifier(name)).isNull(), refused).otherwise(key)
-            value = F.when(~is_delete, value) if self._tombstones else value
-        return rows.select(key.alias(KEY), value.alias(VALUE), OP, POS)
-
-    def _ordered(self, frame: EpochFrame, *, deduplicate: bool) -> DataFrame:
-        """Return the messages of a large epoch: each key in one partition, in order."""
-        from pyspark.sql import functions as F  # noqa: N812
-
-        messages = self._messages(frame.rows, frame)
-        count = frame.estimate or frame.likely or DRIVER_ROWS
-        size = frame.size or count * _ROW_BYTES
-        least = frame.spark.sparkContext.defaultParallelism
-        parts = max(least, min(math.ceil(size / _PARTITION_BYTES), _MOST_PARTITIONS))
-        messages = messages.repartition(parts, KEY if frame.key else POS)
-        if deduplicate:
-            last = F.max_by(F.struct(VALUE, OP, POS), POS).alias("last")
-            messages = messages.groupBy(KEY).agg(last).select(KEY, "last.*")
-        return messages.sortWithinPartitions(POS).select(KEY, VALUE, OP)
-
-
-def _json(columns: list[Column]) -> Column:
-    from pyspark.sql import functions as F  # noqa: N812
-
-    return F.to_json(F.struct(*columns), JSON_OPTIONS).cast("binary")

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, ClassVar
 from headrace.connectors.addresses import describe_topic
 from headrace.connectors.json_text import check_keys
 from headrace.connectors.kafka.admin import Topic, TopicCluster
+from headrace.connectors.kafka.avro.encoder import AvroMessageEncoder, TopicSchemas
 from headrace.connectors.kafka.commit_log import CommitLog, LogEntry, TopicSinkState
 from headrace.connectors.kafka.config import KafkaSinkConfig, KafkaSourceConfig
-from headrace.connectors.kafka.encoder import JsonMessageEncoder
+from headrace.connectors.kafka.encoder import JsonMessageEncoder, MessageEncoder
 from headrace.connectors.kafka.json_decoder import arrives_as
 from headrace.connectors.kafka.producer import ProducerFencedError, TransactionalProducer, explain_fenced
 from headrace.connectors.row_errors import translate_row_errors
@@ -70,7 +71,9 @@ class KafkaSink(TransactionalSink):
         self._cluster = TopicCluster(self._name, self._node.topic, self._connection, "kafka_sink")
         self._log = CommitLog(self._name, self._node.topic, self._connection)
         self._producer = self._create_producer(context.key.text, self._node.transaction_timeout)
-        self._encoder: JsonMessageEncoder | None = None
+        is_avro = self._node.data_format == "avro"
+        self._schemas = TopicSchemas(self._name, self._node.topic, self._connection) if is_avro else None
+        self._encoder: MessageEncoder | None = None
         self._state: TopicSinkState | None = None
         """The own entry, valid while the producer is open."""
 
@@ -88,9 +91,7 @@ class KafkaSink(TransactionalSink):
         """Create the topic and the topic of commit records, or check them."""
         self._check(schema)
         node, key = self._node, self._key
-        self._encoder = JsonMessageEncoder(
-            self._name, schema, tombstones=node.tombstones, deduplicate=node.deduplicate
-        )
+        self._encoder = self._create_encoder(schema)
         config = {
             "cleanup.policy": node.cleanup_policy or ("compact" if key else "delete"),
             "retention.ms": "-1"
@@ -107,6 +108,8 @@ class KafkaSink(TransactionalSink):
         self._cluster.knock(_CHECK_SECONDS)
         self._check(self._context.schema)
         self._log.check()
+        if self._schemas is not None:
+            self._schemas.knock()
 
     def read_state(self) -> SinkState | None:
         """Return generation and record of this sink's entry; the record is None for a topic made again.
@@ -210,6 +213,8 @@ class KafkaSink(TransactionalSink):
         self._producer.close()
         self._log.close()
         self._cluster.close()
+        if self._schemas is not None:
+            self._schemas.close()
 
     @property
     def _key(self) -> tuple[str, ...]:
@@ -217,6 +222,14 @@ class KafkaSink(TransactionalSink):
 
     def _read_own(self, *, waits: bool = True) -> TopicSinkState | None:
         return self._log.read_state(self._context.key.text, waits=waits)
+
+    def _create_encoder(self, schema: pa.Schema) -> MessageEncoder:
+        """Return the encoder of the format. The schema registry gets the schemas of Avro."""
+        tombstones, deduplicate = self._node.tombstones, self._node.deduplicate
+        if self._schemas is None:
+            return JsonMessageEncoder(self._name, schema, tombstones=tombstones, deduplicate=deduplicate)
+        value, key = self._schemas.register(schema, self._key)
+        return AvroMessageEncoder(self._name, value, key, tombstones=tombstones, deduplicate=deduplicate)
 
     def _send(self, frame: EpochFrame) -> int:
         """Send the messages of an epoch. Return their number."""
@@ -271,9 +284,11 @@ class KafkaSink(TransactionalSink):
         node, key = self._node, self._key
         for field in schema:
             check_keys(self._name, field)
-            if arrives_as(field.type) is None:
+            if self._schemas is None and arrives_as(field.type) is None:
                 msg = f"column `{field.name}`: JSON messages cannot carry {field.type}"
                 raise SchemaError(msg, hint="Convert it in a transform.", node=self._name)
+        if self._schemas is not None:
+            self._schemas.check(schema, key)
         hint = "Give the sink a primary_key, or "
         if node.tombstones and not key:
             msg = "`tombstones` needs a key: a message without key and value ends nothing"

@@ -24,7 +24,6 @@ KEYS: Mapping[str, str] = {
 """Keys that are not available yet, with the alternative."""
 
 VALUES: Mapping[tuple[str, str], str] = {
-    ("data_format", "avro"): "Use JSON: `data_format: json`.",
     ("format", "avro"): "Write the files as parquet or as JSON lines.",
     (
         "mode",

@@ -18,7 +18,6 @@ MOVED: Mapping[str, tuple[str, str]] = {
 """Streamling's keys that are in a mapping of the section here, by their dotted names."""
 
 _EPOCH = "`epoch:` in the pipeline file says how large epochs are and how often they come."
-_JSON = "A `kafka` sink writes JSON and uses no registry."
 _SPARK = "Spark divides the work; see the settings under `spark`."
 _POOL = "A run holds few connections and keeps them as long as it needs them."
 _PLUGIN = (
@@ -61,10 +60,6 @@ IGNORED: Mapping[str, str] = {
     "print_sink": "A `print` sink prints what its node in the pipeline file says.",
     "clickhouse_sink.batch_size": _EPOCH,
     "clickhouse_sink.batch_flush_interval": _EPOCH,
-    **{
-        f"kafka_sink.{key}": _JSON
-        for key in ("schema_registry_url", "schema_registry_username", "schema_registry_password")
-    },
     **{f"{section}.lag_report_interval_ms": _METRICS for section in ("kafka_source", "kafka_sink")},
     "kafka_source.consumer_fetch_timeout_sec": "A read without a response is retried, and then reported as"
     " an error.",

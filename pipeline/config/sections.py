@@ -131,7 +131,7 @@ class RedisConnection(Section):
 
 
 class KafkaCluster(Section):
-    """One Kafka cluster."""
+    """One Kafka cluster, and the registry of its Avro schemas."""
 
     brokers: str = Field(
         default="localhost:9092", description="Addresses with commas: `kafka1:9092,kafka2:9092`."
@@ -142,19 +142,6 @@ class KafkaCluster(Section):
     options: dict[str, Secret] = Field(
         default_factory=dict,
         description="Other client options by librdkafka's names, such as `sasl.mechanism`. They are secrets.",
-    )
-
-
-class KafkaConnection(KafkaCluster):
-    """The Kafka cluster that sources read."""
-
-    consumer_group_id: str | None = Field(
-        default=None, description="The group whose offsets show the progress. Headrace does not read them."
-    )
-    driver_rows: int = Field(
-        default=100_000,
-        ge=0,
-        description="The driver reads epochs of at most this many messages without a Spark job. 0: none.",
     )
     schema_registry_url: str = Field(
         default="http://localhost:18081",
@@ -180,6 +167,19 @@ class KafkaConnection(KafkaCluster):
             msg += " schema_registry_password"
             raise ValueError(msg)
         return value
+
+
+class KafkaConnection(KafkaCluster):
+    """The Kafka cluster that sources read."""
+
+    consumer_group_id: str | None = Field(
+        default=None, description="The group whose offsets show the progress. Headrace does not read them."
+    )
+    driver_rows: int = Field(
+        default=100_000,
+        ge=0,
+        description="The driver reads epochs of at most this many messages without a Spark job. 0: none.",
+    )
 
 
 class SqliteBackend(Section):

@@ -148,9 +148,12 @@ class KafkaSinkMaker(SinkMaker):
 
 
 def kafka_sink_maker(
-    spark: SparkSession, brokers: str, folder: Path, topic: str = "", **node: Any
+    spark: SparkSession, brokers: str, folder: Path, topic: str = "", registry: str = "", **node: Any
 ) -> KafkaSinkMaker:
-    """Return the maker of sinks into a topic that they create. `node` are further keys of the node."""
+    """Return the maker of sinks into a topic that they create. `node` are further keys of the node.
+
+    `registry` is the address of a schema registry. `rows` reads JSON only.
+    """
     name = topic or f"sink-{secrets.token_hex(4)}"
     last: dict[str, Any] = {}
 
@@ -168,7 +171,7 @@ def kafka_sink_maker(
         make_node,
         Settings(
             home=folder,
-            kafka_sink=KafkaCluster(brokers=brokers),
+            kafka_sink=KafkaCluster(brokers=brokers, schema_registry_url=registry or "http://127.0.0.1:1"),
             kafka_source=KafkaConnection(brokers=brokers),
         ),
         spark,

@@ -1,4 +1,4 @@
-"""A client of a schema registry with Confluent's HTTP interface. It only reads.
+"""A client of a schema registry with Confluent's HTTP interface.
 
 Schemas of an id never change, so they are kept for the life of the client. Passwords are in no message.
 """
@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import ssl
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from headrace.connectors.kafka.avro.schema import AvroType, parse_record
-from headrace.pipeline.config.sections import KafkaConnection
+from headrace.pipeline.config.sections import KafkaCluster
 from headrace.pipeline.errors import SchemaError, SettingsError, TransientError
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ _TIMEOUT_S = 10.0
 _ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
 _UNAUTHORIZED = (401, 403)
 _NOT_FOUND, _TOO_MANY, _SERVER_ERROR = 404, 429, 500
+_REFUSED = (409, 422)
 _NO_SUBJECT, _NO_VERSION, _NO_SCHEMA = 40401, 40402, 40403
 
 
@@ -34,10 +36,12 @@ class RegisteredSchema:
 
 
 class SchemaRegistryClient:
-    """Reads schemas. The connection opens at the first request; threads may share the client."""
+    """Reads and registers schemas. The connection opens at the first request; threads may share it."""
 
-    def __init__(self, node: str, connection: KafkaConnection) -> None:
+    def __init__(self, node: str, connection: KafkaCluster, setting: str = "kafka_source") -> None:
+        """Store the connection. `setting` is its section in the settings, for messages."""
         self._node = node
+        self._setting = setting
         self._connection = connection
         self._url = connection.schema_registry_url.rstrip("/")
         self._lock = threading.Lock()
@@ -70,6 +74,26 @@ class SchemaRegistryClient:
             self._records[schema_id] = self._parse(found, f"schema {schema_id}")
         return self._records[schema_id]
 
+    def has_subject(self, subject: str) -> bool:
+        """Return whether the subject has a schema."""
+        return self._find_latest(subject) is not None
+
+    def register(self, subject: str, schema: str) -> int:
+        """Return the id of an Avro schema in a subject, which gets it if it lacks it.
+
+        Registering a schema again changes nothing. Raise SchemaError if the registry refuses it, as by the
+        compatibility of the subject.
+        """
+        path = f"/subjects/{quote(subject, safe='')}/versions"
+        response = self._send("POST", path, {"schema": schema})
+        if response.status_code in _REFUSED:
+            answer = _json(response)
+            reason = str(answer.get("message") if isinstance(answer, dict) else "").partition("\n")[0][:300]
+            msg = f"the schema registry {self._url} refuses the schema of `{subject}`: {reason}"
+            hint = "Write to another topic, or change the columns or the compatibility of the subject."
+            raise SchemaError(msg, hint=hint, node=self._node)
+        return int(self._read_answer(response, path, ())["id"])
+
     def close(self) -> None:
         """Close the connections."""
         with self._lock:
@@ -77,8 +101,11 @@ class SchemaRegistryClient:
                 self._client.close()
                 self._client = None
 
+    def _find_latest(self, subject: str) -> Any:
+        return self._get(f"/subjects/{quote(subject, safe='')}/versions/latest", _NO_SUBJECT, _NO_VERSION)
+
     def _latest(self, subject: str) -> Any:
-        found = self._get(f"/subjects/{quote(subject, safe='')}/versions/latest", _NO_SUBJECT, _NO_VERSION)
+        found = self._find_latest(subject)
         if found is None:
             msg = f"the schema registry {self._url} has no subject `{subject}`"
             hint = (
@@ -116,30 +143,39 @@ class SchemaRegistryClient:
 
     def _get(self, path: str, *absent: int) -> Any:
         """Return the answer, or None if the registry reports one of the codes in `absent`."""
+        return self._read_answer(self._send("GET", path), path, absent)
+
+    def _send(self, method: str, path: str, body: Any = None) -> httpx.Response:
+        """Return the response. Raise an error if the registry cannot answer, or refuses the credentials."""
         import httpx
 
         try:
-            response = self._connected().get(self._url + path)
+            response = self._connected().request(method, self._url + path, json=body)
         except (httpx.TransportError, httpx.InvalidURL) as error:
             msg = f"the schema registry {self._url} does not answer: {error or type(error).__name__}"
-            hint = "Is it running? Its address is kafka_source.schema_registry_url."
+            hint = f"Is it running? Its address is {self._setting}.schema_registry_url."
             raise TransientError(msg, hint=hint, node=self._node) from None
         status = response.status_code
         if status in _UNAUTHORIZED:
             msg = f"the schema registry {self._url} refuses the credentials (HTTP {status})"
-            hint = "Set kafka_source.schema_registry_username and kafka_source.schema_registry_password."
+            keys = (f"{self._setting}.schema_registry_{name}" for name in ("username", "password"))
+            hint = f"Set {' and '.join(keys)}."
             raise SettingsError(msg, hint=hint, node=self._node)
         if status == _TOO_MANY or status >= _SERVER_ERROR:
             msg = f"the schema registry {self._url} answers with HTTP {status}"
             raise TransientError(msg, hint="Its log has the reason.", node=self._node)
+        return response
+
+    def _read_answer(self, response: httpx.Response, path: str, absent: Sequence[int]) -> Any:
+        status = response.status_code
         answer = _json(response)
         if status == _NOT_FOUND and isinstance(answer, dict) and answer.get("error_code") in absent:
             return None
         if not response.is_success or not isinstance(answer, dict):
             msg = f"{self._url} is not a schema registry: {path} answers with HTTP {status}"
             hint = (
-                "kafka_source.schema_registry_url must be the address of Confluent's interface, which for"
-                " Apicurio ends with /apis/ccompat/v7."
+                f"{self._setting}.schema_registry_url must be the address of Confluent's interface, which"
+                " for Apicurio ends with /apis/ccompat/v7."
             )
             raise SettingsError(msg, hint=hint, node=self._node)
         return answer
@@ -167,7 +203,7 @@ class SchemaRegistryClient:
             return ssl.create_default_context(cafile=str(path))
         except OSError as error:
             reason = "it has no certificates in PEM" if isinstance(error, ssl.SSLError) else error.strerror
-            msg = f"kafka_source.schema_registry_ca `{path}` cannot be read: {reason}"
+            msg = f"{self._setting}.schema_registry_ca `{path}` cannot be read: {reason}"
             raise SettingsError(msg, node=self._node) from None
 
 

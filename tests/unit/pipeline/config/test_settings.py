@@ -225,6 +225,7 @@ def test_a_config_file_of_streamling_is_taken_as_it_is(caplog: pytest.LogCapture
         "sasl.password": "kafka-word",
     }
     assert settings.kafka_sink.brokers == "kafka:9093"
+    assert settings.kafka_sink.schema_registry_url == "http://registry"
     assert settings.kafka_sink.options["sasl.mechanism"].get_secret_value() == "PLAIN"
     assert settings.clickhouse_source.database == "shop"
     assert settings.clickhouse_sink.compression == "zstd"
@@ -234,7 +235,7 @@ def test_a_config_file_of_streamling_is_taken_as_it_is(caplog: pytest.LogCapture
     messages = [record.getMessage() for record in caplog.records]
     assert (settings.dynamic_table_backend.max_batch_size, settings.postgres_for_tables().host) == (10, "db")
     assert settings.postgres_for_tables().password.get_secret_value() == "other"
-    assert len(messages) == 15
+    assert len(messages) == 14
     assert (
         "event=setting_ignored setting=checkpoint_interval_sec location=config.yaml:8:1 instead=Say `epoch: {interval:"
         " 5s}` in the pipeline file."

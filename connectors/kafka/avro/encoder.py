@@ -1,0 +1,104 @@
+"""Converts rows to Kafka messages in Avro, in Confluent's frame. Spark writes them.
+
+The schemas are registered under `<topic>-value` and `<topic>-key` before the first epoch. 256-bit integers,
+decimals of more than 38 digits, and keys of maps are text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from headrace.connectors.json_text import with_text_keys
+from headrace.connectors.kafka.avro.registry_client import SchemaRegistryClient
+from headrace.connectors.kafka.avro.writer_schema import write_message_schema
+from headrace.connectors.kafka.encoder import MessageEncoder
+from headrace.pipeline.config.sections import KafkaCluster
+from headrace.pipeline.errors import SchemaError
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+    from pyspark.sql.types import DataType
+
+_MAGIC = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenSchema:
+    """A schema as JSON, and its id in the registry."""
+
+    id: int
+    text: str
+
+    @property
+    def frame(self) -> bytes:
+        """The bytes before each record."""
+        return bytes([_MAGIC]) + self.id.to_bytes(4, "big")
+
+
+class TopicSchemas:
+    """The schemas of the messages of one sink."""
+
+    def __init__(self, sink: str, topic: str, connection: KafkaCluster) -> None:
+        self._sink = sink
+        self._topic = topic
+        self._client = SchemaRegistryClient(sink, connection, "kafka_sink")
+
+    def check(self, schema: pa.Schema, key: Sequence[str]) -> None:
+        """Raise SchemaError for columns that Avro cannot name or carry."""
+        self._write(schema, key)
+
+    def knock(self) -> None:
+        """Raise an error if the registry does not answer."""
+        self._client.has_subject(f"{self._topic}-value")
+
+    def register(self, schema: pa.Schema, key: Sequence[str]) -> tuple[WrittenSchema, WrittenSchema | None]:
+        """Return the schemas of value and key. The registry gets them if it lacks them."""
+        value, of_key = self._write(schema, key)
+        found = WrittenSchema(self._client.register(f"{self._topic}-value", value), value)
+        if of_key is None:
+            return found, None
+        return found, WrittenSchema(self._client.register(f"{self._topic}-key", of_key), of_key)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def _write(self, schema: pa.Schema, key: Sequence[str]) -> tuple[str, str | None]:
+        try:
+            value = write_message_schema(schema, schema.names, topic=self._topic, name="Value", key=key)
+            of_key = write_message_schema(schema, key, topic=self._topic, name="Key") if key else None
+        except SchemaError as error:
+            raise SchemaError(error.message, hint=error.hint, node=self._sink) from None
+        return value, of_key
+
+
+class AvroMessageEncoder(MessageEncoder):
+    """Encodes rows as Avro records with these schemas."""
+
+    def __init__(
+        self,
+        sink: str,
+        value: WrittenSchema,
+        key: WrittenSchema | None,
+        *,
+        tombstones: bool,
+        deduplicate: bool,
+    ) -> None:
+        super().__init__(sink, tombstones=tombstones, deduplicate=deduplicate)
+        self._value = value
+        self._key = key
+
+    def _convert(self, column: Column, field: pa.Field, kind: DataType) -> Column:
+        del kind
+        return with_text_keys(column, field.type, of_numbers=True)
+
+    def _write_object(self, columns: list[Column], *, is_key: bool) -> Column:
+        from pyspark.sql import functions as F  # noqa: N812
+        from pyspark.sql.avro.functions import to_avro
+
+        schema = self._key if is_key and self._key is not None else self._value
+        return F.concat(F.lit(schema.frame), to_avro(F.struct(*columns), schema.text))
