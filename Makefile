@@ -74,7 +74,8 @@ ui: $(STAMP) $(JARS) ## Dagster's pages, with the pipelines of examples/.
 	@$(BIN)/headrace ui
 
 .PHONY: test
-test: setup check ## All checks, and every test with a sample of the long suites.
+test: ## All checks, and every test with a sample of the long suites.
+	@$(MAKE) -j 2 setup check # downloads and types leave a core idle, one after the other
 	@$(BIN)/pytest -m "not slow" $(IN_PARALLEL) --durations=40
 
 .PHONY: test-faults
@@ -87,10 +88,16 @@ test-ui: setup ## The pages in a browser. Needs the system's Chromium.
 	@HEADRACE_TEST_BROWSER=1 $(BIN)/pytest tests/browser
 
 .PHONY: check
-check: $(STAMP) $(TOOLS) ## Linters, types, the order of imports, the image, the documentation site.
+check: check-types check-rest ## Linters, types, the order of imports, the image, the documentation site.
+
+.PHONY: check-types
+check-types: $(STAMP) $(TOOLS)
+	@$(BIN)/pyright
+
+.PHONY: check-rest
+check-rest: $(STAMP) $(TOOLS)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/pyright
 	@$(BIN)/lint-imports
 	@$(BIN)/pre-commit validate-config
 	@$(BIN)/hadolint docker/Dockerfile
