@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from helpers.avro_messages import record
 from helpers.web_server import Service, WebRequest, served
 
 from headrace.connectors.kafka.avro.registry_client import SchemaRegistryClient
-from headrace.pipeline.config.sections import KafkaConnection
+from headrace.pipeline.config.sections import KafkaCluster, KafkaConnection
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import HeadraceError, SchemaError, SettingsError, TransientError
 
@@ -98,6 +99,40 @@ def test_answers_that_are_none(
         registry.latest_schema("t-value")
     assert refused.value.node == "src"
     assert registry.latest_schema("t-value").id == 4
+
+
+def refusal(status: int) -> tuple[int, bytes, dict[str, str]]:
+    return status, json.dumps({"error_code": status, "message": "not compatible\nReader: …"}).encode(), {}
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "says"),
+    [
+        (refusal(409), SchemaError, "refuses the schema of `t/a-value`: not compatible$"),
+        (refusal(422), SchemaError, "refuses the schema of `t/a-value`: not compatible$"),
+        ((409, b"<html>", {}), SchemaError, "refuses the schema of `t/a-value`: $"),
+        (403, SettingsError, "refuses the credentials"),
+        (500, TransientError, "answers with HTTP 500"),
+        ("reset", TransientError, "does not answer"),
+        (missing(404), SettingsError, "is not a schema registry"),
+    ],
+)
+def test_a_schema_is_registered_or_refused(
+    service: Service, fault: Any, kind: type[HeadraceError], says: str
+) -> None:
+    cluster = KafkaCluster(schema_registry_url=service.url.removesuffix("/rows"))
+    registry = SchemaRegistryClient("out", cluster, "kafka_sink")
+    service.faults.append(fault)
+    with pytest.raises(kind) as refused:
+        registry.register("t/a-value", ROW["schema"])
+    assert re.search(says, refused.value.message)
+    assert refused.value.node == "out"
+    if not isinstance(refused.value, SchemaError) and fault != 500:
+        assert "kafka_sink.schema_registry_" in str(refused.value.hint)
+    assert registry.register("t/a-value", ROW["schema"]) == 4
+    assert service.asked[-1].path == "/subjects/t%2Fa-value/versions"
+    assert service.asked[-1].rows == {"schema": ROW["schema"]}
+    registry.close()
 
 
 def test_an_unknown_id_is_none_and_asked_for_again(service: Service, client: Any) -> None:
