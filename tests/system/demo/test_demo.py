@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from helpers.depth import FULL
 
 pytestmark = pytest.mark.timeout(2400)
 
@@ -37,6 +38,19 @@ def _is_of(process: psutil.Process, home: Path) -> bool:
         return False
 
 
+def check_again(home: Path, folder: Path) -> None:
+    """The demo resumes, and finds and repairs a row that was changed without it."""
+    again = demo(home, folder, "--tamper")
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "Nothing to do" in again.stdout
+    assert "kill -9 -" not in again.stdout
+    (row,) = re.findall(r"without Headrace: (.+)$", again.stdout, re.MULTILINE)
+    assert f"Delta has, and Postgres has not: {row}\n" in again.stdout
+    assert "FAIL row_count_matches of flights_pg" in again.stdout
+    assert again.stdout.rindex("found and repaired") > again.stdout.rindex("FAIL")
+
+
+@pytest.mark.sampled
 def test_the_whole_story(fresh_home: Path, tmp_path: Path) -> None:
     first = demo(fresh_home, tmp_path)
     assert first.returncode == 0, first.stdout + first.stderr
@@ -50,14 +64,8 @@ def test_the_whole_story(fresh_home: Path, tmp_path: Path) -> None:
     assert len(re.findall(r"^  ok   ", first.stdout, re.MULTILINE)) == 6
     assert "every check passed" in first.stdout
 
-    again = demo(fresh_home, tmp_path, "--tamper")
-    assert again.returncode == 0, again.stdout + again.stderr
-    assert "Nothing to do" in again.stdout
-    assert "kill -9 -" not in again.stdout
-    (row,) = re.findall(r"without Headrace: (.+)$", again.stdout, re.MULTILINE)
-    assert f"Delta has, and Postgres has not: {row}\n" in again.stdout
-    assert "FAIL row_count_matches of flights_pg" in again.stdout
-    assert again.stdout.rindex("found and repaired") > again.stdout.rindex("FAIL")
+    if FULL:  # daily: tests/integration/end_to_end/test_checks.py finds such a row, and repairs it
+        check_again(fresh_home, tmp_path)
     assert not [
         process
         for process in psutil.process_iter(["cmdline"])
