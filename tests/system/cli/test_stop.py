@@ -101,7 +101,8 @@ def test_stop_ends_the_present_run_and_pause_keeps_the_next_ones_away(
     assert leftovers(world) == []
     assert commands.run("stop", file) == (0, f"{world.name}: no run is active\n", "")
 
-    process = commands.start_run(idle=True)  # the stop was not for this one
+    world.produce(list(world.changes(random.Random(5), 50)))
+    process = commands.start_run()  # the stop was not for this one
     code, out, _ = commands.run("pause", file, "--reason", "new schema")
     assert code == 0
     assert f"{world.name}: paused by " in out
