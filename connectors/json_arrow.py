@@ -27,6 +27,8 @@ _LONG = {chr(at): f"\\u{at:04X}" for at in range(0x20) if chr(at) not in _SHORT}
 _DAYS = (-719_162, 2_932_896)
 """The first and the last day of the years 1 to 9999, counted from 1970. Other years have a sign in Java."""
 _DAY_MICROS = 86_400_000_000
+_PLAIN_SCALE = 6
+"""Digits after the point up to which no decimal has an exponent."""
 _HEX = np.frombuffer(b"".join(b"%02x" % byte for byte in range(256)), dtype=np.uint16)
 """Two digits for each byte."""
 _PLAIN = (kinds.is_boolean, kinds.is_signed_integer, kinds.is_string, kinds.is_binary, kinds.is_date32)
@@ -56,17 +58,42 @@ def is_supported(kind: pa.DataType) -> bool:
     return any(fits(kind) for fits in _PLAIN)
 
 
+def is_text_supported(kind: pa.DataType) -> bool:
+    """Return whether `write_texts` writes columns of a type.
+
+    For small values, Arrow and Spark write decimals with more digits after the point in different ways.
+    """
+    return is_supported(kind) and not (kinds.is_decimal(kind) and kind.scale > _PLAIN_SCALE)
+
+
 def write_objects(columns: Mapping[str, pa.Array]) -> pa.StringArray:
     """Return one JSON object per row, with the columns in their order. NULL is `null`.
 
     Raise SparkTextError if Spark must write a value.
     """
     for column in columns.values():
-        try:
-            column.validate(full=True)
-        except pa.ArrowInvalid as error:
-            raise SparkTextError(str(error)) from error
+        _validate(column)
     return _join_members(columns)
+
+
+def write_texts(column: pa.Array) -> pa.StringArray:
+    """Return the text of each value: JSON for lists, structs and maps, no quotes elsewhere. NULL stays NULL.
+
+    Raise SparkTextError if Spark must write a value.
+    """
+    _validate(column)
+    if kinds.is_string(column.type):
+        return column
+    if kinds.is_nested(column.type):
+        return pc.if_else(column.is_valid(), _write(column), None)
+    return _write_scalar(column)
+
+
+def _validate(column: pa.Array) -> None:
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise SparkTextError(str(error)) from error
 
 
 def _join_members(columns: Mapping[str, pa.Array]) -> Any:

@@ -1,8 +1,12 @@
-"""The rows of an epoch as commands of Redis: from Arrow columns to bytes, without an object per row."""
+"""The rows of an epoch as commands of Redis: from Arrow columns to bytes, without an object per row.
+
+Arrow writes the names and values of rows in the driver, if it writes what Spark writes; else Spark does.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +16,13 @@ import pyarrow.compute
 
 from headrace.connectors.arrow_stream import stream_arrow
 from headrace.connectors.filters import quote_identifier
+from headrace.connectors.json_arrow import (
+    SparkTextError,
+    is_supported,
+    is_text_supported,
+    write_objects,
+    write_texts,
+)
 from headrace.connectors.json_text import JSON_OPTIONS, as_json, plain_values, with_text_keys
 from headrace.connectors.lakehouse_rows import build_merge_source, collect_last_rows
 from headrace.connectors.local_relation import collect_arrow
@@ -19,12 +30,14 @@ from headrace.connectors.row_errors import translate_row_errors
 from headrace.connectors.spark_types import spark_schema
 from headrace.pipeline.sql.system_columns import OP
 from headrace.pipeline.types.arrow import is_nested
+from headrace.pipeline.types.int256 import stored
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from headrace.connectors.frame import EpochFrame
 
+log = logging.getLogger(__name__)
 pc: Any = pyarrow.compute
 """Its functions are made at import, so type checkers do not see them."""
 CHUNK_ROWS = 20_000
@@ -33,6 +46,8 @@ _CHUNK_BYTES = 16 << 20
 _CHUNK_ARGUMENTS = 500_000
 """A command of Redis has at most 1,048,576 arguments."""
 _KEY, _VALUE = "key", "value"
+_ESCAPES = {"%": "%25", ":": "%3A"}
+"""Of a part of a name, in this order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,19 +90,53 @@ class RowEncoder:
         last = collect_last_rows(self._sink, frame)
         if last is not None and not last.num_rows:
             return
-        rows = build_merge_source(self._sink, frame, frame.spark, None, last).rows
-        chosen = self._select(rows, frame)
-        batches = (
-            collect_arrow(chosen).combine_chunks().to_batches() if last is not None else stream_arrow(chosen)
-        )
         width = 1 + max(1, len(self._columns))
-        for batch in batches:
+        for batch in self._write(frame, last):
             if not batch.num_rows:
                 continue
             by_size = batch.num_rows * _CHUNK_BYTES // max(batch.nbytes, 1)
             step = max(1, min(CHUNK_ROWS, by_size, _CHUNK_ARGUMENTS // width))
             for start in range(0, batch.num_rows, step):
                 yield self._encode_rows(batch.slice(start, step))
+
+    def _write(self, frame: EpochFrame, last: pa.Table | None) -> Iterable[pa.RecordBatch]:
+        """Return the name of each entry, the operation, and its value or its fields as text."""
+        if last is not None and self._is_supported(frame):
+            try:
+                return self._write_arrow(last, frame).combine_chunks().to_batches()
+            except SparkTextError as error:
+                log.info("event=encoded_by_spark node=%s error=%s", self._sink, error)
+        chosen = self._select(build_merge_source(self._sink, frame, frame.spark, None, last).rows, frame)
+        return (
+            collect_arrow(chosen).combine_chunks().to_batches() if last is not None else stream_arrow(chosen)
+        )
+
+    def _is_supported(self, frame: EpochFrame) -> bool:
+        """Return whether Arrow writes all columns as Spark does. The columns decide, not the epoch."""
+        schema = stored(frame.schema)
+        texts = {*frame.key, *self._columns}
+        return all(is_text_supported(schema.field(name).type) for name in texts) and all(
+            is_supported(field.type) for field in schema
+        )
+
+    def _write_arrow(self, last: pa.Table, frame: EpochFrame) -> pa.Table:
+        """See `_write`. Raise SparkTextError if Spark must write a value."""
+        schema = stored(frame.schema)
+        if any(last.schema.field(field.name).type != field.type for field in schema):
+            msg = "its columns have other types than the sink"
+            raise SparkTextError(msg)
+        columns = {name: last[name].combine_chunks() for name in schema.names}
+        parts = [write_texts(columns[name]) for name in frame.key]
+        if len(parts) > 1:
+            for character, escape in _ESCAPES.items():
+                parts = [pc.replace_substring(part, character, escape) for part in parts]
+        key = pc.binary_join_element_wise(self._prefix, *parts, ":")
+        if self._columns:
+            values = [write_texts(columns[name]) for name in self._columns]
+        else:
+            values = [write_objects(columns)]
+        found = {_KEY: key, OP: last[OP]}
+        return pa.table(found | {f"{_VALUE}{at}": value for at, value in enumerate(values)})
 
     def _select(self, rows: DataFrame, frame: EpochFrame) -> DataFrame:
         """Return the name of each entry, its value or its fields as text, and the operation."""
@@ -159,8 +208,9 @@ def _escape(text: Column) -> Column:
     """Return a part of a name without `:`, so that different keys never have one name."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    escaped = F.replace(text, F.lit("%"), F.lit("%25"))
-    return F.replace(escaped, F.lit(":"), F.lit("%3A"))
+    for character, escape in _ESCAPES.items():
+        text = F.replace(text, F.lit(character), F.lit(escape))
+    return text
 
 
 def _join(*parts: Any) -> Any:

@@ -11,11 +11,14 @@ from pathlib import Path
 import clickhouse_connect
 import psutil
 import psycopg
+import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
 from helpers.dagster_ui import is_alive
 from helpers.kafka_sink import read_messages
 from helpers.pipeline_world import World, leftovers, until
+from helpers.redis_server import redis_server
+from helpers.redis_sink import read_entries
 from pyspark.sql import SparkSession
 
 from headrace.pipeline.protocol.ledger.sqlite import open_sqlite
@@ -102,6 +105,28 @@ def test_small_epochs_start_no_jvm(stream: Stream, point: str, nth: int) -> None
     stream.check_sinks()
     assert not stream.has_started_spark()
     assert leftovers(stream) == []
+
+
+INTO_REDIS = """
+name: {name}
+sources: {{src: {{type: kafka, topic: {topic}, primary_key: id, schema: {{id: int64, v: int64}}}}}}
+sinks:
+  documents: {{type: redis, from: src, prefix: documents, url: "{url}"}}
+  hashes: {{type: redis, from: src, prefix: hashes, format: hash, url: "{url}"}}
+epoch: {{interval: 0s, stream_rows: 150}}
+"""
+
+
+def test_small_epochs_into_redis_start_no_jvm(stream: Stream) -> None:
+    schema = pa.schema([("id", pa.int64()), ("v", pa.int64())])
+    with redis_server(stream.folder / "redis") as server:
+        stream.file.write_text(INTO_REDIS.format(name=stream.name, topic=stream.topic, url=server.url))
+        assert stream.crash("entries-written", 3) != 0
+        assert until(lambda: stream.run()["code"] == 0, "a run after the lease of the first", 300)
+        for prefix in ("documents", "hashes"):
+            found = read_entries(server, prefix, schema)
+            assert {int(name): row["v"] for name, row in found.items()} == SENT
+    assert not stream.has_started_spark()
 
 
 def test_a_jvm_that_starts_with_an_epoch_is_known_to_successors(stream: Stream, spark: SparkSession) -> None:
