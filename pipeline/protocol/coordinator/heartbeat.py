@@ -15,11 +15,11 @@ from headrace.pipeline.protocol.log_context import with_log_context
 log = logging.getLogger(__name__)
 
 _REQUEST_SECONDS = 1.0
-"""Seconds between two reads of the request to stop: one query by primary key."""
+"""Seconds between two reads of the requests: two queries by primary key, in one transaction."""
 
 
 class Heartbeat:
-    """A daemon thread that renews a lease three times per `ttl` seconds, and reads requests to stop.
+    """A daemon thread that renews a lease three times per `ttl` seconds, and reads the requests.
 
     With `threaded=False` only `check` renews the lease, for tests that control the clock.
     """
@@ -55,6 +55,8 @@ class Heartbeat:
 
         Called before every beat, by this thread too. Must not raise.
         """
+        self.on_refresh: Callable[[], None] = lambda: None
+        """Called every second while a request for a refresh waits. Must not raise."""
 
     def start(self) -> None:
         """Start the thread."""
@@ -91,13 +93,15 @@ class Heartbeat:
             self._last = began
 
     def read_request(self) -> None:
-        """Call `on_request` once if a request to stop is for this lease.
+        """Call `on_request` once if a request to stop is for this lease, `on_refresh` if a refresh waits.
 
         Raise TransientError when the ledger cannot be reached.
         """
         if self._request is not None:
             return
-        request = self._ledger.stop_request(self._lease.name, self._lease.lane)
+        request, waits = self._ledger.read_requests(self._lease.name, self._lease.lane)
+        if waits:
+            self.on_refresh()
         if request is not None and request.generation == self._lease.generation:
             self._request = request
             self._on_request(request)

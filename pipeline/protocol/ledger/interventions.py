@@ -81,6 +81,7 @@ class LedgerInterventions(RollUps):
                 "delete from headrace_ledger_event where uuid = :uuid and lane = :lane and kind = 'splits'",
                 **ids_of(lease),
             )
+            self._refuse_all(tx, lease, "the pipeline was reset, and reads all history again")
             data = {
                 "epoch": committed + 1,
                 "from": former,

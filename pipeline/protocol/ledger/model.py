@@ -9,6 +9,8 @@ from enum import StrEnum
 
 from headrace.pipeline.protocol.epochs import EpochPlan, Json, Position, WriteCounts
 
+_KEYS_SHOWN = 5
+
 
 @dataclass(frozen=True, slots=True)
 class Lease:
@@ -93,6 +95,45 @@ class StopRequest:
     def __str__(self) -> str:
         at = self.at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
         return f"by {self.by}, {at}" + (f": {self.reason}" if self.reason else "")
+
+
+class RefreshState(StrEnum):
+    """The state of a request to refresh partitions."""
+
+    REQUESTED = "requested"
+    """The owner of the lease executes it between two epochs."""
+    DONE = "done"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class RefreshRequest:
+    """A request to read partitions of history again.
+
+    `first_epoch` is None until the owner has created the new snapshots. `message` and `hint` are the reason
+    of a refusal.
+    """
+
+    number: int
+    partitions: tuple[str, ...]
+    at: datetime
+    by: str
+    state: RefreshState
+    first_epoch: int | None = None
+    last_epoch: int | None = None
+    message: str = ""
+    hint: str = ""
+
+    @property
+    def subject(self) -> str:
+        """The partitions as text, for messages."""
+        if len(self.partitions) > _KEYS_SHOWN:
+            return f"{len(self.partitions)} partitions, {self.partitions[0]} to {self.partitions[-1]},"
+        return ", ".join(self.partitions) or "the whole history"
+
+    def __str__(self) -> str:
+        at = self.at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        return f"{self.subject} by {self.by}, {at}"
 
 
 @dataclass(frozen=True, slots=True)

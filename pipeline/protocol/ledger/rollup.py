@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 from headrace.pipeline.protocol.epochs import Json, Phase
 from headrace.pipeline.protocol.ledger.chain import START, link
-from headrace.pipeline.protocol.ledger.leases import Leases, ids_of, missing_row
+from headrace.pipeline.protocol.ledger.leases import ids_of, missing_row
 from headrace.pipeline.protocol.ledger.model import Lease
 from headrace.pipeline.protocol.ledger.reader import add_counts, dump, timestamp
+from headrace.pipeline.protocol.ledger.refreshes import RefreshRequests
 from headrace.pipeline.protocol.ledger.store import Tx
 
 BATCH = 200
@@ -37,7 +38,7 @@ class _Row(NamedTuple):
     plan: str
 
 
-class RollUps(Leases):
+class RollUps(RefreshRequests):
     """Keeps the ledger small while a pipeline runs."""
 
     def roll_up(self, lease: Lease, keep: int, *, history: bool) -> int:

@@ -10,12 +10,18 @@ from typing import Any, Protocol
 
 from headrace.pipeline.errors import InternalError
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 _REQUESTS = """create table headrace_ledger_request (
         name text not null, lane text not null, action text not null, generation bigint not null,
         requested_at text not null, requested_by text not null, reason text not null,
         primary key (name, lane))"""
+
+_REFRESHES = """create table headrace_ledger_refresh (
+        name text not null, lane text not null, number bigint not null, partitions text not null,
+        requested_at text not null, requested_by text not null, state text not null,
+        first_epoch bigint, last_epoch bigint, message text not null, hint text not null,
+        primary key (name, lane, number))"""
 
 SCHEMA = (
     """create table headrace_ledger_pipeline (
@@ -58,9 +64,10 @@ SCHEMA = (
         kind text not null, data text not null,
         primary key (uuid, lane, seq))""",
     _REQUESTS,
+    _REFRESHES,
 )
 
-_UPGRADES = {3: (_REQUESTS,)}
+_UPGRADES = {3: (_REQUESTS,), 4: (_REFRESHES,)}
 """What leads from a schema version to the next one."""
 
 

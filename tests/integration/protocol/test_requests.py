@@ -110,6 +110,7 @@ def test_a_ledger_of_the_version_before_is_upgraded(tmp_path):
     former.close()
     with sqlite3.connect(path) as connection:
         connection.execute("drop table headrace_ledger_request")
+        connection.execute("drop table headrace_ledger_refresh")
         connection.execute("pragma user_version=3")
     upgraded = open_sqlite(path)
     state = upgraded.state("orders")
@@ -133,7 +134,9 @@ def test_a_ledger_in_postgres_of_the_version_before_is_upgraded(postgres):
     open_postgres(address).close()
     with psycopg.connect(address, autocommit=True) as connection:
         connection.execute("drop table headrace_ledger_request")
+        connection.execute("drop table headrace_ledger_refresh")
         connection.execute("update headrace_ledger_version set version = 3")
     upgraded = open_postgres(address)
     assert upgraded.request_stop("orders", StopAction.PAUSE, by="ann@a")
+    assert upgraded.request_refresh("orders", ["2024-01-01"], by="ann@a")
     upgraded.close()
