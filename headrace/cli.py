@@ -94,7 +94,8 @@ def run(
         bool,
         typer.Option(
             "--refresh",
-            help="Read complete partitions again. Their rows replace those that the sinks have of them.",
+            help="Read complete partitions again. Their rows replace those that the sinks have of them. An"
+            " active stream does this between two epochs, and the command waits for it.",
         ),
     ] = False,
     dry_run: Annotated[

@@ -9,7 +9,7 @@ from dagster._utils.schedules import (
     schedule_execution_time_iterator,
 )  # the only API for the next tick; the daemon uses it as well
 
-from headrace.jobs.run.status import completed_partitions, history_complete
+from headrace.jobs.run.status import completed_partitions, was_history_loaded
 from headrace.orchestration.pipelines import PIPELINE_TAG, REFRESH_TAG, Pipeline, partition_range_tags
 from headrace.orchestration.state import read_pipeline_state
 from headrace.pipeline.errors import UserError
@@ -76,7 +76,7 @@ def pipeline_schedule(
             return dg.SkipReason("another run of the pipeline is active")
         if is_open:
             return _request_missing(pipeline, state, context.scheduled_execution_time)
-        if pipeline.partitions is not None and not history_complete(pipeline.file, state):
+        if pipeline.partitions is not None and not was_history_loaded(pipeline.file, state):
             return dg.SkipReason("the history is not complete: materialize its partitions first")
         return dg.RunRequest()
 

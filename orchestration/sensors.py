@@ -6,7 +6,7 @@ import time
 
 import dagster as dg
 
-from headrace.jobs.run.status import history_complete
+from headrace.jobs.run.status import was_history_loaded
 from headrace.orchestration.alerts import GAVE_UP_TAG
 from headrace.orchestration.pipelines import PIPELINE_TAG, STREAM_TAG, Pipeline
 from headrace.orchestration.state import describe_blocked_epoch, read_pipeline_state
@@ -54,7 +54,7 @@ def build_supervisor(
         record = _find_newest_run(context.instance, job.name)
         decision = decide_action(
             state,
-            complete=not pipeline.has_history or history_complete(pipeline.file, state),
+            complete=not pipeline.has_history or was_history_loaded(pipeline.file, state),
             last=_to_last_run(record) if record else None,
             memory=SupervisorMemory.load(context.cursor),
             now=time.time(),

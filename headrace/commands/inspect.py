@@ -19,7 +19,7 @@ from headrace.pipeline.file.loader import load_pipeline
 from headrace.pipeline.model.checks import BUILT_IN_CHECKS
 from headrace.pipeline.model.error_outputs import error_sinks, rejected_rows
 from headrace.pipeline.protocol.epochs import Json, largest_row_count
-from headrace.pipeline.protocol.ledger.model import EpochRow, PipelineState
+from headrace.pipeline.protocol.ledger.model import EpochRow, PipelineState, RefreshRequest
 
 _FAILURES_SHOWN = 20
 ErrorSinks = Mapping[str, Mapping[str, str]]
@@ -32,6 +32,7 @@ def status(path: Path | None, *, as_json: bool, epochs: int) -> None:
     try:
         name = load_pipeline(path).name if path else None
         lanes = [lane for lane in ledger.lanes() if name in (None, lane.name)]
+        refreshes = {lane.name: ledger.pending_refreshes(lane.name, lane.lane) for lane in lanes}
         last = {
             lane.name: list(ledger.epochs(lane.name, lane.lane, first=max(1, lane.committed - epochs + 1)))
             for lane in lanes
@@ -45,7 +46,7 @@ def status(path: Path | None, *, as_json: bool, epochs: int) -> None:
     finally:
         ledger.close()
     if as_json:
-        print_json([_pipeline_json(lane, last[lane.name], errors) for lane in lanes])
+        print_json([_pipeline_json(lane, last[lane.name], errors, refreshes[lane.name]) for lane in lanes])
         return
     console = stdout_console()
     if not lanes:
@@ -55,7 +56,7 @@ def status(path: Path | None, *, as_json: bool, epochs: int) -> None:
             else "Nothing has been started yet: the ledger is empty."
         )
     for lane in lanes:
-        _show_pipeline(console, lane, last[lane.name], errors)
+        _show_pipeline(console, lane, last[lane.name], errors, refreshes[lane.name])
 
 
 def _rejected(row: EpochRow, errors: ErrorSinks) -> int | None:
@@ -65,7 +66,9 @@ def _rejected(row: EpochRow, errors: ErrorSinks) -> int | None:
     return sum(rejected_rows(sinks, rows).values()) if sinks else None
 
 
-def _pipeline_json(lane: PipelineState, epochs: list[EpochRow], errors: ErrorSinks) -> Json:
+def _pipeline_json(
+    lane: PipelineState, epochs: list[EpochRow], errors: ErrorSinks, refreshes: list[RefreshRequest]
+) -> Json:
     return {
         "name": lane.name,
         "pipeline": lane.pipeline,
@@ -77,6 +80,7 @@ def _pipeline_json(lane: PipelineState, epochs: list[EpochRow], errors: ErrorSin
         "holder": lane.holder,
         "progress": lane.progress,
         "request": asdict(lane.request) if lane.request else None,
+        "refreshes": [asdict(request) for request in refreshes],
         "sinks": {
             name: {"state": sink.state, "since_epoch": sink.epoch} for name, sink in lane.sinks.items()
         },
@@ -97,13 +101,22 @@ def _pipeline_json(lane: PipelineState, epochs: list[EpochRow], errors: ErrorSin
     }
 
 
-def _show_pipeline(console: Console, lane: PipelineState, epochs: list[EpochRow], errors: ErrorSinks) -> None:
+def _show_pipeline(
+    console: Console,
+    lane: PipelineState,
+    epochs: list[EpochRow],
+    errors: ErrorSinks,
+    refreshes: list[RefreshRequest],
+) -> None:
     owner = f"run by {_format_owner(lane.holder)}" if lane.holder else "not running"
     console.print(f"{lane.name} ({lane.pipeline}): epoch {lane.committed} committed, {owner}")
     if lane.request and lane.request.is_pause:
         console.print(f"  paused {lane.request}", markup=False, soft_wrap=True)
     elif lane.request and lane.request.generation == lane.generation:
         console.print(f"  stop requested {lane.request}", markup=False, soft_wrap=True)
+    for request in refreshes:
+        progress = "has begun" if request.first_epoch else f"waits for {'the' if lane.holder else 'a'} run"
+        console.print(f"  refresh of {request}: {progress}", markup=False, soft_wrap=True)
     if lane.open_plan:
         console.print(f"  epoch {lane.open_plan.number} is open: the next run finishes it as planned")
     progress = ", ".join(

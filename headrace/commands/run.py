@@ -81,32 +81,41 @@ def _run_file(path: Path, options: RunOptions) -> None:
         _check_partitions(file, options.partitions)
     settings = _prepare_console([file])
     from headrace.commands.engine_start import start_engine_on_commit
+    from headrace.commands.refresh import run_or_queue
     from headrace.jobs.run import runner  # imports Spark, which takes a second
 
     with (
         progress_screen(stderr_console(), file.name) as listener,
         GracefulShutdown(listener.on_stop_signal) as stopper,
     ):
-        try:
-            result = stopper.run(
-                lambda: runner.run(
-                    file,
-                    settings,
-                    until=until,
-                    partitions=options.partitions or None,
-                    refresh=options.refresh,
-                    listener=start_engine_on_commit(settings, [file], listener),
-                    stop=stopper.event,
-                    launched_by="cli",
-                )
+
+        def run_here(refresh: bool) -> RunResult:
+            return runner.run(
+                file,
+                settings,
+                until=until,
+                partitions=options.partitions or None,
+                refresh=refresh,
+                listener=start_engine_on_commit(settings, [file], listener),
+                stop=stopper.event,
+                launched_by="cli",
             )
+
+        def work() -> RunResult | None:
+            if not options.refresh:
+                return run_here(False)
+            return run_or_queue(file, settings, options.partitions, run_here, stopper.event)
+
+        try:
+            result = stopper.run(work)
         except Exception as error:
             if not stopper.event.is_set():
                 raise
             log.warning("event=epoch_abandoned_at_stop error=%s", type(error).__name__)
             listener.on_epoch_abandoned()
             return
-    show_result(result)
+    if result is not None:
+        show_result(result)
 
 
 def _run_group(paths: Sequence[Path], options: RunOptions) -> None:

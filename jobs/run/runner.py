@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from headrace.jobs.planning.refresh import check_readable_keys, find_refresh_obstacle
+from headrace.jobs.planning.refresh import find_refresh_obstacle
 from headrace.jobs.run.events import LagMeasured, Listener, RunResult, Until
+from headrace.jobs.run.history import HistoryLoad, select_partitions
 from headrace.jobs.run.pipeline_run import PipelineRun
-from headrace.jobs.run.snapshots import drop_unused_snapshots, renew_snapshots
+from headrace.jobs.run.refresh_queue import RefreshQueue
 from headrace.jobs.run.stalls import StallWatch
-from headrace.jobs.sources.backfill import BackfillPlanner, SplitCache
-from headrace.jobs.sources.changed_keys import check_messages_since_handoff
 from headrace.jobs.sources.side_outputs import check_side_outputs
 from headrace.jobs.sources.stream import StreamPlanner
 from headrace.jobs.transforms.http.endpoint import find_endpoint_errors
 from headrace.pipeline.config.settings import Settings
-from headrace.pipeline.errors import PipelineFileError, PipelineStateError, UserError
+from headrace.pipeline.errors import PipelineFileError
 from headrace.pipeline.file.loader import PipelineFile
-from headrace.pipeline.model import graph
 from headrace.pipeline.protocol import positions
-from headrace.pipeline.protocol.epochs import Json, Phase, Position
-from headrace.pipeline.protocol.partitions import WHOLE, describe_keys, is_history_open
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -49,7 +45,7 @@ def run(
     run_id: str = "",
     spark: SparkSession | None = None,
 ) -> RunResult:
-    """Run a pipeline from the position in its ledger.
+    """Run a pipeline from the position in its ledger, and execute the requests for a refresh in it.
 
     Args:
         file: the pipeline.
@@ -77,7 +73,7 @@ def run(
         BlockedError: an epoch failed too often in the same way.
         HeadraceError: any other failure. Rows are safe, and the next run resumes here.
     """
-    wanted = _select_partitions(file, partitions)
+    wanted = select_partitions(file, partitions)
     if problems := find_endpoint_errors(file, settings):
         raise PipelineFileError(problems)
     if refresh and (obstacle := find_refresh_obstacle(file)):
@@ -98,110 +94,27 @@ def run(
         # Rows are met before any epoch is planned too: some sources count or look through theirs to divide
         # them.
         with pipeline_run.session.translate_errors():
+            queue = RefreshQueue(pipeline_run)
             pipeline_run.finish_open()
-            _history(pipeline_run, wanted, refresh=refresh)
+            HistoryLoad(pipeline_run, wanted, refresh=refresh).run()
+            queue.execute()
             caught_up = False
             if (
                 until is not Until.HISTORY
                 and not pipeline_run.stopping
                 and positions.history_complete(file.model, pipeline_run.coordinator.position)
             ):
-                caught_up = _stream(pipeline_run, until)
+                caught_up = _stream(pipeline_run, until, queue.execute)
         return pipeline_run.result(caught_up=caught_up)
 
 
-def _select_partitions(file: PipelineFile, windows: Sequence[str] | None) -> list[str]:
-    every = positions.windows_of(file.model)
-    if windows is None:
-        return every
-    if unknown := [key for key in windows if key not in every]:
-        shown = describe_keys(every) if every != [WHOLE] else "none: the file has no `partitions`"
-        later = (
-            "are added when they have passed"
-            if is_history_open(file.model.partitions)
-            else "belong to the stream"
-        )
-        msg = f"`{unknown[0]}` is not a partition of this pipeline's history"
-        raise UserError(msg, hint=f"Partitions: {shown}. Later ones {later}.", place=file.place("partitions"))
-    return [key for key in every if key in windows]
+def _stream(
+    pipeline_run: PipelineRun, until: Until, execute_requests: Callable[[], bool] = lambda: False
+) -> bool:
+    """Stream until stopped or caught up. Return whether the stream was caught up at the end.
 
-
-def _history(pipeline_run: PipelineRun, windows: Sequence[str], *, refresh: bool) -> None:
-    coordinator, model = pipeline_run.coordinator, pipeline_run.file.model
-
-    def note(page: Json) -> None:
-        coordinator.ledger.event(coordinator.lease, "splits", page)
-
-    known = [
-        event["data"]
-        for event in coordinator.ledger.events(model.name, coordinator.lease.lane)
-        if event["kind"] == "splits"
-    ]
-    sources = pipeline_run.assembly.sources
-    history = BackfillPlanner(
-        model, sources, SplitCache(known, note), model.epoch.history_rows, model.epoch.max_bytes
-    )
-    partly_read = positions.partly_read(coordinator.position)
-    refreshed = positions.refreshable(model, coordinator.position, windows) if refresh else []
-    _check_order(pipeline_run.file, coordinator.position, windows, refreshed)
-    if refreshed or any(
-        positions.needs_snapshot(model, coordinator.position[name], windows)
-        for name, source in sources.items()
-        if source.bounded
-    ):
-        if refreshed:
-            check_readable_keys(coordinator.sinks.values())
-            for name, source in sources.items():
-                check_messages_since_handoff(source, coordinator.position[name])
-        _load(pipeline_run, history, partly_read)
-        if not pipeline_run.stopping:
-            pipeline_run.run_epoch(renew_snapshots(pipeline_run.assembly, coordinator, refreshed))
-    done = positions.completed_partitions(model, coordinator.position)
-    if left := [key for key in windows if key not in done]:
-        pipeline_run.reporter.enter(Phase.HISTORY, {"windows": len(left)})
-    _load(pipeline_run, history, windows)
-    if (refreshed or is_history_open(model.partitions)) and not coordinator.has_open_epoch:
-        drop_unused_snapshots(pipeline_run.assembly, coordinator, pipeline_run.reporter)
-
-
-def _load(pipeline_run: PipelineRun, history: BackfillPlanner, windows: Sequence[str]) -> None:
-    """Run the epochs of these partitions, until they are complete or the run must stop."""
-    while not pipeline_run.stopping:
-        spark, position = pipeline_run.assembly.planner.spark, pipeline_run.coordinator.position
-        step = history.next(spark, position, windows)
-        if step is None:
-            return
-        pipeline_run.run_epoch(step)
-
-
-def _check_order(
-    file: PipelineFile, position: Position, windows: Sequence[str], refreshed: Sequence[str]
-) -> None:
-    """Raise PipelineStateError for a partition before one that is loaded, at sinks where the last row stays.
-
-    A key with rows in both would keep the row of the earlier partition. `refreshed` are partitions
-    that are read again.
+    `execute_requests` is called between two epochs. It returns whether it has written epochs.
     """
-    sinks = graph.partition_ordered_sinks(file.model)
-    done = [key for key in positions.completed_partitions(file.model, position) if key not in refreshed]
-    begun = max([*done, *positions.partly_read(position)], default="")
-    late = [key for key in windows if key < begun and key not in done]
-    if not sinks or not late or late[0] in positions.partly_read(position):
-        return
-    msg = (
-        f"partition {late[0]} cannot be loaded after {begun}: at sink {', '.join(sinks)} the last row of a"
-        " key stays, and a key with rows in both partitions would keep the older row"
-    )
-    hint = (
-        "If all history rows of a key are in one partition, set `any_order: true` in `partitions`. Or set"
-        " `version_column` at the sinks. Or start over and load the partitions in order:"
-        f" headrace reset {file.path}."
-    )
-    raise PipelineStateError(msg, hint=hint, place=file.place("partitions"))
-
-
-def _stream(pipeline_run: PipelineRun, until: Until) -> bool:
-    """Stream until stopped or caught up. Return whether the stream was caught up at the end."""
     model, coordinator = pipeline_run.file.model, pipeline_run.coordinator
     stream = StreamPlanner(pipeline_run.assembly.sources, model.epoch.stream_rows, model.epoch.max_bytes)
     if not stream:
@@ -212,6 +125,11 @@ def _stream(pipeline_run: PipelineRun, until: Until) -> bool:
     stalls = StallWatch(pipeline_run.assembly.sources, pipeline_run.reporter.publish)
     while not pipeline_run.stopping:
         begun = stream.begin(coordinator.position) if pipeline_run.reporter.epochs else begun
+        if execute_requests():
+            if pipeline_run.stopping:
+                break
+            begun = stream.begin(coordinator.position)
+            pipeline_run.reporter.report_stream_start(begun)
         step = stream.next(begun)
         if step is None:
             backlog = stream.backlog(begun)

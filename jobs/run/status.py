@@ -15,6 +15,14 @@ def history_complete(file: PipelineFile, state: PipelineState | None) -> bool:
     )
 
 
+def was_history_loaded(file: PipelineFile, state: PipelineState | None) -> bool:
+    """Return whether every sink has received all history. A refresh that has not ended changes nothing."""
+    keys = positions.windows_of(file.model)
+    return bool(state and state.position) and len(keys) == len(
+        positions.refreshable(file.model, state.position if state else {}, keys)
+    )
+
+
 def completed_partitions(file: PipelineFile, state: PipelineState | None) -> list[str]:
     """Return the keys of the completed partitions, in order."""
     return positions.completed_partitions(file.model, state.position) if state and state.position else []

@@ -5,7 +5,7 @@
 POINT is a key of POINTS, or `none`. ACTION: `driver` kills this process, `group` its whole process group,
 `jvm` Spark's JVM, `stop` stops this process until somebody continues it. Everything is a real signal; nothing
 below this file is a fake. HEADRACE_TEST_TODAY is the day that the run takes for today,
-HEADRACE_TEST_REDIS_ROWS the rows of one script of a redis sink.
+HEADRACE_TEST_REDIS_ROWS the rows of one script of a redis sink, HEADRACE_TEST_UNTIL when the run ends.
 """
 
 from __future__ import annotations
@@ -86,6 +86,8 @@ POINTS: dict[str, tuple[type, str, str]] = {
     "entries-written": (RedisState, "write", "after"),
     "split-loaded": (SplitTask, "_load_split", "after"),
     "outside-filled": (PostgresTableBackend, "fill", "after"),
+    "refresh-begun": (Ledger, "begin_refresh", "after"),
+    "refresh-ending": (Ledger, "end_refresh", "before"),
 }
 """Class, method, and whether it happens before or after the method."""
 DURING: dict[str, tuple[type, str]] = {
@@ -206,7 +208,7 @@ def main() -> int:
         result = run(
             load_pipeline(path),
             load_settings(),
-            until=Until.CAUGHT_UP,
+            until=Until(os.environ.get("HEADRACE_TEST_UNTIL", Until.CAUGHT_UP)),
             partitions=again.split(",") if again else None,
             refresh=bool(again),
             launched_by="fault test",

@@ -25,6 +25,7 @@ from headrace.jobs.run import runner as run_module
 from headrace.jobs.run.epoch_writer import EpochWriter
 from headrace.jobs.run.events import Until
 from headrace.jobs.run.file_check import check_file
+from headrace.jobs.run.history import HistoryLoad
 from headrace.jobs.sources.handoff import Handoff
 from headrace.jobs.sources.pipeline_source import PipelineSource
 from headrace.jobs.sources.snapshots import drop_stale_snapshots, keep_opening, open_sources, snapshot_owner
@@ -592,7 +593,8 @@ class ModelRun:
         self._open()
         if self.coordinator.has_open_epoch:
             self._finish_epoch()
-        run_module._history(self, positions.windows_of(self.file.model), refresh=False)  # pyright: ignore[reportArgumentType]
+        windows = positions.windows_of(self.file.model)
+        HistoryLoad(self, windows, refresh=False).run()  # pyright: ignore[reportArgumentType]
         caught_up = False
         if not self.stopping and positions.history_complete(self.file.model, self.coordinator.position):
             caught_up = run_module._stream(self, Until.CAUGHT_UP)  # pyright: ignore[reportArgumentType]

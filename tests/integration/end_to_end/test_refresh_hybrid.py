@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from datetime import date, timedelta
+from datetime import date
 from typing import Any
 
-import clickhouse_connect
 import pytest
 from helpers.depth import FULL
 from helpers.pipeline_world import World, filled_world
+from helpers.revised_history import JANUARY, allow_any_order, ask, revise, untouched_keys
 from pyspark.sql import SparkSession
 
 from headrace.jobs.checks.audit import ContentAuditOptions, audit
@@ -18,9 +18,7 @@ from headrace.jobs.run.runner import run
 from headrace.pipeline.file.loader import load_pipeline
 from headrace.services import Services
 
-NEW, STREAM_NEW = 9_000, 9_001
-JANUARY = "2024-01-01"
-ANY_ORDER = "history_end: 2024-03-01, any_order: true"
+STREAM_NEW = 9_001
 pytestmark = pytest.mark.sampled
 
 
@@ -33,14 +31,7 @@ def world(services: Services, pg: str, ch_db: str, tmp_path) -> Iterator[World]:
     with filled_world(services, tmp_path, ch_db, pg) as found:
         if not FULL:
             found.write_file_without_spark()
-        text = found.file.read_text()
-        for old, new in {
-            "history_end: 2024-03-01": ANY_ORDER,
-            "stream_rows: 250": "stream_rows: 2000",
-        }.items():
-            assert old in text
-            text = text.replace(old, new)
-        found.file.write_text(text)
+        allow_any_order(found)
         yield found
 
 
@@ -51,46 +42,6 @@ def go(world: World, spark: SparkSession) -> Callable[..., RunResult]:
         return run(file, world.settings(), until=until, partitions=days or None, spark=spark, **more)
 
     return call
-
-
-def ask(world: World, *statements: str) -> None:
-    arguments = world.services.clickhouse.client_arguments(database=world.database)
-    with clickhouse_connect.get_client(**arguments) as client:
-        for statement in statements:
-            client.command(statement, settings={"mutations_sync": 1})
-
-
-def revise(world: World, untouched: list[int]) -> None:
-    """Change history: rows that the stream left alone, which the sinks must get, and rows that it changed.
-
-    `untouched` are keys of January that no message has.
-    """
-    changed, removed = untouched[:20], untouched[20:40]
-    january = {key for key in range(3_000) if key % 60 < 31}
-    live = sorted(january - set(untouched))[:40]
-    ask(
-        world,
-        f"ALTER TABLE history UPDATE name = 'fixed', amount = 77 WHERE id IN {(*changed, *live[:20])}",
-        f"ALTER TABLE history DELETE WHERE id IN {(*removed, *live[20:])}",
-        f"INSERT INTO history (id, day, name, amount) VALUES ({NEW}, '2024-01-05', 'late', 1)",
-    )
-    for key in changed:
-        world.expected[key] = (key, world.expected[key][1], "fixed", 77)
-    for key in removed:
-        del world.expected[key]
-    world.expected[NEW] = (NEW, date(2024, 1, 5), "late", 1)
-
-
-def untouched_keys(world: World) -> list[int]:
-    """Return the keys of January that are as history had them, and that the topic does not have."""
-    start = date(2024, 1, 1)
-    return [
-        key
-        for key, row in world.expected.items()
-        if row == (key, start + timedelta(days=key % 60), f"n{key}", key * 3)
-        and key % 60 < 31
-        and key < 2_900
-    ]
 
 
 def check_sinks(world: World, spark: SparkSession) -> None:

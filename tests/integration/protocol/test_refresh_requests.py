@@ -88,6 +88,7 @@ def test_only_the_newest_results_are_kept_and_all_that_wait(open_ledger):
     one = open_ledger()
     lease = one.acquire("orders", "main", HOLDER, 30)
     waits = one.request_refresh("orders", ["2023-01-01"], by="ann@a")
+    number = waits.number
     for _ in range(KEPT_REFRESHES + 5):
         number = one.request_refresh("orders", [JANUARY], by="ann@a").number
         one.end_refresh(lease, number, number)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import subprocess
 import sys
@@ -11,66 +10,7 @@ from pathlib import Path
 
 import pytest
 from helpers.pipeline_world import World, leftovers, paused, until
-
-from headrace.pipeline.protocol.ledger import PipelineState, open_sqlite
-
-
-class Commands:
-    """Commands for the pipeline of a world."""
-
-    def __init__(self, world: World) -> None:
-        self.world = world
-
-    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "headrace", *arguments],
-            env=self.world.env() | environment,
-            cwd=self.world.folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        self.world.processes.append(process)
-        return process
-
-    def run(self, *arguments: str) -> tuple[int, str, str]:
-        process = self.start(*arguments)
-        out, err = process.communicate(timeout=300)
-        assert "Traceback" not in out + err
-        return process.returncode, out, err
-
-    def start_run(self, *, idle: bool = False, **environment: str) -> subprocess.Popen[str]:
-        """A run, once it has committed an epoch of its own, or is `idle`: then it hardly writes the ledger."""
-        process = self.start("run", str(self.world.file), **environment)
-
-        def has_begun() -> bool:
-            assert process.poll() is None, process.communicate()
-            state = self.state()
-            if state is None or state.holder is None or state.holder["pid"] != process.pid:
-                return False
-            return state.progress.get("backlog") == 0 if idle else "epoch" in state.progress
-
-        until(has_begun, "the run", seconds=300)
-        return process
-
-    def state(self) -> PipelineState | None:
-        if not self.world.ledger.exists():
-            return None
-        ledger = open_sqlite(self.world.ledger)
-        try:
-            return ledger.state(self.world.name)
-        finally:
-            ledger.close()
-
-    def epoch(self) -> int:
-        state = self.state()
-        assert state
-        return state.committed
-
-    def status(self) -> dict:
-        (status,) = json.loads(self.run("status", str(self.world.file), "--json")[1])
-        return status
+from helpers.world_commands import Commands
 
 
 @pytest.fixture

@@ -244,7 +244,7 @@ class TestSensor:
 
     @pytest.fixture
     def tick(self, written, monkeypatch):
-        monkeypatch.setattr("headrace.orchestration.sensors.history_complete", lambda *_: True)
+        monkeypatch.setattr("headrace.orchestration.sensors.was_history_loaded", lambda *_: True)
         defs = build_definitions([written(FLIGHTS)])
         sensor = (
             defs.resolve_sensor_def("flights_supervisor")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headrace.jobs.run import runner
+from headrace.jobs.run import history, runner
 from headrace.jobs.run.events import Until
 from headrace.jobs.run.pipeline_run import PipelineRun
 from headrace.jobs.sources.backfill import EpochRange
@@ -67,8 +67,9 @@ class Steps:
             has_open_epoch=False,
             position={},
             committed=0,
-            lease=SimpleNamespace(lane="main"),
-            ledger=SimpleNamespace(events=lambda *_: []),
+            lease=SimpleNamespace(name="shop", lane="main"),
+            ledger=SimpleNamespace(events=lambda *_: [], pending_refreshes=lambda *_: []),
+            heartbeat=SimpleNamespace(),
             plan=lambda *_, **__: plan,
             begin=lambda: Pending(plan, {}, ("pg",)),
             commit=lambda counts: counts,
@@ -91,7 +92,7 @@ def failed(monkeypatch: pytest.MonkeyPatch, phase: str, error: HeadraceError) ->
     monkeypatch.setattr(
         PipelineRun, "assembly", SimpleNamespace(sources={}, planner=SimpleNamespace(spark=None))
     )
-    monkeypatch.setattr(runner, "BackfillPlanner", steps.planner("backfill"))
+    monkeypatch.setattr(history, "BackfillPlanner", steps.planner("backfill"))
     monkeypatch.setattr(runner, "StreamPlanner", steps.planner("stream"))
     monkeypatch.setattr(runner.positions, "history_complete", lambda *_: True)
     monkeypatch.setattr(runner.positions, "completed_partitions", lambda *_: [""])
