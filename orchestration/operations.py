@@ -1,6 +1,7 @@
 """The job `<pipeline>_operate`: operations on a pipeline and its tables. First a dry run."""
 
 # No postponed annotations here: Dagster compares the annotation of `context` as an object, not as text.
+import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -87,7 +88,11 @@ def suggest_operations(pipeline: Pipeline, check: CheckResult) -> str:
 
 
 def _config_schema(pipeline: Pipeline) -> Mapping[str, Any]:
-    sink = dg.Field(dg.Enum(f"{pipeline.name}_sinks", [dg.EnumValue(name) for name in pipeline.sinks]))
+    # Dagster keeps the types of a process by their names: the sinks of an edited file need another name.
+    digest = hashlib.sha256("\n".join(pipeline.sinks).encode()).hexdigest()[:8]
+    sink = dg.Field(
+        dg.Enum(f"{pipeline.name}_sinks_{digest}", [dg.EnumValue(name) for name in pipeline.sinks])
+    )
     table = dg.Field(sink.config_type, is_required=False, description="Default: all with such a table.")
     targets = dg.Enum("reset_targets", [dg.EnumValue("empty"), dg.EnumValue("keep")])
     epoch = dg.Field(dg.Noneable(int), default_value=None, description="Default: the one after its last.")

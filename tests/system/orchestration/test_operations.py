@@ -113,6 +113,21 @@ def test_what_cannot_be_done_is_one_failure_with_the_reason(flights, operation, 
     assert said in text
 
 
+def test_the_sinks_are_those_of_the_present_file(written) -> None:
+    """A process that has loaded the pipeline before its file was edited accepts the new sinks only."""
+    for sink, other in (("lake", "pond"), ("pond", "lake")):
+        job = build_definitions([written(FLIGHTS.replace("lake:", f"{sink}:"))]).resolve_job_def(
+            "flights_operate"
+        )
+
+        def config(name: str) -> dict[str, Any]:
+            return {"ops": {"flights_operate_op": {"config": {"operation": {"rebuild": {"sink": name}}}}}}
+
+        dg.validate_run_config(job, config(sink))
+        with pytest.raises(dg.DagsterInvalidConfigError, match=f"got {other}"):
+            dg.validate_run_config(job, config(other))
+
+
 def test_a_pipeline_that_never_ran_says_so(written) -> None:
     success, text = operate(read_pipeline(written()), {"stop": {}})
     assert not success
