@@ -69,6 +69,8 @@ class RefreshQueue:
             return
         if refresh is None:
             HistoryLoad(self._run, windows, refresh=False).run()
+            if not self._coordinator.has_open_epoch:
+                drop_unused_snapshots(self._run.assembly, self._coordinator, self._run.reporter)
         elif not self._replace_snapshots(request, refresh):
             return
         self._end(request)
@@ -128,7 +130,6 @@ class RefreshQueue:
         done = positions.completed_partitions(self._run.file.model, coordinator.position)
         if coordinator.has_open_epoch or not set(request.partitions) <= set(done):
             return
-        drop_unused_snapshots(self._run.assembly, coordinator, self._run.reporter)
         with _postponed():
             coordinator.ledger.end_refresh(coordinator.lease, request.number, coordinator.committed)
             self._run.reporter.publish(RunMessage(f"refreshed {request}"))

@@ -57,6 +57,10 @@ sources:
     offset_table: {{}}
 """
 """The start of a pipeline file: ClickHouse, then Kafka."""
+MONTHS_AND_EPOCHS = """\
+partitions: {{column: day, every: month, start: 2024-01, end: 2024-04, history_end: 2024-03-01}}
+epoch: {{interval: 0s, stream_rows: 250, history_rows: 1000}}
+"""
 PIPELINE = (
     HYBRID_SOURCE
     + """\
@@ -65,16 +69,15 @@ transforms:
 sinks:
   pg: {{type: postgres, from: shaped, table: target, max_driver_rows: {max_driver_rows}}}
   lake: {{type: delta, from: shaped, path: {lake}}}
-partitions: {{column: day, every: month, start: 2024-01, end: 2024-04, history_end: 2024-03-01}}
-epoch: {{interval: 0s, stream_rows: 250, history_rows: 1000}}
 """
+    + MONTHS_AND_EPOCHS
 )
 PIPELINE_WITHOUT_SPARK = (
     HYBRID_SOURCE
-    + """sinks: {{pg: {{type: postgres, from: src, table: target}}}}
-partitions: {{column: day, every: month, start: 2024-01, end: 2024-04, history_end: 2024-03-01}}
-epoch: {{interval: 0s, stream_rows: 250, history_rows: 1000}}
+    + """\
+sinks: {{pg: {{type: postgres, from: src, table: target}}}}
 """
+    + MONTHS_AND_EPOCHS
 )
 """The rows of the source in Postgres alone: a run starts no JVM, and takes a quarter of the time."""
 

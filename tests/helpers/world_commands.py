@@ -23,6 +23,7 @@ class Commands:
             [sys.executable, "-m", "headrace", *arguments],
             env=self.world.env() | environment,
             cwd=self.world.folder,
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -15,9 +15,9 @@ from headrace.pipeline.protocol.ledger.store import Tx
 
 KEPT_REFRESHES = 100
 """The number of requests of a pipeline that stay in the ledger after their end."""
-_COLUMNS = (
-    "number, partitions, requested_at, requested_by, state, first_epoch, last_epoch, message, hint from"
-    " headrace_ledger_refresh where name = :name and lane = :lane"
+_SELECT = (
+    "select number, partitions, requested_at, requested_by, state, first_epoch, last_epoch, message, hint"
+    " from headrace_ledger_refresh where name = :name and lane = :lane"
 )
 
 
@@ -40,7 +40,7 @@ class RefreshRequests(Leases):
                 msg = f"pipeline `{name}` never ran with this ledger"
                 raise PipelineStateError(msg, hint="Start it: headrace run FILE.")
             equal = tx.one(
-                f"select {_COLUMNS} and state = :state and first_epoch is null and partitions = :keys",
+                f"{_SELECT} and state = :state and first_epoch is null and partitions = :keys",
                 state=str(RefreshState.REQUESTED),
                 keys=keys,
                 **ids,
@@ -51,7 +51,7 @@ class RefreshRequests(Leases):
         """Return the requests that wait for their execution or are executed, oldest first."""
         with self._store.read() as tx:
             rows = tx.all(
-                f"select {_COLUMNS} and state = :state order by number",
+                f"{_SELECT} and state = :state order by number",
                 name=name,
                 lane=lane,
                 state=str(RefreshState.REQUESTED),
@@ -61,7 +61,7 @@ class RefreshRequests(Leases):
     def refresh_request(self, name: str, number: int, lane: str = "main") -> RefreshRequest | None:
         """Return a request with its result. None if later requests have replaced it."""
         with self._store.read() as tx:
-            row = tx.one(f"select {_COLUMNS} and number = :number", name=name, lane=lane, number=number)
+            row = tx.one(f"{_SELECT} and number = :number", name=name, lane=lane, number=number)
         return _load_refresh(row) if row else None
 
     def read_requests(self, name: str, lane: str = "main") -> tuple[StopRequest | None, bool]:
@@ -152,7 +152,7 @@ class RefreshRequests(Leases):
             last=number - KEPT_REFRESHES,
             state=str(RefreshState.REQUESTED),
         )
-        row = tx.one(f"select {_COLUMNS} and number = :number", name=name, lane=lane, number=number)
+        row = tx.one(f"{_SELECT} and number = :number", name=name, lane=lane, number=number)
         return _load_refresh(row or missing_row())
 
 

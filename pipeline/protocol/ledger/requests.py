@@ -53,11 +53,6 @@ class StopRequests(LedgerReader):
             )
         return former
 
-    def stop_request(self, name: str, lane: str = "main") -> StopRequest | None:
-        """Return the newest request, None if there is none. One query by primary key."""
-        with self._store.read() as tx:
-            return self._read_request(tx, name, lane)
-
     def lease_status(self, name: str, generation: int, lane: str = "main") -> LeaseStatus:
         """Return the status of the lease that a generation of the pipeline acquired."""
         with self._store.read() as tx:

@@ -93,7 +93,7 @@ def test_history_alone_and_the_stream_after_it(world: World, spark: SparkSession
     """
     world.write_file_without_spark()
     world.enlarge_epochs()
-    world.produce([("d", (5, date(2024, 1, 6), "gone", 0), 1)])
+    world.produce([("d", (5, date(2024, 1, 6), "deleted", 0), 1)])
     world.expected.pop(5, None)
     file, settings = load_pipeline(world.file), world.settings()
     assert run(file, settings, until=Until.HISTORY, spark=spark).history_complete

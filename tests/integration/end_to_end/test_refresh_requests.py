@@ -32,7 +32,7 @@ def test_a_stream_that_dies_in_a_refresh(
     nth: int,
     snapshots: int,
 ) -> None:
-    """The process that asked for the refresh is gone. Rows that history gets after its snapshot stay out.
+    """The process that requested the refresh has ended. Rows that history gets after its snapshot stay out.
 
     The first epoch of the stream is one message, the second refers to the snapshot, the third has January.
     `snapshots` is 2 if no epoch referred to the first one.

@@ -20,7 +20,7 @@ def test_a_stop_is_for_the_present_run_alone_and_stays_the_first(open_ledger):
     lease = one.acquire("orders", "main", HOLDER, 30)
     first = two.request_stop("orders", StopAction.STOP, by="ann@a", reason="maintenance")
     again = two.request_stop("orders", StopAction.STOP, by="bob@b", reason="me too")
-    assert first == again == one.stop_request("orders") == one.state("orders").request
+    assert first == again == one.read_requests("orders")[0] == one.state("orders").request
     assert (first.generation, first.by, first.reason) == (lease.generation, "ann@a", "maintenance")
     assert two.lease_status("orders", lease.generation) is LeaseStatus.ACTIVE
     one.release(lease)
@@ -37,7 +37,7 @@ def test_a_stop_without_a_run_stores_nothing(open_ledger):
     assert one.state("orders") is None
     one.release(one.acquire("orders", "main", HOLDER, 30))
     assert one.request_stop("orders", StopAction.STOP, by="ann@a") is None
-    assert one.stop_request("orders") is None
+    assert one.read_requests("orders")[0] is None
 
 
 def test_an_owner_whose_lease_expired_may_only_be_suspended_and_is_asked(open_ledger):
@@ -76,7 +76,7 @@ def test_a_resume_does_not_cancel_a_stop(open_ledger):
     one.acquire("orders", "main", HOLDER, 30)
     one.request_stop("orders", StopAction.STOP, by="ann@a")
     assert one.end_pause("orders") is None
-    assert one.stop_request("orders") is not None
+    assert one.read_requests("orders")[0] is not None
 
 
 @pytest.mark.parametrize("action", list(StopAction))

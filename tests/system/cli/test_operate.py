@@ -2,45 +2,22 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import psycopg
 from helpers.cli_commands import run_commands
 from helpers.pipeline_world import World, until
+from helpers.world_commands import Commands
 from pyspark.sql import SparkSession
 
-from headrace.pipeline.protocol.ledger import PipelineState, open_sqlite
-
-
-def start(world: World, *arguments: str) -> subprocess.Popen[str]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "headrace", *arguments],
-        env=world.env(),
-        cwd=world.folder,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    world.processes.append(process)
-    return process
+from headrace.pipeline.protocol.ledger import PipelineState
 
 
 def execute(world: World, *arguments: str) -> tuple[int, str]:
-    process = start(world, *arguments)
-    text, _ = process.communicate(timeout=300)
-    assert "Traceback" not in text
-    return process.returncode, text
+    code, out, errors = Commands(world).run(*arguments)
+    return code, out + errors
 
 
 def state(world: World) -> PipelineState:
-    ledger = open_sqlite(world.ledger)
-    try:
-        found = ledger.state(world.name)
-    finally:
-        ledger.close()
+    found = Commands(world).state()
     assert found
     return found
 
@@ -102,7 +79,7 @@ def test_operations_rebuild_a_sink_after_a_kill(world: World) -> None:
     world.write_file_without_spark()
     assert world.run()["caught_up"]
     remove_row(world)
-    process = start(world, "rebuild", file, "--sink", "pg", "--yes")
+    process = Commands(world).start("rebuild", file, "--sink", "pg", "--yes")
 
     def has_begun() -> bool:
         assert process.poll() is None, process.communicate()

@@ -50,7 +50,7 @@ def wait_for_rows(world: World, process: subprocess.Popen[str]) -> None:
     until(is_written, "the rows", seconds=120)
 
 
-def test_a_running_stream_refreshes_partitions_that_another_process_asks_for(
+def test_a_running_stream_refreshes_partitions_that_another_process_requests(
     commands: Commands, world: World
 ) -> None:
     process = start_stream(commands)
