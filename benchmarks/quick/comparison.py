@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROUNDS = 3
+MEASUREMENTS = 3
+"""How often a ratio is measured before it is recorded, and at most before it counts as dropped."""
 ALLOWED_DROP = 0.15
 
 
@@ -42,18 +44,19 @@ def measure_ratio(step: RatioStep, rounds: int = ROUNDS) -> float:
 def compare_ratios(
     steps: Iterable[RatioStep], recorded: Mapping[str, float], rounds: int = ROUNDS
 ) -> list[str]:
-    """Print each step's ratio, and return a message for each that dropped. A dropped one is measured twice."""
+    """Print each step's ratio, and return a message for each that dropped in every measurement."""
     failures: list[str] = []
     for step in steps:
         if (old := recorded.get(step.name)) is None:
             failures.append(f"{step.name}: no recorded ratio. Record it: python -m benchmarks.quick --record")
             continue
         least = old * (1 - ALLOWED_DROP)
-        ratio = measure_ratio(step, rounds)
-        print_ratio(step, ratio, f"recorded {old:.2f}")
-        if ratio < least:
+        ratio = 0.0
+        for _ in range(MEASUREMENTS):
             ratio = measure_ratio(step, rounds)
-            print_ratio(step, ratio, f"recorded {old:.2f}, measured again")
+            print_ratio(step, ratio, f"recorded {old:.2f}")
+            if ratio >= least:
+                break
         if ratio < least:
             failures.append(
                 f"{step.name}: {step.what} dropped from {old:.2f} to {ratio:.2f} of the bare way,"
@@ -64,10 +67,13 @@ def compare_ratios(
 
 
 def record_ratios(steps: Iterable[RatioStep], path: Path, rounds: int = ROUNDS) -> None:
-    """Measure every step and write its ratio to the file. Ratios of other steps stay."""
+    """Write the least ratio of several measurements of every step. Ratios of other steps stay.
+
+    The same code differs by a quarter from one measurement to the next on a machine that others share.
+    """
     recorded = read_recorded(path) if path.exists() else {}
     for step in steps:
-        recorded[step.name] = round(measure_ratio(step, rounds), 3)
+        recorded[step.name] = round(min(measure_ratio(step, rounds) for _ in range(MEASUREMENTS)), 3)
         print_ratio(step, recorded[step.name], "recorded now")
     path.write_text(json.dumps(recorded, indent=2, sort_keys=True) + "\n")
 

@@ -23,7 +23,7 @@ LARGE_EPOCH, LARGE_EPOCHS = 50_000, 3
 SMALL_EPOCH, SMALL_EPOCHS = 1_000, 25
 WARMING = 5
 """Small epochs of a run that do not count."""
-DECODED, DECODES = 20_000, 9
+DECODED, DECODES = 20_000, 25
 
 
 def create_steps(runner: BenchmarkRunner) -> list[RatioStep]:
