@@ -199,15 +199,14 @@ def _keep_complete_partitions(
 def _is_refresh(
     context: dg.AssetExecutionContext, pipeline: Pipeline, partitions: Sequence[str] | None
 ) -> bool:
-    """Return whether the run reads complete partitions again. A retry continues what the run has begun.
+    """Return whether the run reads complete partitions again.
 
     A run without partitions continues a stream, so it does not read history again.
     """
     from headrace.jobs.planning.refresh import find_refresh_obstacle
 
     return (
-        context.op_execution_context.retry_number == 0
-        and context.run.tags.get(REFRESH_TAG) != "false"
+        context.run.tags.get(REFRESH_TAG) != "false"
         and not (pipeline.has_stream and not partitions)
         and find_refresh_obstacle(pipeline.file) is None
     )
@@ -224,7 +223,7 @@ def _is_new_to_dagster(
     That is what it wrote, and what another program wrote before. A backfill counts partitions without a
     materialization as failed, so it gets one in any case.
     """
-    if result.epochs or BACKFILL_TAG in context.run.tags:
+    if any(counts.rows for counts in result.counts.values()) or BACKFILL_TAG in context.run.tags:
         return True
     return not all(
         set(partitions) <= set(context.instance.get_materialized_partitions(physical.key))

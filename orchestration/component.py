@@ -88,7 +88,8 @@ class PipelineComponent(dg.Component, dg.Model, dg.Resolvable):
     pool: Annotated[
         str | None,
         Field(
-            description="The pool of all runs, one at a time. By default each pipeline has a pool of its own."
+            description="The pool of all runs, one at a time. By default each pipeline has a pool for its"
+            " assets and one for its stream."
         ),
     ] = None
     run_tags: Annotated[

@@ -23,6 +23,7 @@ from dagster import DagsterExecutionInterruptedError
 
 from headrace.connectors.lazy_session import LazySession
 from headrace.jobs.run.events import CheckResult, Event, RunMessage, RunResult, Until
+from headrace.orchestration.partition_load import load_partitions
 from headrace.orchestration.pipelines import Pipeline
 from headrace.orchestration.turns import wait_for_turn
 from headrace.pipeline.errors import HeadraceError, LeaseHeldError, PausedError, error_code
@@ -59,10 +60,11 @@ def run_pipeline(
 ) -> RunResult:
     """Run the pipeline to its end. Deliver its events in order in the calling thread.
 
-    If another run of the pipeline is active, or the pipeline is paused, wait, without a Spark session.
-    `on_tick` and `is_canceled` are called at least every second. A termination of the Dagster run, by an
-    interrupt or by `is_canceled`, stops the pipeline after the current epoch, and is raised when the pipeline
-    has ended. Errors are raised as `to_dagster_error` converts them.
+    If another run of the pipeline is active, or the pipeline is paused, wait, without a Spark session. A
+    `refresh` is requested from the active run. `on_tick` and `is_canceled` are called at least every second.
+    A termination of the Dagster run, by an interrupt or by `is_canceled`, stops the pipeline after the
+    current epoch, and is raised when the pipeline has ended. Errors are raised as `to_dagster_error` converts
+    them.
     """
     from headrace.jobs.run.runner import (
         run,
@@ -75,7 +77,8 @@ def run_pipeline(
         settings = spark.settings(pipeline.settings())
         _log_to_stderr(settings.log_format)
         session = LazySession(lambda: spark.session(settings, pipeline.node_types))
-        while wait_for_turn(pipeline, stop, lambda reason: events.put(RunMessage(reason))):
+
+        def start(is_refresh: bool) -> RunResult | None:
             # Another run can take the lease between the wait and this one.
             with suppress(LeaseHeldError, PausedError), spark.translate_errors(settings):
                 return run(
@@ -83,7 +86,7 @@ def run_pipeline(
                     settings,
                     until=until,
                     partitions=partitions,
-                    refresh=refresh,
+                    refresh=is_refresh,
                     listener=events.put,
                     stop=stop,
                     max_run_time=max_run_time,
@@ -91,7 +94,29 @@ def run_pipeline(
                     run_id=run_id,
                     spark=cast("SparkSession", session),
                 )
-        raise DagsterExecutionInterruptedError
+            return None
+
+        def report(message: str) -> None:
+            events.put(RunMessage(message))
+
+        result: RunResult | None = None
+        if partitions or refresh:
+            result = load_partitions(
+                pipeline,
+                partitions or (),
+                start,
+                refresh=refresh,
+                by=f"Dagster run {run_id[:8]}",
+                is_last_attempt=retries >= RETRIES,
+                stop=stop,
+                report=report,
+            )
+        else:
+            while result is None and wait_for_turn(pipeline, stop, report):
+                result = start(False)
+        if result is None:
+            raise DagsterExecutionInterruptedError
+        return result
 
     future = _in_thread(work, f"lane-{pipeline.name}")
     future.add_done_callback(lambda _: events.put(None))  # wakes the loop below

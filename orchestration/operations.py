@@ -21,8 +21,8 @@ _TIMEOUT_SECONDS = 60.0
 def operations_job(pipeline: Pipeline) -> dg.JobDefinition:
     """Return the job. Its configuration names one operation. It changes nothing unless `dry_run` is false.
 
-    The job is in no pool, because it must run while a stream has the one of the pipeline. The lease lets no
-    operation write next to a run.
+    The job is in no pool, because it must run next to other runs of the pipeline. The lease lets no operation
+    write next to a run.
     """
 
     @dg.op(

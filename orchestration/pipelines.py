@@ -111,8 +111,16 @@ class Pipeline:
 
     @property
     def pool(self) -> str:
-        """The pool of all runs that write the pipeline. The instance lets one of them start at a time."""
+        """The pool of the runs that materialize the assets. The instance lets one of them start at a time.
+
+        It is not that of the stream: next to a running stream, such a run requests a refresh from it.
+        """
         return self.options.pool or f"headrace/{self.name}"
+
+    @property
+    def stream_pool(self) -> str:
+        """The pool of the runs of the stream."""
+        return self.options.pool or f"headrace/{self.name}/stream"
 
     @property
     def asset_config(self) -> AssetConfig:

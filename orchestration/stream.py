@@ -70,7 +70,7 @@ def stream_job(pipeline: Pipeline) -> dg.JobDefinition:
         out=dg.Out(dg.Nothing),
         required_resource_keys={SPARK},
         tags={PIPELINE_TAG: pipeline.name},
-        pool=pipeline.pool,
+        pool=pipeline.stream_pool,
     )
     def stream(context: dg.OpExecutionContext, config: StreamConfig) -> None:
         until, max_run_time = _run_limits(pipeline, config)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from headrace.orchestration.pipelines import Pipeline
 from headrace.orchestration.state import open_pipeline_ledger
 from headrace.pipeline.errors import TransientError
-from headrace.pipeline.protocol.ledger import LeaseStatus
+from headrace.pipeline.protocol.ledger import LeaseStatus, Ledger, PipelineState
 from headrace.pipeline.protocol.ledger.owner import format_owner
 
 _POLL_SECONDS = 2.0
@@ -23,7 +23,9 @@ def wait_for_turn(pipeline: Pipeline, stop: threading.Event, report: Callable[[s
     shown = ""
     while not stop.is_set():
         try:
-            reason = find_obstacle(pipeline)
+            with open_pipeline_ledger(pipeline) as ledger:
+                state = ledger.state(pipeline.file.name) if ledger else None
+                reason = find_obstacle(pipeline, ledger, state) if ledger else ""
         except TransientError:
             return True
         if not reason:
@@ -35,17 +37,17 @@ def wait_for_turn(pipeline: Pipeline, stop: threading.Event, report: Callable[[s
     return False
 
 
-def find_obstacle(pipeline: Pipeline) -> str:
+def find_obstacle(pipeline: Pipeline, ledger: Ledger, state: PipelineState | None) -> str:
     """Return why no run of the pipeline can start now. Empty if one can."""
-    name = pipeline.file.name
-    with open_pipeline_ledger(pipeline) as ledger:
-        state = ledger.state(name) if ledger else None
-        if ledger is None or state is None:
-            return ""
-        if state.request and state.request.is_pause:
-            return (
-                f"the pipeline is paused {state.request}. Continue with: headrace resume {pipeline.file.path}"
-            )
-        if ledger.lease_status(name, state.generation) is LeaseStatus.ACTIVE:
-            return f"another run of the pipeline is active ({format_owner(state.holder or {})})"
+    if state is None:
+        return ""
+    if is_paused(state):
+        return f"the pipeline is paused {state.request}. Continue with: headrace resume {pipeline.file.path}"
+    if ledger.lease_status(state.name, state.generation) is LeaseStatus.ACTIVE:
+        return f"another run of the pipeline is active ({format_owner(state.holder or {})})"
     return ""
+
+
+def is_paused(state: PipelineState) -> bool:
+    """Return whether no run may start."""
+    return state.request is not None and state.request.is_pause

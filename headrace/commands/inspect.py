@@ -115,8 +115,7 @@ def _show_pipeline(
     elif lane.request and lane.request.generation == lane.generation:
         console.print(f"  stop requested {lane.request}", markup=False, soft_wrap=True)
     for request in refreshes:
-        progress = "has begun" if request.first_epoch else f"waits for {'the' if lane.holder else 'a'} run"
-        console.print(f"  refresh of {request}: {progress}", markup=False, soft_wrap=True)
+        console.print(f"  refresh of {request.describe()}", markup=False, soft_wrap=True)
     if lane.open_plan:
         console.print(f"  epoch {lane.open_plan.number} is open: the next run finishes it as planned")
     progress = ", ".join(

@@ -10,10 +10,10 @@ from headrace.commands.stop import describe_user
 from headrace.connectors.ledger.factory import open_ledger
 from headrace.console import stderr_console, stdout_console
 from headrace.jobs.run.events import RunResult
+from headrace.jobs.run.queued_refresh import QueuedRefresh
 from headrace.pipeline.config.settings import Settings
-from headrace.pipeline.errors import LeaseHeldError, PipelineStateError, TransientError
+from headrace.pipeline.errors import LeaseHeldError, TransientError
 from headrace.pipeline.file.loader import PipelineFile
-from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.ledger import LeaseStatus, Ledger, RefreshRequest, RefreshState
 from headrace.pipeline.protocol.ledger.owner import format_owner
 
@@ -38,14 +38,13 @@ def run_or_queue(
         return run(True)
     ledger = open_ledger(settings)
     try:
-        keys = partitions or positions.windows_of(file.model)
-        request = ledger.request_refresh(file.name, keys, by=describe_user())
+        queued = QueuedRefresh.make(ledger, file, partitions, by=describe_user())
         while not stop.is_set():
-            if _wait_for_result(ledger, file, request, stop):
+            if _wait_for_result(ledger, file, queued, stop):
                 return None
             with suppress(LeaseHeldError):
                 result = run(False)
-                _read_result(ledger, file, request.number)
+                queued.read()
                 return result
     finally:
         ledger.close()
@@ -53,14 +52,14 @@ def run_or_queue(
 
 
 def _wait_for_result(
-    ledger: Ledger, file: PipelineFile, request: RefreshRequest, stop: threading.Event
+    ledger: Ledger, file: PipelineFile, queued: QueuedRefresh, stop: threading.Event
 ) -> bool:
     """Wait until the active run has executed the request. Return False if it ended before, or on `stop`."""
     shown = ""
     while not stop.is_set():
         with suppress(TransientError):  # the request is stored; the ledger can be away for a moment
-            if (stored := _read_result(ledger, file, request.number)) is not None:
-                stdout_console().print(_describe_result(file, stored), markup=False, soft_wrap=True)
+            if (request := queued.read()).state is RefreshState.DONE:
+                stdout_console().print(_describe_result(file, request), markup=False, soft_wrap=True)
                 return True
             state = ledger.state(file.name)
             if state is None or ledger.lease_status(file.name, state.generation) is not LeaseStatus.ACTIVE:
@@ -75,18 +74,6 @@ def _wait_for_result(
         stop.wait(_POLL_SECONDS)
     _print(f"{file.name}: the request stays. The run that owns the pipeline executes it")
     return False
-
-
-def _read_result(ledger: Ledger, file: PipelineFile, number: int) -> RefreshRequest | None:
-    """Return the request if it was executed, None if it waits. Raise PipelineStateError if it was refused."""
-    stored = ledger.refresh_request(file.name, number)
-    if stored is None:
-        msg = f"the ledger no longer has request {number} to refresh partitions of `{file.name}`"
-        raise PipelineStateError(msg, hint=f"Request it again: headrace run {file.path} --refresh")
-    if stored.state is RefreshState.REFUSED:
-        msg = f"the refresh of {stored.subject} was refused: {stored.message}"
-        raise PipelineStateError(msg, hint=stored.hint)
-    return stored if stored.state is RefreshState.DONE else None
 
 
 def _describe_result(file: PipelineFile, request: RefreshRequest) -> str:

@@ -40,6 +40,8 @@ class PipelineStatusLine:
     owner: str
     error: str = ""
     waiting: str = ""
+    refreshes: tuple[str, ...] = ()
+    """The requests for a refresh that wait or are executed."""
 
 
 @dataclass(slots=True)
@@ -112,6 +114,10 @@ class StatusWatcher:
             )
             or "",
             waiting=(lane.progress.get("waiting") if running else "") or "",
+            refreshes=tuple(
+                f"refresh of {request.describe()}"
+                for request in self._ledger.pending_refreshes(lane.name, lane.lane)
+            ),
         )
 
 
@@ -145,7 +151,7 @@ def format_short(number: float | None) -> str:
 
 
 def build_table(lines: list[PipelineStatusLine], empty_message: str = "") -> Group:
-    """Return the screen: a line per pipeline, then waits and last errors, or `empty_message`."""
+    """Return the screen: a line per pipeline, then refreshes, waits and last errors, or `empty_message`."""
     table = Table(box=None, padding=(0, 1), pad_edge=False)
     table.add_column("pipeline", overflow="ellipsis", no_wrap=True, min_width=8, max_width=15)
     table.add_column("phase", no_wrap=True)
@@ -165,6 +171,11 @@ def build_table(lines: list[PipelineStatusLine], empty_message: str = "") -> Gro
             line.owner,
             style=style,
         )
+    refreshes = [
+        Text(f"{line.name}: {refresh}", overflow="ellipsis", no_wrap=True)
+        for line in lines
+        for refresh in line.refreshes
+    ]
     waits = [
         Text(f"{line.name}: waiting for {line.waiting}", style="yellow", overflow="ellipsis", no_wrap=True)
         for line in lines
@@ -175,7 +186,7 @@ def build_table(lines: list[PipelineStatusLine], empty_message: str = "") -> Gro
         for line in lines
         if line.error
     ]
-    return Group(table, *waits, *errors) if lines else Group(Text(""), Text(f"{empty_message}."))
+    return Group(table, *refreshes, *waits, *errors) if lines else Group(Text(""), Text(f"{empty_message}."))
 
 
 def format_lines(views: list[PipelineStatusLine], empty_message: str = "") -> list[str]:
@@ -186,7 +197,8 @@ def format_lines(views: list[PipelineStatusLine], empty_message: str = "") -> li
         rate = "" if view.rate is None else f", {view.rate:,.0f} rows/s"
         backlog = "" if view.backlog is None else f", backlog {format_count(view.backlog)}"
         last = "" if view.age is None else f", last commit {format_age(view.age)} ago"
-        details = f", waiting for {view.waiting}" if view.waiting else ""
+        details = "".join(f", {refresh}" for refresh in view.refreshes)
+        details += f", waiting for {view.waiting}" if view.waiting else ""
         details += f", error: {view.error}" if view.error else ""
         lines.append(
             f"{at} {view.name}: {view.phase}, epoch {view.epoch}{rate}{backlog}{last}, {view.owner}{details}"

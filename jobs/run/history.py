@@ -9,7 +9,13 @@ from headrace.jobs.planning.refresh import check_readable_keys
 from headrace.jobs.run.snapshots import drop_unused_snapshots, renew_snapshots
 from headrace.jobs.sources.backfill import BackfillPlanner, EpochRange, SplitCache
 from headrace.jobs.sources.changed_keys import check_messages_since_handoff
-from headrace.pipeline.errors import PipelineStateError, UserError
+from headrace.pipeline.errors import (
+    FencedError,
+    HeadraceError,
+    PipelineStateError,
+    SparkJvmError,
+    UserError,
+)
 from headrace.pipeline.file.loader import PipelineFile
 from headrace.pipeline.model import graph
 from headrace.pipeline.protocol import positions
@@ -71,7 +77,9 @@ class HistoryLoad:
             self.finish_partly_read()
             if not self._run.stopping:
                 self._run.run_epoch(self.create_snapshots())
-        self.load()
+        self.report_start()
+        self._load(self._windows)
+        self.drop_snapshots()
 
     def check(self) -> None:
         """Raise the error of partitions that cannot be loaded or refreshed. Nothing is planned before."""
@@ -99,22 +107,54 @@ class HistoryLoad:
         """Create new snapshots. Return the epoch that refers to them and marks the refreshed partitions."""
         return renew_snapshots(self._run.assembly, self._coordinator, self._refreshed)
 
-    def load(self) -> None:
-        """Run the epochs of the partitions, and drop snapshots that are no longer used."""
+    def report_start(self) -> None:
+        """Report the number of partitions that are not complete."""
         done = positions.completed_partitions(self._model, self._coordinator.position)
         if left := [key for key in self._windows if key not in done]:
             self._run.reporter.enter(Phase.HISTORY, {"windows": len(left)})
-        self._load(self._windows)
+
+    def next_epoch(self, windows: Sequence[str] | None = None) -> EpochRange | None:
+        """Return the next epoch of partitions, by default of all. None if they are complete."""
+        spark = self._run.assembly.planner.spark
+        return self._planner.next(
+            spark, self._coordinator.position, self._windows if windows is None else windows
+        )
+
+    def cancel_refresh(self) -> None:
+        """Let the sinks keep the rows that they have if the next partition cannot be read again.
+
+        Its refresh would block the pipeline at each start. No epoch is open.
+        """
+        position = self._coordinator.position
+        done = positions.completed_partitions(self._model, position)
+        left = [key for key in self._windows if key not in done]
+        for name, here in position.items():  # only a pipeline with one source is refreshed
+            marked = [key for key in left if positions.is_refresh(self._model, here, key)]
+            if marked and marked[0] == left[0]:
+                end = positions.cancel_refresh(self._model, here, marked)
+                self._run.run_epoch(EpochRange(Phase.HISTORY, {**position, name: end}))
+
+    def drop_snapshots(self) -> None:
+        """Drop snapshots that are no longer used."""
         renewed = self._refreshed or is_history_open(self._model.partitions)
         if renewed and not self._coordinator.has_open_epoch:
             drop_unused_snapshots(self._run.assembly, self._coordinator, self._run.reporter)
 
     def _load(self, windows: Sequence[str]) -> None:
-        while not self._run.stopping:
-            step = self._planner.next(self._run.assembly.planner.spark, self._coordinator.position, windows)
-            if step is None:
-                return
+        while not self._run.stopping and (step := self._plan(windows)) is not None:
             self._run.run_epoch(step)
+
+    def _plan(self, windows: Sequence[str]) -> EpochRange | None:
+        """Return the next epoch. End the refresh of a partition that can never be read again."""
+        try:
+            with self._run.session.translate_errors():
+                return self.next_epoch(windows)
+        except (FencedError, SparkJvmError):
+            raise
+        except HeadraceError as error:
+            if not error.retriable and not self._run.stopping:
+                self.cancel_refresh()
+            raise
 
 
 def _check_order(

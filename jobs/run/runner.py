@@ -95,7 +95,9 @@ def run(
         # them.
         with pipeline_run.session.translate_errors():
             queue = RefreshQueue(pipeline_run)
+            queue.drop_failed_epoch()
             pipeline_run.finish_open()
+            queue.finish_begun()
             HistoryLoad(pipeline_run, wanted, refresh=refresh).run()
             queue.execute()
             caught_up = False

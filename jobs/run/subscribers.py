@@ -135,7 +135,7 @@ class HeartbeatDetails:
                 self._progress = _progress(event)
             case AttemptFailed():
                 self._progress = {**self._progress, "error": _first_line(event.error)}
-            case StreamIdle() if "backlog" in self._progress:
+            case StreamIdle():
                 self._progress = {**self._progress, "backlog": event.backlog}
             case StreamStalled():
                 self._stall = event.message

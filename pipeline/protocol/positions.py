@@ -159,6 +159,18 @@ def start_refresh(model: PipelineModel, position: Json, keys: Iterable[str]) -> 
     return position | {"history": history | {"done": done, "refresh": marked}}
 
 
+def cancel_refresh(model: PipelineModel, position: Json, keys: Iterable[str]) -> Json:
+    """Return the position in which these partitions are not read again. The sinks keep the rows of them."""
+    history, done = position["history"], _done_spans(model, position)
+    marked = history.get("refresh", [])
+    for first, last in (_span(model, key) for key in keys):
+        done = _joined([*done, [first, last]])
+        marked = _without(marked, first, last)
+    noted = {name: history[name] for name in ("as_of", "renewed", "since") if name in history}
+    noted |= {"refresh": marked} if marked else {}
+    return _with_history(model, position, done, noted, history.get("open", {}))
+
+
 def refreshable(model: PipelineModel, position: Position, keys: Iterable[str]) -> list[str]:
     """Return the partitions that every sink has, or whose refresh has not ended."""
     done = completed_partitions(model, position)
@@ -177,8 +189,15 @@ def is_refresh(model: PipelineModel, position: Json, key: str) -> bool:
 
 
 def is_refreshed(model: PipelineModel, start: Json, end: Json, key: str) -> bool:
-    """Return whether an epoch from `start` to `end` of a source replaces the rows of a partition."""
-    return is_refresh(model, start, key) and is_partition_done(model, end, key)
+    """Return whether an epoch from `start` to `end` of a source replaces the rows of a partition.
+
+    An epoch that cancels the refresh reads nothing of it.
+    """
+    return (
+        is_refresh(model, start, key)
+        and is_partition_done(model, end, key)
+        and is_from_snapshot(model, end, key)
+    )
 
 
 def is_from_snapshot(model: PipelineModel, position: Json, key: str) -> bool:
@@ -280,7 +299,14 @@ def advance_partition(
         noted = {name: value for name, value in noted.items() if name not in ("renewed", "since")}
     if not noted.get("refresh"):
         noted.pop("refresh", None)
-    after: Json = {"by": partitions_json(model.partitions), "done": spans} | noted
+    return _with_history(model, position, spans, noted, still_open)
+
+
+def _with_history(
+    model: PipelineModel, position: Json, done: list[list[str]], noted: Json, still_open: Json
+) -> Json:
+    """Return the position with these complete partitions, and those that are partly read."""
+    after: Json = {"by": partitions_json(model.partitions), "done": done} | noted
     if all(is_partition_done(model, {"history": after}, name) for name in windows_of(model)):
         rest = {name: value for name, value in position.items() if name != "pins"}
         return rest | {"history": after | {"complete": True, "pins": pins_ref(position)}}

@@ -101,7 +101,9 @@ class DagsterUi:
         """The processes that answer for the definitions. Runs are their children."""
         return [process for process in self.processes() if {"api", "grpc"} <= set(command_line(process))]
 
-    def launch(self, job: str, config: Mapping[str, Any] | None = None) -> str:
+    def launch(
+        self, job: str, config: Mapping[str, Any] | None = None, tags: Mapping[str, str] | None = None
+    ) -> str:
         """Launch a job as the pages do. The run's id."""
         repository = self.repository()
         assert repository
@@ -110,7 +112,9 @@ class DagsterUi:
             "repositoryName": repository["name"],
             "jobName": job,
         }
-        result = self.ask(_LAUNCH, params={"selector": selector, "runConfigData": config or {}})["launchRun"]
+        metadata = {"tags": [{"key": key, "value": value} for key, value in (tags or {}).items()]}
+        params = {"selector": selector, "runConfigData": config or {}, "executionMetadata": metadata}
+        result = self.ask(_LAUNCH, params=params)["launchRun"]
         assert result["__typename"] == "LaunchRunSuccess", result
         return result["run"]["runId"]
 

@@ -346,6 +346,16 @@ class World:
             return connection.execute(sql.SQL("SELECT count(*) FROM target")).fetchall()[0][0]
 
 
+def postgres_ledger(conninfo: str) -> dict[str, str]:
+    """The environment of a run with its ledger in this Postgres database."""
+    found = conninfo_to_dict(conninfo)
+    names = {"HOST": "host", "PORT": "port", "USER": "user", "PASSWORD": "password", "DB": "dbname"}
+    prefix = "HEADRACE__STATE_BACKEND__"
+    return {f"{prefix}BACKEND_TYPE": "postgres"} | {
+        f"{prefix}POSTGRES__{name}": str(found[key]) for name, key in names.items()
+    }
+
+
 @contextmanager
 def postgres_database(services: Services) -> Iterator[str]:
     """The conninfo of a Postgres database that is made here, and dropped at the end."""

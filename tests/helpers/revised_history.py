@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 from datetime import date, timedelta
 
 import clickhouse_connect
 
-from helpers.pipeline_world import World
+from helpers.pipeline_world import World, until
+from helpers.world_commands import Commands
 
 NEW = 9_000
 JANUARY = "2024-01-01"
@@ -62,3 +64,28 @@ def untouched_keys(world: World) -> list[int]:
         and key % 60 < 31
         and key < 2_900
     ]
+
+
+def start_stream(commands: Commands, lease_seconds: int = 600) -> subprocess.Popen[str]:
+    """Start a run that keeps its lease while it is paused, and hardly writes the ledger. It has caught up."""
+    process = commands.start("run", str(commands.world.file), HEADRACE__LEASE_SECONDS=str(lease_seconds))
+    until(lambda: commands.world.count_rows() > 0, "the first rows", seconds=120)
+    wait_for_rows(commands.world, process)
+    until(lambda: (state := commands.state()) and state.open_plan is None, "the last commit", seconds=60)
+    return process
+
+
+def produce(world: World, key: int, name: str) -> None:
+    row = (key, date(2024, 3, 2), name, 1)
+    world.produce([("u", row, key % 2)])
+    world.expected[key] = row
+
+
+def wait_for_rows(world: World, process: subprocess.Popen[str]) -> None:
+    """Wait until the stream, which runs, has written exactly the expected rows."""
+
+    def is_written() -> bool:
+        assert process.poll() is None, process.communicate()
+        return world.in_postgres() == sorted(world.expected.values())
+
+    until(is_written, "the rows", seconds=120)

@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
-from psycopg.conninfo import conninfo_to_dict
 from pyspark.find_spark_home import _find_spark_home
 
 from headrace.jobs.spark.java import find_java
-from helpers.pipeline_world import World, until
+from helpers.pipeline_world import World, postgres_ledger, until
 from helpers.ports import free_port
 
 EXECUTOR = "CoarseGrainedExecutorBackend"
@@ -112,7 +111,6 @@ class ClusterWorld(World):
 
     def env(self) -> dict[str, str]:
         """The environment of a run on the host of this name, with an empty disk at first."""
-        found = conninfo_to_dict(self.conninfo)
         conf = {
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
@@ -123,14 +121,12 @@ class ClusterWorld(World):
             ),
             "spark.sql.shuffle.partitions": "2",
         }
-        return super().env() | {
-            "HEADRACE_HOME": str(self.folder / self.host),
-            "HEADRACE__SPARK__MASTER": self.cluster.address,
-            "HEADRACE__SPARK__CONF": json.dumps(conf),
-            "HEADRACE__STATE_BACKEND__BACKEND_TYPE": "postgres",
-            "HEADRACE__STATE_BACKEND__POSTGRES__HOST": str(found["host"]),
-            "HEADRACE__STATE_BACKEND__POSTGRES__PORT": str(found["port"]),
-            "HEADRACE__STATE_BACKEND__POSTGRES__USER": str(found["user"]),
-            "HEADRACE__STATE_BACKEND__POSTGRES__PASSWORD": str(found["password"]),
-            "HEADRACE__STATE_BACKEND__POSTGRES__DB": str(found["dbname"]),
-        }
+        return (
+            super().env()
+            | postgres_ledger(self.conninfo)
+            | {
+                "HEADRACE_HOME": str(self.folder / self.host),
+                "HEADRACE__SPARK__MASTER": self.cluster.address,
+                "HEADRACE__SPARK__CONF": json.dumps(conf),
+            }
+        )

@@ -252,9 +252,7 @@ class CoordinatorStartup(OwnedPipeline):
             and not self._open_epoch_records()
             and self._may_drop()
         ):
-            self.ledger.drop_plan(self.lease, plan.number, "the file changed and no sink held the epoch")
-            self._check_file(self._load_state())
-            self._open_version(self.compiled, self.pipeline_hash)
+            self._drop_plan(plan, "the file changed and no sink held the epoch")
             plan = None
         if plan is None and not self._problems():
             self._leave()
@@ -280,6 +278,25 @@ class CoordinatorStartup(OwnedPipeline):
                 f" {self._file} --keep-targets`."
             )
             raise
+
+    def drop_open_epoch(self, why: str) -> bool:
+        """Drop the open epoch of an earlier run if no target can have rows of it. Return whether it did.
+
+        Call it before this run writes the epoch.
+        """
+        plan = self._state.open_plan
+        if plan is None or self._writing or self._problems() or self._open_epoch_records():
+            return False
+        if not self._may_drop():
+            return False
+        self._drop_plan(plan, why)
+        self._apply_sink_changes()
+        return True
+
+    def _drop_plan(self, plan: EpochPlan, why: str) -> None:
+        self.ledger.drop_plan(self.lease, plan.number, why)
+        self._check_file(self._load_state())
+        self._open_version(self.compiled, self.pipeline_hash)
 
     def _may_drop(self) -> bool:
         """Return whether the open epoch can be dropped.

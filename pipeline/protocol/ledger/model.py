@@ -104,6 +104,8 @@ class RefreshState(StrEnum):
     """The owner of the lease executes it between two epochs."""
     DONE = "done"
     REFUSED = "refused"
+    WITHDRAWN = "withdrawn"
+    """The requester ended before the owner began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +132,14 @@ class RefreshRequest:
         if len(self.partitions) > _KEYS_SHOWN:
             return f"{len(self.partitions)} partitions, {self.partitions[0]} to {self.partitions[-1]},"
         return ", ".join(self.partitions) or "the whole history"
+
+    def describe(self) -> str:
+        """Return the request and what happens with it, for messages."""
+        if self.state is not RefreshState.REQUESTED:
+            return f"{self}: {self.state}"
+        return f"{self}: " + (
+            "queued" if self.first_epoch is None else f"begun with epoch {self.first_epoch}"
+        )
 
     def __str__(self) -> str:
         at = self.at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

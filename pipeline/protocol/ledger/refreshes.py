@@ -58,6 +58,29 @@ class RefreshRequests(Leases):
             )
         return [_load_refresh(row) for row in rows]
 
+    def withdraw_refresh(self, name: str, number: int, *, by: str, lane: str = "main") -> bool:
+        """End a request of this requester that the owner has not begun. Return whether it was withdrawn."""
+        with self._store.write() as tx:
+            changed = tx.run(
+                "update headrace_ledger_refresh set state = :withdrawn where name = :name and lane = :lane"
+                " and number = :number and state = :pending and first_epoch is null and requested_by = :by",
+                name=name,
+                lane=lane,
+                number=number,
+                by=by,
+                withdrawn=str(RefreshState.WITHDRAWN),
+                pending=str(RefreshState.REQUESTED),
+            )
+        return changed == 1
+
+    def requested_refresh(self, name: str, by: str, lane: str = "main") -> RefreshRequest | None:
+        """Return the newest request of a requester. None if there is none, or no longer."""
+        with self._store.read() as tx:
+            row = tx.one(
+                f"{_SELECT} and requested_by = :by order by number desc limit 1", name=name, lane=lane, by=by
+            )
+        return _load_refresh(row) if row else None
+
     def refresh_request(self, name: str, number: int, lane: str = "main") -> RefreshRequest | None:
         """Return a request with its result. None if later requests have replaced it."""
         with self._store.read() as tx:
@@ -76,9 +99,12 @@ class RefreshRequests(Leases):
             )
             return self._read_request(tx, name, lane), waiting is not None
 
-    def begin_refresh(self, lease: Lease, number: int, first_epoch: int) -> None:
-        """Record the epoch that will refer to the new snapshots. Call it before that epoch is planned."""
-        self._change_refresh(lease, number, "first_epoch = :first", first=first_epoch)
+    def begin_refresh(self, lease: Lease, number: int, first_epoch: int) -> bool:
+        """Record the first epoch of a request, which refers to the new snapshots if there are some.
+
+        Call it before that epoch is planned. Return False for a request that was withdrawn.
+        """
+        return self._change_refresh(lease, number, "first_epoch = :first", first=first_epoch)
 
     def end_refresh(self, lease: Lease, number: int, last_epoch: int) -> None:
         """Record that all sinks have the partitions as the new snapshots have them."""
@@ -99,10 +125,11 @@ class RefreshRequests(Leases):
 
     # --- parts
 
-    def _change_refresh(self, lease: Lease, number: int, change: str, **values: Any) -> None:
+    def _change_refresh(self, lease: Lease, number: int, change: str, **values: Any) -> bool:
+        """Change a request that waits or is executed. Return False if it is not."""
         with self._store.write() as tx:
             self._hold(tx, lease)
-            tx.run(
+            changed = tx.run(
                 f"update headrace_ledger_refresh set {change}"  # noqa: S608  the callers' own text
                 " where name = :name and lane = :lane and number = :number and state = :pending",
                 name=lease.name,
@@ -111,6 +138,7 @@ class RefreshRequests(Leases):
                 pending=str(RefreshState.REQUESTED),
                 **values,
             )
+        return changed == 1
 
     def _refuse_all(self, tx: Tx, lease: Lease, message: str) -> None:
         """Refuse the requests that wait."""

@@ -51,6 +51,28 @@ def test_the_owner_stores_a_result_once(open_ledger):
     assert two.refresh_request("orders", 3) is None
 
 
+def test_a_requester_withdraws_its_own_request_until_the_owner_has_begun_it(open_ledger):
+    one, two = open_ledger(), open_ledger()
+    lease = one.acquire("orders", "main", HOLDER, 30)
+    first = two.request_refresh("orders", [JANUARY], by="ann@a")
+    assert two.requested_refresh("orders", "bob@b") is None
+    assert not two.withdraw_refresh("orders", first.number, by="bob@b")
+    assert two.withdraw_refresh("orders", first.number, by="ann@a")
+    assert not two.withdraw_refresh("orders", first.number, by="ann@a")
+    assert two.requested_refresh("orders", "ann@a").state is RefreshState.WITHDRAWN
+    assert one.pending_refreshes("orders") == []
+    assert one.begin_refresh(lease, first.number, 7) is False
+    one.end_refresh(lease, first.number, 8)
+    assert two.refresh_request("orders", first.number).state is RefreshState.WITHDRAWN
+
+    second = two.request_refresh("orders", [JANUARY], by="ann@a")
+    assert second.number == 2
+    assert two.requested_refresh("orders", "ann@a") == second
+    assert one.begin_refresh(lease, second.number, 7) is True
+    assert not two.withdraw_refresh("orders", second.number, by="ann@a")
+    assert [request.number for request in one.pending_refreshes("orders")] == [2]
+
+
 def test_a_request_stays_for_the_next_owner_and_a_former_one_cannot_end_it(open_ledger):
     one, two = open_ledger(), open_ledger()
     former = one.acquire("orders", "main", HOLDER, 0.0)

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-from datetime import date
 
 import pytest
 from helpers.pipeline_world import World, leftovers, paused, until
-from helpers.revised_history import JANUARY, allow_any_order, ask, revise, untouched_keys
+from helpers.revised_history import (
+    JANUARY,
+    allow_any_order,
+    ask,
+    produce,
+    revise,
+    start_stream,
+    untouched_keys,
+    wait_for_rows,
+)
 from helpers.world_commands import Commands
 
 from headrace.pipeline.protocol.ledger import RefreshState
@@ -21,33 +28,8 @@ def commands(world: World) -> Commands:
     return Commands(world)
 
 
-def start_stream(commands: Commands) -> subprocess.Popen[str]:
-    """Start a run that keeps its lease while it is paused, and hardly writes the ledger. It has caught up."""
-    process = commands.start("run", str(commands.world.file), HEADRACE__LEASE_SECONDS="600")
-    until(lambda: commands.world.count_rows() > 0, "the first rows", seconds=120)
-    wait_for_rows(commands.world, process)
-    until(lambda: (state := commands.state()) and state.open_plan is None, "the last commit", seconds=60)
-    return process
-
-
 def refresh(commands: Commands) -> tuple[str, ...]:
     return "run", str(commands.world.file), "--refresh", "--partition", JANUARY
-
-
-def produce(world: World, key: int, name: str) -> None:
-    row = (key, date(2024, 3, 2), name, 1)
-    world.produce([("u", row, key % 2)])
-    world.expected[key] = row
-
-
-def wait_for_rows(world: World, process: subprocess.Popen[str]) -> None:
-    """Wait until the stream, which runs, has written exactly the expected rows."""
-
-    def is_written() -> bool:
-        assert process.poll() is None, process.communicate()
-        return world.in_postgres() == sorted(world.expected.values())
-
-    until(is_written, "the rows", seconds=120)
 
 
 def test_a_running_stream_refreshes_partitions_that_another_process_requests(
@@ -60,7 +42,7 @@ def test_a_running_stream_refreshes_partitions_that_another_process_requests(
         command = commands.start(*refresh(commands))
         until(commands.pending_refreshes, "the request")
         assert f"refresh of {JANUARY} by " in (shown := commands.run("status", str(world.file))[1])
-        assert ": waits for the run" in shown
+        assert ": queued\n" in shown
         (pending,) = commands.status()["refreshes"]
         assert (pending["number"], pending["partitions"]) == (1, [JANUARY])
         command.send_signal(signal.SIGINT)

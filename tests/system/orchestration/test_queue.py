@@ -78,21 +78,27 @@ def test_queued_streams_leave_slots_for_backfills(queue, written: Callable[..., 
     assert all(instance.get_run_by_id(run).status is dg.DagsterRunStatus.STARTING for run in backfills)
 
 
-def test_queued_is_the_second_run_of_a_pipeline_until_the_first_has_ended(
+def test_queued_is_the_second_run_of_a_pool_until_the_first_has_ended(
     queue, written: Callable[..., Path]
 ) -> None:
+    """The stream has a pool of its own: a refresh next to it is requested from it in the ledger."""
     instance, admit = queue
     defs = build_definitions([written(FLIGHTS)])
-    first = put(instance, defs.resolve_job_def("flights_stream"))
-    assert admit() == {"STARTING": 1}  # Dagster knows a pool after the first pass with a run of it
-    second = put(instance, defs.resolve_job_def("flights_history"))
-    adhoc = put(instance, defs.resolve_implicit_global_asset_job_def())
-    assert admit() == {"STARTING": 1, "QUEUED": 2}
-    assert instance.get_run_by_id(second).run_op_concurrency.all_pools == {"headrace/flights"}
+    stream = put(instance, defs.resolve_job_def("flights_stream"))
+    first = put(instance, defs.resolve_job_def("flights_history"))
+    assert admit() == {"STARTING": 2}  # Dagster knows a pool after the first pass with a run of it
+    second = put(instance, defs.resolve_implicit_global_asset_job_def())
+    other = put(instance, defs.resolve_job_def("flights_stream"))
+    assert admit() == {"STARTING": 2, "QUEUED": 2}
+    for run, pool in ((second, "headrace/flights"), (other, "headrace/flights/stream")):
+        assert instance.get_run_by_id(run).run_op_concurrency.all_pools == {pool}
     instance.report_run_failed(instance.get_run_by_id(first))
     admit()
     assert instance.get_run_by_id(second).status is dg.DagsterRunStatus.STARTING
-    assert instance.get_run_by_id(adhoc).status is dg.DagsterRunStatus.QUEUED
+    assert instance.get_run_by_id(other).status is dg.DagsterRunStatus.QUEUED
+    instance.report_run_failed(instance.get_run_by_id(stream))
+    admit()
+    assert instance.get_run_by_id(other).status is dg.DagsterRunStatus.STARTING
 
 
 @pytest.mark.parametrize("obstacle", ["a run", "a pause", "a run that was faster"])

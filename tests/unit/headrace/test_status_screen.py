@@ -82,6 +82,27 @@ def test_rows_per_second_are_those_of_the_last_seconds(ledger: Ledger) -> None:
     assert watcher.read_status()[0].rate == 0.0
 
 
+def test_requests_for_a_refresh_are_shown_until_they_are_executed(ledger: Ledger) -> None:
+    lane, watcher = Lane(ledger, "shop"), StatusWatcher(ledger, None)
+    lane.commit(5)
+    first = ledger.request_refresh("shop", ["2024-01-01"], by="ann@a")
+    ledger.request_refresh("shop", ["2024-02-01", "2024-03-01"], by="bob@b")
+    ledger.begin_refresh(lane.lease, first.number, 2)
+    (view,) = watcher.read_status()
+    running, waiting = view.refreshes
+    assert running.startswith("refresh of 2024-01-01 by ann@a, ")
+    assert running.endswith(": begun with epoch 2")
+    assert waiting.startswith("refresh of 2024-02-01, 2024-03-01 by bob@b, ")
+    assert waiting.endswith(": queued")
+    assert f", {running}, {waiting}" in format_lines([view])[0]
+    console = Console(width=120, file=io.StringIO(), record=True)
+    console.print(build_table([view]))
+    assert f"shop: {waiting}" in console.export_text()
+    for request in ledger.pending_refreshes("shop"):
+        ledger.end_refresh(lane.lease, request.number, 3)
+    assert watcher.read_status()[0].refreshes == ()
+
+
 def test_what_went_wrong_last_and_who_stopped(ledger: Ledger) -> None:
     lane, watcher = Lane(ledger, "shop"), StatusWatcher(ledger, None)
     assert watcher.read_status()[0].phase == "starting"

@@ -208,10 +208,11 @@ def test_every_event_reaches_the_monitor() -> None:
 def test_the_heartbeat_stores_the_last_commit_and_what_came_after(tmp_path: Path) -> None:
     details, seen = HeartbeatDetails(), list[CallsPending]()
     read = lambda: details.read(tmp_path / "waits", seen.append)  # noqa: E731
-    details(StreamIdle(3))
     assert read() == {}
+    details(StreamIdle(3))
+    assert read() == {"backlog": 3}, "a run that is idle from its start reports its backlog"
     details(AttemptFailed(TargetError("no such table\nin pg")))
-    assert read() == {"error": "no such table"}
+    assert read() == {"backlog": 3, "error": "no such table"}
     details(committed(7, rows=50, backlog=100))
     progress = {"phase": "live", "epoch": 7, "rows": 50, "rows_per_s": 100, "backlog": 100}
     assert read() == progress

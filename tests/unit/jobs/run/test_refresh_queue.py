@@ -7,11 +7,12 @@ from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from headrace.jobs.run import history, refresh_queue
+from headrace.jobs.run.history import HistoryLoad
 from headrace.jobs.run.refresh_queue import RefreshQueue
 from headrace.jobs.sources.backfill import EpochRange
 from headrace.pipeline.errors import DataError, HeadraceError, ServiceError, TransientError
@@ -87,6 +88,9 @@ class FakeRun:
 class FakePlanner:
     """Plans an epoch per partition that is not complete."""
 
+    unreadable: ClassVar[dict[str, HeadraceError]] = {}
+    """By partition: why it cannot be read."""
+
     def __init__(self, model: Any, *_: Any) -> None:
         self._model = model
 
@@ -94,6 +98,8 @@ class FakePlanner:
         here = position["src"]
         for key in windows:
             if not positions.is_partition_done(self._model, here, key):
+                if key in self.unreadable:
+                    raise self.unreadable[key]
                 end = positions.advance_partition(
                     self._model, self._model.sources["src"], here, key, (1, 0, "")
                 )
@@ -114,6 +120,7 @@ def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ledger]:
         monkeypatch.setattr(module, "drop_unused_snapshots", lambda *_: None)
     monkeypatch.setattr(history, "renew_snapshots", renew)
     monkeypatch.setattr(history, "BackfillPlanner", FakePlanner)
+    monkeypatch.setattr(FakePlanner, "unreadable", {})
     opened = open_sqlite(tmp_path / "ledger.db")
     yield opened
     opened.close()
@@ -232,6 +239,91 @@ def test_what_cannot_begin_is_refused_and_the_run_goes_on(
     assert (result.state, run.steps) == (RefreshState.REFUSED, [])
     assert result.message.startswith(message)
     assert message in run.messages[-1]
+
+
+def complete(run: FakeRun) -> list[str]:
+    return positions.completed_partitions(run.file.model, run.coordinator.position)
+
+
+@pytest.mark.parametrize("error", [ServiceError("the clone is lost", node="src"), TransientError("away")])
+def test_a_partition_that_cannot_be_read_keeps_its_rows_and_the_run_goes_on(
+    ledger: Ledger, error: HeadraceError
+) -> None:
+    run, queue = start(ledger)
+    FakePlanner.unreadable[DAYS[1]] = error
+    ledger.request_refresh("sales", DAYS, by="ann@a")
+    ledger.request_refresh("sales", DAYS[:1], by="ann@a")
+    assert queue.execute() is True
+    assert run.steps == [None, DAYS[0], None, None, DAYS[0]], "snapshots, a partition, the end of the refresh"
+    assert read(ledger, 1).state is RefreshState.REFUSED
+    assert error.message in read(ledger, 1).message
+    assert read(ledger, 2).state is RefreshState.DONE
+    assert complete(run) == DAYS
+
+
+def test_the_next_run_refuses_what_has_begun_and_cannot_be_read(ledger: Ledger) -> None:
+    former, queue = start(ledger)
+    former.before_epoch[DAYS[0]] = fail(Died())
+    ledger.request_refresh("sales", DAYS[:2], by="ann@a")
+    with pytest.raises(Died):
+        queue.execute()
+    run, queue = start(ledger)
+    FakePlanner.unreadable[DAYS[0]] = TransientError("ClickHouse cannot be reached")
+    queue.finish_begun()
+    assert read(ledger, 1).state is RefreshState.REFUSED
+    assert (run.steps, complete(run)) == ([None], DAYS)
+
+
+def test_a_refresh_that_was_cancelled_and_not_refused_begins_again(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process dies between the epoch that ends the refresh and the result of the request."""
+    _, queue = start(ledger)
+    FakePlanner.unreadable[DAYS[0]] = ServiceError("the clone is lost")
+    ledger.request_refresh("sales", DAYS[:1], by="ann@a")
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger, "refuse_refresh", lambda *_: fail(Died())())
+        with pytest.raises(Died):
+            queue.execute()
+    FakePlanner.unreadable.clear()
+    run, queue = start(ledger)
+    queue.finish_begun()
+    assert queue.execute() is True
+    assert run.steps == [None, DAYS[0]]
+    assert read(ledger, 1).state is RefreshState.DONE
+
+
+@pytest.mark.parametrize("refresh", [True, False])
+def test_a_partition_that_cannot_be_read_does_not_block_later_runs(ledger: Ledger, refresh: bool) -> None:
+    """A load without a request: it fails, and the partition keeps its rows. A first load has none to keep."""
+    run, _ = start(ledger)
+    model = run.file.model
+    run.coordinator.position = {
+        "src": positions.start_refresh(
+            model, positions.renew_snapshots(run.coordinator.position["src"], [{"token": 1}], {}), DAYS[:1]
+        )
+    }
+    if not refresh:
+        run.coordinator.position["src"]["history"].pop("refresh")
+    steps: list[EpochRange] = []
+    run.run_epoch = steps.append
+    FakePlanner.unreadable[DAYS[0]] = ServiceError("the clone is lost")
+    with pytest.raises(ServiceError):
+        HistoryLoad(run, DAYS, refresh=False).run()
+    ends = [positions.completed_partitions(model, step.end) for step in steps]
+    assert ends == ([DAYS] if refresh else [])
+
+
+def test_a_request_that_was_withdrawn_is_not_begun(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, queue = start(ledger)
+    request = ledger.request_refresh("sales", DAYS[:1], by="ann@a")
+    pending = ledger.pending_refreshes("sales")
+    assert ledger.withdraw_refresh("sales", request.number, by="ann@a")
+    monkeypatch.setattr(ledger, "pending_refreshes", lambda *_: pending)
+    assert queue.execute() is False
+    assert (run.steps, complete(run)) == ([], DAYS)
+    assert read(ledger, 1).state is RefreshState.WITHDRAWN
+    assert "was withdrawn" in run.messages[-1]
 
 
 def test_an_epoch_that_fails_ends_the_run_and_the_request_stays(ledger: Ledger) -> None:

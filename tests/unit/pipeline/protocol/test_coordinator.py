@@ -333,6 +333,35 @@ def test_an_epoch_that_a_paused_process_knows_is_dropped_only_if_the_user_vouche
     assert again.has_open_epoch is not vouched
 
 
+@pytest.mark.parametrize("written", [False, True])
+def test_a_run_drops_an_open_epoch_only_if_no_sink_has_it(world, written):
+    ran(world, 2)
+    lane = opened(world)
+    plan = lane.plan({"src": 9}, Phase.LIVE)
+    if written:
+        lane.sinks["pg"].write(plan, PG)  # type: ignore[attr-defined]
+    world.processes[0].probe.dead = True
+    again = opened(world)
+    assert again.drop_open_epoch("it failed") is not written
+    assert again.has_open_epoch is written
+    if written:
+        world.finish_epoch(again)
+    else:
+        run(world, again)
+    assert again.committed == 3
+
+
+def test_a_run_does_not_drop_an_epoch_that_it_writes_or_that_a_paused_process_can_write(world):
+    lane = opened(world, LAKE)
+    lane.plan({"src": 2}, Phase.LIVE)
+    lane.begin()
+    assert lane.drop_open_epoch("it failed") is False
+    world.clock.sleep(11)
+    again = opened(world, LAKE)
+    assert again.drop_open_epoch("it failed") is False
+    assert again.has_open_epoch
+
+
 def test_a_row_that_was_removed_is_replayed_and_the_baseline_taken_anew(world):
     ran(world, 4, LOG)
     target = world.targets["keyed"]

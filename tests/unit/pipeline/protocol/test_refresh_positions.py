@@ -83,6 +83,29 @@ def test_partitions_that_were_not_read_are_not_refreshed(model: PipelineModel) -
     assert positions.refreshable(model, {"src": advanced(model, first, DAYS[0])}, DAYS) == DAYS[:1]
 
 
+def test_a_refresh_that_is_cancelled_leaves_the_rows_of_the_partitions_that_were_not_read(
+    model: PipelineModel,
+) -> None:
+    before = complete(model)
+    position = advanced(model, refreshed(model, before, *DAYS[:3]), DAYS[0])
+    after = positions.cancel_refresh(model, position, DAYS[1:3])
+    assert positions.history_complete(model, {"src": after})
+    assert marked(model, after) == []
+    assert [positions.is_from_snapshot(model, after, key) for key in DAYS] == [True, False, False, False]
+    assert not any(positions.is_refreshed(model, position, after, key) for key in DAYS)
+    assert positions.pins_ref(after) == positions.pins_ref(position)
+    again = advanced(model, refreshed(model, after, *DAYS), *DAYS)
+    assert again["history"].keys() == before["history"].keys()
+
+
+def test_one_of_two_refreshes_is_cancelled(model: PipelineModel) -> None:
+    position = refreshed(model, complete(model), DAYS[0], DAYS[2])
+    after = positions.cancel_refresh(model, position, DAYS[:1])
+    assert marked(model, after) == [DAYS[2]]
+    assert positions.completed_partitions(model, {"src": after}) == [DAYS[0], DAYS[1], DAYS[3]]
+    assert positions.history_complete(model, {"src": advanced(model, after, DAYS[2])})
+
+
 def test_a_history_without_partitions(tmp_path: Any) -> None:
     path = tmp_path / "sales.yaml"
     path.write_text(FILE)
@@ -91,3 +114,7 @@ def test_a_history_without_partitions(tmp_path: Any) -> None:
     position = refreshed(model, advanced(model, first, ""), "")
     assert positions.completed_partitions(model, {"src": position}) == []
     assert positions.is_refreshed(model, position, advanced(model, position, ""), "")
+
+    cancelled = positions.cancel_refresh(model, position, [""])
+    assert positions.completed_partitions(model, {"src": cancelled}) == [""]
+    assert not positions.is_refreshed(model, position, cancelled, ""), "it would delete all rows"
