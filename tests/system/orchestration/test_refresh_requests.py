@@ -121,12 +121,6 @@ def materialize(owner: Owner) -> Iterator[Callable[..., dg.ExecuteInProcessResul
         yield go
 
 
-def messages(result: dg.ExecuteInProcessResult) -> list[str]:
-    logs = result.dagster_run and result.all_events
-    assert logs
-    return [event.message or "" for event in result.all_events]
-
-
 def latest(materialize: Any, key: dg.AssetKey) -> Any:
     event = materialize.instance.get_latest_materialization_event(key)
     return event.asset_materialization if event else None

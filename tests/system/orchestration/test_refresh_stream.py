@@ -13,7 +13,7 @@ import dagster as dg
 import psutil
 import pytest
 from helpers.dagster_ui import DagsterUi, dagster_ui
-from helpers.pipeline_world import World, leftovers, paused, postgres_ledger, until
+from helpers.pipeline_world import World, leftovers, postgres_ledger, until
 from helpers.revised_history import (
     JANUARY,
     allow_any_order,
@@ -59,6 +59,7 @@ def check_report(instance: dg.DagsterInstance, world: World) -> None:
     assert 0 < int(str(metadata["rows_written"].value)) <= rows + 40
 
 
+@pytest.mark.slow  # daily ones: test_refresh_requests, and test_refresh of tests/system/cli with a stream
 def test_refresh_is_executed_by_the_stream_that_runs(world: World) -> None:
     """Without checks: these have a Spark session of their own."""
     commands = Commands(world)
@@ -135,7 +136,6 @@ def test_refresh_whose_owner_is_killed_is_finished_by_the_dagster_run_that_waits
     code, out, err = commands.run("run", str(world.file), "--until", "caught-up")
     assert code == 0, out + err
     keys = untouched_keys(world)
-    revise(world, keys)
     materialize = [sys.executable, "-m", "headrace.orchestration.materialize", str(world.file), JANUARY]
 
     def start() -> subprocess.Popen[str]:
@@ -152,6 +152,7 @@ def test_refresh_whose_owner_is_killed_is_finished_by_the_dagster_run_that_waits
         return process
 
     if point:
+        revise(world, keys)
         world.produce([("d", world.expected.pop(keys[50]), keys[50] % 2)])
         before = commands.epoch()
         monkeypatch.setenv("HEADRACE_TEST_UNTIL", "forever")
@@ -160,11 +161,11 @@ def test_refresh_whose_owner_is_killed_is_finished_by_the_dagster_run_that_waits
         process = start()
         assert "now: " in owner.communicate(timeout=300)[0], (world.folder / "run.log").read_text()[-3000:]
     else:
-        owner = start_stream(commands, lease_seconds=60)
-        with paused(owner):
-            process = start()
-            until(commands.pending_refreshes, "the request")
-            owner.kill()
+        owner = start_stream(commands, lease_seconds=15)
+        revise(world, keys)
+        process = start()
+        until(commands.pending_refreshes, "the request")
+        owner.kill()
     _, err = process.communicate(timeout=300)
     log = (world.folder / "home" / "logs" / "materialize.log").read_text()
     assert process.returncode == 0, err + log
@@ -186,17 +187,14 @@ def launch(ui: DagsterUi, world: World) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_refresh_next_to_the_stream_of_a_supervisor(
-    commands: PostgresCommands, world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refresh_next_to_the_stream_of_a_supervisor(commands: PostgresCommands, world: World) -> None:
     """Terminated while it waits, then executed by the stream, then by the run that waits for a killed stream."""
     assert commands.run("run", str(world.file), "--job-mode")[0] == 0
     environment = world.env() | {
         "HEADRACE_PIPELINES": str(world.file),
-        "HEADRACE__LEASE_SECONDS": "60",
+        "HEADRACE__LEASE_SECONDS": "120",
         "DAGSTER_HOME": str(world.folder / ".dagster"),
     }
-    monkeypatch.setenv("HEADRACE__LEASE_SECONDS", "60")
 
     def streaming() -> dict | None:
         state = commands.state()
@@ -224,7 +222,7 @@ def test_refresh_next_to_the_stream_of_a_supervisor(
         assert ui.status(run) == "SUCCESS"
         assert commands.request(2).state is RefreshState.DONE
         assert world.in_postgres() == sorted(world.expected.values())
-        assert (commands.state().holder or {}).get("run_id") == stream, "the stream goes on"
+        assert until(streaming, "the stream")["run_id"] == stream, "the stream goes on"
         produce(world, keys[0], "newer")
         until(lambda: world.in_postgres() == sorted(world.expected.values()), "the message", 120)
 

@@ -296,7 +296,7 @@ def test_a_refresh_that_was_cancelled_and_not_refused_begins_again(
 @pytest.mark.parametrize("refresh", [True, False])
 def test_a_partition_that_cannot_be_read_does_not_block_later_runs(ledger: Ledger, refresh: bool) -> None:
     """A load without a request: it fails, and the partition keeps its rows. A first load has none to keep."""
-    run, _ = start(ledger)
+    run: Any = start(ledger)[0]
     model = run.file.model
     run.coordinator.position = {
         "src": positions.start_refresh(
