@@ -9,30 +9,23 @@ change before the own transaction ends, or that transaction fails.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, ClassVar
 
 from headrace.connectors.addresses import describe_topic
 from headrace.connectors.json_text import check_keys
 from headrace.connectors.kafka.admin import Topic, TopicCluster
-from headrace.connectors.kafka.avro.encoder import AvroMessageEncoder, TopicSchemas
-from headrace.connectors.kafka.commit_log import CommitLog, LogEntry, TopicSinkState
+from headrace.connectors.kafka.avro.encoder import AvroFormat
+from headrace.connectors.kafka.commit_log import CommitLog, TopicSinkState
 from headrace.connectors.kafka.config import KafkaSinkConfig, KafkaSourceConfig
-from headrace.connectors.kafka.encoder import JsonMessageEncoder, MessageEncoder
-from headrace.connectors.kafka.json_decoder import arrives_as
+from headrace.connectors.kafka.output_format import JsonFormat, OutputFormat
 from headrace.connectors.kafka.producer import ProducerFencedError, TransactionalProducer, explain_fenced
+from headrace.connectors.kafka.topic_claims import TopicClaims
 from headrace.connectors.row_errors import translate_row_errors
 from headrace.connectors.sink_base import SinkContext
 from headrace.connectors.transactional_sink import CommitKind, SinkCommit, SinkState, TransactionalSink
-from headrace.pipeline.errors import (
-    GuaranteeError,
-    InternalError,
-    SchemaError,
-    TargetError,
-    TransientError,
-    UserError,
-)
+from headrace.pipeline.errors import GuaranteeError, TargetError, UserError
 from headrace.pipeline.model.capabilities import SinkCapabilities
 from headrace.pipeline.model.connectors import sink_entries
 from headrace.pipeline.model.run_options import spell_duration
@@ -47,11 +40,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _CHECK_SECONDS = 5.0
-_CLAIM_ATTEMPTS = 5
 _IDS = "headrace"
 """Prefix of all transactional ids."""
-_SHORT = timedelta(seconds=10)
-"""Timeout of transactions that have only entries of the log."""
+_FORMATS: Mapping[str, type[OutputFormat]] = {"json": JsonFormat, "avro": AvroFormat}
 
 
 class KafkaSink(TransactionalSink):
@@ -71,9 +62,8 @@ class KafkaSink(TransactionalSink):
         self._cluster = TopicCluster(self._name, self._node.topic, self._connection, "kafka_sink")
         self._log = CommitLog(self._name, self._node.topic, self._connection)
         self._producer = self._create_producer(context.key.text, self._node.transaction_timeout)
-        is_avro = self._node.data_format == "avro"
-        self._schemas = TopicSchemas(self._name, self._node.topic, self._connection) if is_avro else None
-        self._encoder: MessageEncoder | None = None
+        self._claims = TopicClaims(context.owner, self._cluster, self._log, self._create_producer)
+        self._format = _FORMATS[self._node.data_format](self._name, self._node, self._connection)
         self._state: TopicSinkState | None = None
         """The own entry, valid while the producer is open."""
 
@@ -91,7 +81,7 @@ class KafkaSink(TransactionalSink):
         """Create the topic and the topic of commit records, or check them."""
         self._check(schema)
         node, key = self._node, self._key
-        self._encoder = self._create_encoder(schema)
+        self._format.register(schema, key)
         config = {
             "cleanup.policy": node.cleanup_policy or ("compact" if key else "delete"),
             "retention.ms": "-1"
@@ -108,8 +98,6 @@ class KafkaSink(TransactionalSink):
         self._cluster.knock(_CHECK_SECONDS)
         self._check(self._context.schema)
         self._log.check()
-        if self._schemas is not None:
-            self._schemas.knock()
 
     def read_state(self) -> SinkState | None:
         """Return generation and record of this sink's entry; the record is None for a topic made again.
@@ -154,33 +142,18 @@ class KafkaSink(TransactionalSink):
         return SinkState(state.generation, record, topic)
 
     def claim_target(self) -> None:
-        """Add this sink's claim. Claimers of one topic have one transactional id, so they exclude each other.
-
-        The writers of claims that this one replaces are fenced first.
-        """
-        owner, topic_id = self._context.owner, self._cluster.describe().topic_id
-
-        def entries() -> list[LogEntry]:
-            claims = self._log.read_claims(topic_id)
-            owner.refuse(claims, self.target)
-            former = owner.former(claims)
-            self._fence_writers(former)
-            ended = [self._log.claim_end(claim.key) for claim in former]
-            return [*ended, self._log.claim_entry(owner.key, topic_id, share=owner.share)]
-
-        claims = self._log.read_claims(topic_id)
-        if Claim(owner.key, owner.share) not in claims or owner.former(claims):
-            self._change_claims(entries)
+        """Add this sink's claim. Claimers of one topic exclude each other."""
+        if not self._claims.add(self.target):
+            raise self._busy_error()
 
     def claims(self) -> Sequence[Claim]:
         """Return the claims in the topic of commit records. A topic made again has none."""
-        topic = self._cluster.find()
-        return [] if topic is None else self._log.read_claims(topic.topic_id)
+        return self._claims.read()
 
     def release(self, claims: Sequence[Claim]) -> None:
         """Fence each sink with the generation after its own, remove its record, then its claim."""
-        self._fence_writers(claims)
-        self._change_claims(lambda: [self._log.claim_end(claim.key) for claim in claims])
+        if not self._claims.release(claims):
+            raise self._busy_error()
 
     def find_conflicting_record(self) -> CommitRecord | None:
         """Return the record of the same pipeline name, `lane` and sink under another UUID."""
@@ -213,8 +186,7 @@ class KafkaSink(TransactionalSink):
         self._producer.close()
         self._log.close()
         self._cluster.close()
-        if self._schemas is not None:
-            self._schemas.close()
+        self._format.close()
 
     @property
     def _key(self) -> tuple[str, ...]:
@@ -223,60 +195,15 @@ class KafkaSink(TransactionalSink):
     def _read_own(self, *, waits: bool = True) -> TopicSinkState | None:
         return self._log.read_state(self._context.key.text, waits=waits)
 
-    def _create_encoder(self, schema: pa.Schema) -> MessageEncoder:
-        """Return the encoder of the format. The schema registry gets the schemas of Avro."""
-        tombstones, deduplicate = self._node.tombstones, self._node.deduplicate
-        if self._schemas is None:
-            return JsonMessageEncoder(self._name, schema, tombstones=tombstones, deduplicate=deduplicate)
-        value, key = self._schemas.register(schema, self._key)
-        return AvroMessageEncoder(self._name, value, key, tombstones=tombstones, deduplicate=deduplicate)
-
     def _send(self, frame: EpochFrame) -> int:
         """Send the messages of an epoch. Return their number."""
         rows = 0
-        if self._encoder is None:
-            msg = "a Kafka sink is written to before prepare"
-            raise InternalError(msg, node=self._name)
-        for messages in self._encoder.encode(frame):
+        for messages in self._format.create_encoder(frame.schema, frame.key).encode(frame):
             self._producer.send(messages)
             rows += messages.num_rows
         return rows
 
-    def _change_claims(self, entries: Callable[[], list[LogEntry]]) -> None:
-        """Write the entries that `entries` returns after other claimers of the topic were fenced."""
-        producer = self._create_producer(f"claims/{self._node.topic}")
-        for _ in range(_CLAIM_ATTEMPTS):
-            try:
-                producer.open()
-                with producer.transaction():
-                    producer.send_entries(entries())
-            except ProducerFencedError:
-                continue
-            else:
-                return
-            finally:
-                producer.close()
-        raise self._busy_error()
-
-    def _fence_writers(self, claims: Iterable[Claim]) -> None:
-        """Fence the producers of other sinks, and replace their records by the next generation."""
-        for claim in claims:
-            producer = self._create_producer(claim.key.text)
-            try:
-                producer.open()
-                state = self._log.read_state(claim.key.text)
-                if state is None:
-                    continue
-                ended = TopicSinkState(state.generation + 1, state.topic_id, None)
-                with producer.transaction():
-                    producer.send_entries([self._log.state_entry(claim.key.text, ended)])
-            except ProducerFencedError as error:
-                msg = f"sink '{claim.key.sink}' of pipeline '{claim.key.name}' started again"
-                raise TransientError(msg, node=self._name) from error
-            finally:
-                producer.close()
-
-    def _create_producer(self, name: str, timeout: timedelta = _SHORT) -> TransactionalProducer:
+    def _create_producer(self, name: str, timeout: timedelta) -> TransactionalProducer:
         return TransactionalProducer(self._cluster, self._connection, f"{_IDS}/{name}", self._node, timeout)
 
     def _check(self, schema: pa.Schema) -> None:
@@ -284,11 +211,7 @@ class KafkaSink(TransactionalSink):
         node, key = self._node, self._key
         for field in schema:
             check_keys(self._name, field)
-            if self._schemas is None and arrives_as(field.type) is None:
-                msg = f"column `{field.name}`: JSON messages cannot carry {field.type}"
-                raise SchemaError(msg, hint="Convert it in a transform.", node=self._name)
-        if self._schemas is not None:
-            self._schemas.check(schema, key)
+        self._format.check(schema, key)
         hint = "Give the sink a primary_key, or "
         if node.tombstones and not key:
             msg = "`tombstones` needs a key: a message without key and value ends nothing"

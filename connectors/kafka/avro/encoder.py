@@ -16,12 +16,15 @@ from headrace.connectors.json_text import with_text_keys
 from headrace.connectors.kafka.avro.registry_client import SchemaRegistryClient
 from headrace.connectors.kafka.avro.writer_schema import write_message_schema
 from headrace.connectors.kafka.encoder import MessageEncoder
+from headrace.connectors.kafka.output_format import OutputFormat
 from headrace.pipeline.config.sections import KafkaCluster
 from headrace.pipeline.errors import SchemaError
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
     from pyspark.sql.types import DataType
+
+    from headrace.connectors.kafka.config import KafkaSinkConfig
 
 _MAGIC = 0
 
@@ -39,41 +42,55 @@ class WrittenSchema:
         return bytes([_MAGIC]) + self.id.to_bytes(4, "big")
 
 
-class TopicSchemas:
-    """The schemas of the messages of one sink."""
+class AvroFormat(OutputFormat):
+    """One Avro record in Confluent's frame for each key and each value. The registry has their schemas."""
 
-    def __init__(self, sink: str, topic: str, connection: KafkaCluster) -> None:
-        self._sink = sink
-        self._topic = topic
+    def __init__(self, sink: str, node: KafkaSinkConfig, connection: KafkaCluster) -> None:
+        super().__init__(sink, node, connection)
         self._client = SchemaRegistryClient(sink, connection, "kafka_sink")
 
     def check(self, schema: pa.Schema, key: Sequence[str]) -> None:
-        """Raise SchemaError for columns that Avro cannot name or carry."""
-        self._write(schema, key)
+        """See `OutputFormat.check`."""
+        self._write_schemas(schema, key)
+        self._client.has_subject(self._subject("value"))
 
-    def knock(self) -> None:
-        """Raise an error if the registry does not answer."""
-        self._client.has_subject(f"{self._topic}-value")
+    def register(self, schema: pa.Schema, key: Sequence[str]) -> None:
+        """Register the schemas of value and key. Raise SchemaError if the registry refuses one."""
+        self._find_schemas(schema, key)
 
-    def register(self, schema: pa.Schema, key: Sequence[str]) -> tuple[WrittenSchema, WrittenSchema | None]:
-        """Return the schemas of value and key. The registry gets them if it lacks them."""
-        value, of_key = self._write(schema, key)
-        found = WrittenSchema(self._client.register(f"{self._topic}-value", value), value)
-        if of_key is None:
-            return found, None
-        return found, WrittenSchema(self._client.register(f"{self._topic}-key", of_key), of_key)
+    def create_encoder(self, schema: pa.Schema, key: Sequence[str]) -> MessageEncoder:
+        """See `OutputFormat.create_encoder`. The registry is not needed for schemas that `register` had."""
+        value, of_key = self._find_schemas(schema, key)
+        node = self._node
+        return AvroMessageEncoder(
+            self._sink, value, of_key, tombstones=node.tombstones, deduplicate=node.deduplicate
+        )
 
     def close(self) -> None:
         """Close the connections."""
         self._client.close()
 
-    def _write(self, schema: pa.Schema, key: Sequence[str]) -> tuple[str, str | None]:
+    def _find_schemas(
+        self, schema: pa.Schema, key: Sequence[str]
+    ) -> tuple[WrittenSchema, WrittenSchema | None]:
+        """Return the schemas of value and key. The registry gets those that it lacks."""
+        value, of_key = self._write_schemas(schema, key)
+        found = WrittenSchema(self._client.register(self._subject("value"), value), value)
+        if of_key is None:
+            return found, None
+        return found, WrittenSchema(self._client.register(self._subject("key"), of_key), of_key)
+
+    def _write_schemas(self, schema: pa.Schema, key: Sequence[str]) -> tuple[str, str | None]:
+        topic = self._node.topic
         try:
-            value = write_message_schema(schema, schema.names, topic=self._topic, name="Value", key=key)
-            of_key = write_message_schema(schema, key, topic=self._topic, name="Key") if key else None
+            value = write_message_schema(schema, schema.names, topic=topic, name="Value", key=key)
+            of_key = write_message_schema(schema, key, topic=topic, name="Key") if key else None
         except SchemaError as error:
             raise SchemaError(error.message, hint=error.hint, node=self._sink) from None
         return value, of_key
+
+    def _subject(self, what: str) -> str:
+        return f"{self._node.topic}-{what}"
 
 
 class AvroMessageEncoder(MessageEncoder):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from headrace.connectors.certificates import check_authorities
 from headrace.connectors.kafka.avro.schema import AvroType, parse_record
 from headrace.pipeline.config.sections import KafkaCluster
 from headrace.pipeline.errors import SchemaError, SettingsError, TransientError
@@ -47,6 +48,7 @@ class SchemaRegistryClient:
         self._lock = threading.Lock()
         self._client: httpx.Client | None = None
         self._records: dict[int, AvroType] = {}
+        self._registered: dict[tuple[str, str], int] = {}
 
     @property
     def url(self) -> str:
@@ -81,9 +83,11 @@ class SchemaRegistryClient:
     def register(self, subject: str, schema: str) -> int:
         """Return the id of an Avro schema in a subject, which gets it if it lacks it.
 
-        Registering a schema again changes nothing. Raise SchemaError if the registry refuses it, as by the
-        compatibility of the subject.
+        Registering a schema again changes nothing, and sends nothing for one that this client registered.
+        Raise SchemaError if the registry refuses it, as by the compatibility of the subject.
         """
+        if (known := self._registered.get((subject, schema))) is not None:
+            return known
         path = f"/subjects/{quote(subject, safe='')}/versions"
         response = self._send("POST", path, {"schema": schema})
         if response.status_code in _REFUSED:
@@ -92,7 +96,9 @@ class SchemaRegistryClient:
             msg = f"the schema registry {self._url} refuses the schema of `{subject}`: {reason}"
             hint = "Write to another topic, or change the columns or the compatibility of the subject."
             raise SchemaError(msg, hint=hint, node=self._node)
-        return int(self._read_answer(response, path, ())["id"])
+        found = int(self._read_answer(response, path, ())["id"])
+        self._registered[subject, schema] = found
+        return found
 
     def close(self) -> None:
         """Close the connections."""
@@ -199,12 +205,7 @@ class SchemaRegistryClient:
         path = self._connection.schema_registry_ca
         if path is None:
             return True
-        try:
-            return ssl.create_default_context(cafile=str(path))
-        except OSError as error:
-            reason = "it has no certificates in PEM" if isinstance(error, ssl.SSLError) else error.strerror
-            msg = f"{self._setting}.schema_registry_ca `{path}` cannot be read: {reason}"
-            raise SettingsError(msg, node=self._node) from None
+        return check_authorities(path, f"{self._setting}.schema_registry_ca", self._node)
 
 
 def _json(response: httpx.Response) -> Any:
