@@ -5,35 +5,19 @@ Each time a consumer of committed transactions must read every change once, thos
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-from collections import defaultdict
-from datetime import date, timedelta
-from typing import Any
 
 import psutil
 import pytest
-from helpers.kafka_sink import read_messages
-from helpers.pipeline_world import FROM_TOPIC, HISTORY, HYBRID_SOURCE, World, until
+from helpers.pipeline_world import World, until
+from helpers.topic_changes import expected_changes, read_changes, write_topic_pipeline
 from pyspark.sql import SparkSession
 
 from headrace.jobs.checks.audit import ContentAuditOptions, audit
 from headrace.jobs.run.repair import replay
 from headrace.pipeline.errors import SinkStateError
 from headrace.pipeline.file.loader import load_pipeline
-
-PIPELINE = (
-    HYBRID_SOURCE
-    + """\
-transforms:
-  shaped: {{type: sql, sql: "select id, day, upper(name) as name, amount * 2 as amount from src"}}
-sinks:
-  out: {{type: kafka, from: shaped, topic: {topic}-out, topic_partitions: 3}}
-epoch: {{interval: 0s, stream_rows: 250, history_rows: 1000}}
-"""
-)
-Changes = dict[int, list[tuple[str | None, dict[str, Any] | None]]]
 
 # Transactions of a run: 1 the generation, 2 the claim, 3 the first record, 4 to 6 history, then the stream.
 # Rows of the stream are encoded in the driver, from the first epoch of the stream on.
@@ -56,41 +40,8 @@ STEPS = [
 @pytest.fixture
 def topic_world(world: World) -> World:
     """The world with a pipeline into the topic `<name>-out`."""
-    values = {"name": world.name, "database": world.database, "topic": world.name}
-    world.file.write_text(PIPELINE.format(**values))
+    write_topic_pipeline(world, "json")
     return world
-
-
-def read_changes(world: World) -> Changes:
-    """The changes of each key in the topic, in the order of a consumer."""
-    found: Changes = defaultdict(list)
-    places: dict[int, set[int]] = defaultdict(set)
-    for message in read_messages(world.services.kafka.brokers, f"{world.name}-out"):
-        assert message.key is not None
-        assert message.value is not None
-        key = json.loads(message.key)["id"]
-        places[key].add(message.partition)
-        found[key].append((message.operation, json.loads(message.value)))
-    assert all(len(parts) == 1 for parts in places.values())
-    return found
-
-
-def expected(world: World) -> Changes:
-    """History, then the messages of the source topic that history lacks, as the pipeline shapes them."""
-    found: Changes = defaultdict(list)
-    for key in range(HISTORY):
-        day = date(2024, 1, 1) + timedelta(days=key % 60)
-        found[key].append(("c", shaped(key, day.isoformat(), f"n{key}", key * 3)))
-    for message in read_messages(world.services.kafka.brokers, world.name):
-        if message.partition == 0 and message.offset < FROM_TOPIC:
-            continue
-        row = json.loads(message.value or b"")
-        found[row["id"]].append((message.operation, shaped(*row.values())))
-    return found
-
-
-def shaped(key: int, day: str, name: str, amount: int) -> dict[str, Any]:
-    return {"id": key, "day": day, "name": name.upper(), "amount": amount * 2}
 
 
 # The daily sample has no Spark: end_to_end/test_start_without_spark.py, topic-committed.
@@ -101,14 +52,14 @@ def test_every_change_is_there_once(
 ) -> None:
     assert topic_world.crash(point, nth, who) != 0
     assert topic_world.run_here(spark).caught_up
-    assert read_changes(topic_world) == expected(topic_world)
+    assert read_changes(topic_world) == expected_changes(topic_world)
 
 
 @pytest.mark.slow
 def test_a_run_that_dies_after_its_commit(topic_world: World, spark: SparkSession) -> None:
     assert topic_world.crash("topic-committed", 7, "driver") != 0
     assert topic_world.run_here(spark).caught_up
-    assert read_changes(topic_world) == expected(topic_world)
+    assert read_changes(topic_world) == expected_changes(topic_world)
 
 
 @pytest.mark.slow  # the contract and tests/integration/connectors have daily ones
@@ -121,18 +72,18 @@ def test_a_paused_run_wakes_up_after_a_takeover(topic_world: World, point: str) 
         lambda: (found := topic_world.run())["code"] == 0 and found, "the takeover after the lease", 240
     )
     assert answer["caught_up"]
-    assert read_changes(topic_world) == expected(topic_world)
+    assert read_changes(topic_world) == expected_changes(topic_world)
     os.kill(zombie.pid, signal.SIGCONT)
     assert topic_world.answer(zombie)["error"] == "FencedError"
     assert zombie.returncode != 0
-    assert read_changes(topic_world) == expected(topic_world)
+    assert read_changes(topic_world) == expected_changes(topic_world)
 
 
 def test_audits_and_replays_of_a_topic(topic_world: World, spark: SparkSession) -> None:
     topic_world.enlarge_epochs()
     file, settings = load_pipeline(topic_world.file), topic_world.settings()
     assert topic_world.run_here(spark).caught_up
-    once = expected(topic_world)
+    once = expected_changes(topic_world)
     assert read_changes(topic_world) == once
     checks = {
         check.name: check for check in audit(file, settings, spark=spark, content=ContentAuditOptions())

@@ -28,6 +28,7 @@ from headrace.connectors.delta.sink import DeltaTableSink
 from headrace.connectors.files.sink import FileFolderSink
 from headrace.connectors.files.sink_folder import SinkFolder
 from headrace.connectors.http.client import HttpCaller
+from headrace.connectors.kafka.avro.encoder import AvroFormat
 from headrace.connectors.kafka.encoder import JsonMessageEncoder
 from headrace.connectors.kafka.producer import TransactionalProducer
 from headrace.connectors.postgres.direct import SplitTask
@@ -62,6 +63,10 @@ POINTS: dict[str, tuple[type, str, str]] = {
     "memory-filled": (MemoryTable, "fill", "after"),
     "topic-encoding": (JsonMessageEncoder, "_encode_table", "before"),
     "topic-encoded": (JsonMessageEncoder, "_encode_table", "after"),
+    "schemas-registering": (AvroFormat, "register", "before"),
+    "schemas-registered": (AvroFormat, "register", "after"),
+    "avro-encoding": (AvroFormat, "create_encoder", "before"),
+    "avro-encoded": (TransactionalProducer, "send", "before"),
     "topic-sending": (TransactionalProducer, "send", "after"),
     "topic-sent": (TransactionalProducer, "_commit", "before"),
     "topic-committed": (TransactionalProducer, "_commit", "after"),

@@ -97,6 +97,8 @@ class World:
     processes: list[subprocess.Popen[str]] = field(default_factory=list)
     other_clickhouse: ClickHouse | None = None
     """The ClickHouse server of sinks, if it is not that of the history."""
+    registry_url: str | None = None
+    """The schema registry of topics, if one has Avro."""
 
     @property
     def sink_clickhouse(self) -> ClickHouse:
@@ -162,8 +164,8 @@ class World:
                     "user": target.username,
                     "password": target.password,
                 },
-                "kafka_source": {"brokers": self.services.kafka.brokers},
-                "kafka_sink": {"brokers": self.services.kafka.brokers},
+                "kafka_source": {"brokers": self.services.kafka.brokers} | self._registry(),
+                "kafka_sink": {"brokers": self.services.kafka.brokers} | self._registry(),
                 "postgres_sink": {name: found[name] for name in ("host", "port", "user", "password")}
                 | {"db": found["dbname"]},
                 "lease_seconds": 4,
@@ -189,10 +191,18 @@ class World:
             "HEADRACE__POSTGRES_SINK__USER": str(found["user"]),
             "HEADRACE__POSTGRES_SINK__PASSWORD": str(found["password"]),
             "HEADRACE__POSTGRES_SINK__DB": str(found["dbname"]),
+            **{
+                f"HEADRACE__{section}__{key.upper()}": value
+                for section in ("KAFKA_SOURCE", "KAFKA_SINK")
+                for key, value in self._registry().items()
+            },
             **SHORT_LIVED_SPARK_ENVIRONMENT,
             "HEADRACE__LEASE_SECONDS": "4",
             "HEADRACE__COMMIT_TIMEOUT_SECONDS": "2",
         }
+
+    def _registry(self) -> dict[str, str]:
+        return {} if self.registry_url is None else {"schema_registry_url": self.registry_url}
 
     # --- data
 

@@ -22,10 +22,7 @@ from helpers.schema_registry import SchemaRegistry
 from helpers.sink_makers import KEYED, frame, plan
 from pyspark.sql import SparkSession
 
-from headrace.jobs.run.events import RunResult, Until
-from headrace.jobs.run.runner import run
 from headrace.pipeline.errors import HeadraceError, SchemaError, TransientError
-from headrace.pipeline.file.loader import load_pipeline
 from headrace.pipeline.types.int256 import UINT256, stored
 from headrace.services import Services
 
@@ -195,31 +192,19 @@ sinks: {{pg: {{type: postgres, from: src, table: target}}}}
 
 @pytest.mark.parametrize("point", ["sinks-written", pytest.param("topic-sending", marks=pytest.mark.slow)])
 def test_a_source_reads_what_the_sink_wrote_after_a_kill(
-    world: World, spark: SparkSession, registry: SchemaRegistry, monkeypatch: pytest.MonkeyPatch, point: str
+    world: World, spark: SparkSession, registry: SchemaRegistry, point: str
 ) -> None:
     """Updates, and deletes as tombstones. The key columns are those of the schema's `doc`."""
-    for section in ("KAFKA_SOURCE", "KAFKA_SINK"):
-        monkeypatch.setenv(f"HEADRACE__{section}__SCHEMA_REGISTRY_URL", registry.url)
-    settings = world.settings()
-    with_registry = {"schema_registry_url": registry.url}
-    settings = settings.model_copy(
-        update={
-            "kafka_source": settings.kafka_source.model_copy(update=with_registry),
-            "kafka_sink": settings.kafka_sink.model_copy(update=with_registry),
-        }
-    )
+    world.registry_url = registry.url
 
     def write_file(text: str) -> None:
         world.file.write_text(text.format(name=world.name, topic=world.name))
 
-    def run_here() -> RunResult:
-        return run(load_pipeline(world.file), settings, until=Until.CAUGHT_UP, spark=spark)
-
     write_file(INTO_AVRO)
     assert world.crash(point, 1) != 0
-    assert run_here().caught_up
+    assert world.run_here(spark).caught_up
     write_file(FROM_AVRO)
-    assert run_here().caught_up
+    assert world.run_here(spark).caught_up
     sent = read_messages(world.services.kafka.brokers, world.name)
     rows: dict[int, Any] = {}
     for one in sent:
