@@ -139,6 +139,10 @@ class Sink(Claimable, ABC):
         del plan
         return False
 
+    def count_refused_rows(self) -> int:
+        """Return the rows that the target refused and that are stored elsewhere (`on_error: dead_letter`)."""
+        return 0
+
     def find_conflicting_record(self) -> CommitRecord | None:
         """Return a record of the same pipeline name and sink under another UUID, or None."""
         return None

@@ -32,8 +32,31 @@ class PostgresSinkConfig(KeyedSinkConfig):
         description="`{column: op}`: update only if EXCLUDED.column op t.column holds for all of them. By"
         " default always updates.",
     )
+    on_error: Literal["fail", "dead_letter"] = Field(
+        default="fail",
+        description="What happens with a row that the table refuses, as by a constraint or the range of a"
+        " column: it fails the epoch, or it goes to `errors_table` in the transaction of the epoch. A row"
+        " costs about log2(n) merges then, and history is not loaded by bulk copy.",
+    )
+    errors_table: str | None = Field(
+        default=None,
+        description="With `on_error: dead_letter`: the table of refused rows in the same schema, made if it"
+        " is missing. Defaults to `<table>_errors`.",
+    )
+    max_error_rate: float = Field(
+        default=0.1,
+        ge=0,
+        le=1,
+        description="With `on_error: dead_letter`: the largest fraction of refused rows in an epoch of at"
+        " least 100 rows. More fail the epoch, and nothing of it is written.",
+    )
     max_driver_rows: PositiveInt = Field(
         default=100_000,
         description="Epochs of up to this many rows go out by one connection of the driver, larger ones by"
         " Spark's tasks.",
     )
+
+    @property
+    def errors_table_name(self) -> str | None:
+        """The table of refused rows, or None if a refused row fails the epoch."""
+        return (self.errors_table or f"{self.table}_errors") if self.on_error == "dead_letter" else None

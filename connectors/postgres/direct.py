@@ -102,7 +102,7 @@ class SplitTask:
             [*wire_schema(self.load.schema), (OP, pa.string()), *zip(POSITION, _POSITION_TYPES, strict=True)]
         )
         session.stream(TEMPORARY, columns, _add_positions(self._batches(split), columns), schema=None)
-        return self.load.merge(session, stage, deletes=False)
+        return self.load.merge(session, stage, self.plan.number, deletes=False)
 
     def _batches(self, split: Json) -> Iterator[pa.RecordBatch]:
         for batch in self.fetch.fetch(split):

@@ -8,7 +8,7 @@ their version, and one without a version ends what came before it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -22,7 +22,7 @@ from headrace.pipeline.sql.system_columns import OP
 
 POSITION = ("_gs_source", "_gs_part", "_gs_off", "_gs_sub")
 """The four fields of `_gs_pos`, flat."""
-ATTEMPT = "_gs_attempt"
+ATTEMPT, NUMBER = "_gs_attempt", "_gs_number"
 STAGE_TYPES = {
     OP: "TEXT",
     "_gs_source": "INTEGER",
@@ -75,25 +75,39 @@ class ConflictPolicy:
 
 @dataclass(frozen=True, slots=True)
 class StagingTable:
-    """Where the rows lie. `attempts`: only rows of these task attempts count; None: all."""
+    """Where the rows lie. `attempts`: only rows of these task attempts count; None: all.
+
+    `span`: only rows with these numbers count, from the first to the last; None: all.
+    """
 
     table: sql.Identifier
     attempts: Sequence[int] | None = None
+    span: tuple[int, int] | None = None
+
+    @property
+    def condition(self) -> sql.Composable:
+        """The WHERE of the rows `r` that count."""
+        if self.span is not None:
+            return sql.SQL("WHERE r._gs_number BETWEEN $1::bigint AND $2::bigint")
+        return sql.SQL("" if self.attempts is None else "WHERE r._gs_attempt = ANY($1::bigint[])")
 
     def values(self) -> tuple[object, ...]:
-        """Return the values that are bound as `$1`."""
+        """Return the values that `condition` binds, from `$1` on."""
+        if self.span is not None:
+            return self.span
         return () if self.attempts is None else (list(self.attempts),)
 
 
 def create_stage(
-    target: PostgresTarget, name: sql.Identifier, *, kind: str, tail: str = "", attempts: bool = False
+    target: PostgresTarget,
+    name: sql.Identifier,
+    *,
+    kind: str,
+    tail: str = "",
+    more: Mapping[str, str] | None = None,
 ) -> sql.Composed:
-    """Return CREATE TABLE for staged rows; `kind` is TEMPORARY or UNLOGGED."""
-    types = (
-        {column.name: column.staged for column in target.columns}
-        | STAGE_TYPES
-        | ({ATTEMPT: "BIGINT"} if attempts else {})
-    )
+    """Return CREATE TABLE for staged rows; `kind` is TEMPORARY or UNLOGGED, `more` are further columns."""
+    types = {column.name: column.staged for column in target.columns} | STAGE_TYPES | dict(more or {})
     columns = [
         sql.SQL("{} {}").format(sql.Identifier(column), trusted(type_)) for column, type_ in types.items()
     ]
@@ -236,8 +250,7 @@ class StagedMerge:
             for column in self.target.columns
         ]
         columns = sql.SQL(", ").join([*parts, _names((OP, *POSITION), "r")])
-        counted = sql.SQL("" if self.stage.attempts is None else "WHERE r._gs_attempt = ANY($1::bigint[])")
-        return sql.SQL("(SELECT {} FROM {} r {})").format(columns, self.stage.table, counted)
+        return sql.SQL("(SELECT {} FROM {} r {})").format(columns, self.stage.table, self.stage.condition)
 
     def _action(self) -> sql.Composable:
         if self.policy.nothing or not self._others:

@@ -22,6 +22,7 @@ from headrace.connectors.postgres.direct import DirectLoad
 from headrace.connectors.postgres.load import LoadContext, write_table
 from headrace.connectors.postgres.merge import ConflictPolicy
 from headrace.connectors.postgres.queries import open_query
+from headrace.connectors.postgres.refused import RefusedRows
 from headrace.connectors.postgres.session import (
     Address,
     ControlConnection,
@@ -100,9 +101,13 @@ class PostgresSink(TransactionalSink, DirectSink):
             self._store.create(session)
         with self._connections.control.transaction() as session:
             target = self._target_check(schema).prepare(session)
+        refused = self._refused(schema)
+        if refused is not None:
+            with self._connections.control.transaction() as session:
+                refused.create(session)
         terminate_older_backends(self._connections.control, self._context.key, self._generation)
         checks = RowChecks.of(self._name, schema, self._key, target.lengths, self._node.version_column)
-        self._load = LoadContext(self._name, target, schema, self._policy, checks, self._generation)
+        self._load = LoadContext(self._name, target, schema, self._policy, checks, self._generation, refused)
 
     def remove_stale_attempts(self) -> None:
         """End connections that older generations opened in the meantime, and drop their staging tables."""
@@ -120,6 +125,8 @@ class PostgresSink(TransactionalSink, DirectSink):
         try:
             with control.transaction() as session:
                 self._target_check(self._context.schema).validate(session)
+                if (refused := self._refused(self._context.schema)) is not None:
+                    refused.check(session)
         finally:
             control.close()
 
@@ -143,6 +150,8 @@ class PostgresSink(TransactionalSink, DirectSink):
             elif change.kind is CommitKind.TRUNCATE:
                 self._store.lock(session, generation)
                 session.run(sql.SQL("DELETE FROM {}").format(self._table))
+                if (refused := self._refused(self._context.schema)) is not None:
+                    refused.remove(session)
             elif record is not None:
                 record = self._store.register(session, record, self._count_rows(session))
         return SinkState(generation, record)
@@ -207,6 +216,14 @@ class PostgresSink(TransactionalSink, DirectSink):
         """Return the keys through the driver if they are small, else through a parquet file."""
         return self._read_target(self._context.schema, folder).keys(partition)
 
+    def count_refused_rows(self) -> int:
+        """Return the rows of the table of errors."""
+        refused = self._refused(self._context.schema)
+        if refused is None:
+            return 0
+        with self._connections.control.transaction() as session:
+            return refused.count(session)
+
     def describe(self) -> Json:
         """Return the type, asset key and table name without opening a connection."""
         connection = self._context.settings.postgres_for(self._name)
@@ -249,18 +266,25 @@ class PostgresSink(TransactionalSink, DirectSink):
     def _write_epoch(self, plan: EpochPlan, frame: EpochFrame) -> WriteCounts:
         """Write a small epoch from the driver alone, and a larger one through tasks that stage its rows."""
         load, store, most = self._loading, self._store, self._node.max_driver_rows
-        address, control, loader = self._connections
+        address, control, _ = self._connections
         if frame.key != self._key:
             msg = f"the frame has key {frame.key}, the sink was prepared with {self._key}"
             raise InternalError(msg, node=self._name)
         nested = any(is_nested(field.type) for field in load.schema)
         if not nested and (local := frame.get_local_rows(most)) is not None:
             flat = flatten_table(canonical(local, frame.key), load.schema)
-            return write_table(loader, store, load, plan, flat)
+            return self._write_table(plan, flat)
         rows = flatten_columns(canonical_frame(frame.rows, load.schema, frame.key), load.schema)
         if (table := frame.collect_if_small(rows, most)) is not None:
-            return write_table(loader, store, load, plan, table)
+            return self._write_table(plan, table)
         return write_staged(control, address, store, load, plan, rows)
+
+    def _write_table(self, plan: EpochPlan, rows: pa.Table) -> WriteCounts:
+        """Write flat rows of the driver. If refused rows have a table, all are staged first."""
+        load, (address, control, loader) = self._loading, self._connections
+        if load.refused is None or not rows.num_rows:
+            return write_table(loader, self._store, load, plan, rows)
+        return write_staged(control, address, self._store, load, plan, rows)
 
     def _read_target(self, schema: pa.Schema, folder: Path) -> TargetReader:
         spark: Any = self._context.spark
@@ -279,6 +303,15 @@ class PostgresSink(TransactionalSink, DirectSink):
         return TargetCheck(
             self._name, node.schema_, node.table, schema, self._key, node.version_column, find_new
         )
+
+    def _refused(self, schema: pa.Schema) -> RefusedRows | None:
+        """Return where rows go that the table refuses, or None if they fail the epoch."""
+        node, table = self._node, self._node.errors_table_name
+        if table is None:
+            return None
+        nested = tuple(field.name for field in schema if is_nested(field.type))
+        key = self._context.key
+        return RefusedRows(node.schema_, table, key.pipeline, key.sink, nested, node.max_error_rate)
 
     def _lost_state_error(self) -> HeadraceError:
         """Return the fencing error: another pipeline that takes the table over deletes the row."""

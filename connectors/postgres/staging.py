@@ -12,14 +12,12 @@ import logging
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from psycopg import sql
 
 from headrace.connectors.postgres.commit_store import SCHEMA, RecordStore
-from headrace.connectors.postgres.convert import RowChecks
 from headrace.connectors.postgres.load import LoadContext
 from headrace.connectors.postgres.merge import ATTEMPT, StagingTable, create_stage
 from headrace.connectors.postgres.session import Address, ControlConnection, Loader, digest
@@ -59,7 +57,7 @@ class StagingCopyTask:
 
     address: Address
     table: str
-    checks: RowChecks
+    load: LoadContext
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Return one row for the running attempt. The row contains an error with its class and hint."""
@@ -77,17 +75,27 @@ class StagingCopyTask:
             [{"attempt": attempt, "rows": rows, "deletes": deletes, "failure": failure}], schema=_RESULT
         )
 
+    def copy_table(self, rows: pa.Table) -> list[StagedAttempt]:
+        """COPY rows of the driver, without Spark."""
+        return [StagedAttempt(0, *self._load(iter(rows.to_batches()), 0))]
+
     def _load(self, batches: Iterator[pa.RecordBatch], attempt: int) -> tuple[int, int]:
-        first = next((batch for batch in batches if batch.num_rows), None)
-        if first is None:
+        found = next((batch for batch in batches if batch.num_rows), None)
+        if found is None:
             return 0, 0
-        rows = deletes = 0
+        first, deletes = self.load.screen(found)
+        rows = first.num_rows
+
+        def screened() -> Iterator[pa.RecordBatch]:
+            nonlocal rows, deletes
+            yield first
+            for batch in batches:
+                checked, some = self.load.screen(batch)
+                rows, deletes = rows + checked.num_rows, deletes + some
+                yield checked
 
         def marked() -> Iterator[pa.RecordBatch]:
-            nonlocal rows, deletes
-            for batch in chain([first], batches):
-                deletes += self.checks.check(batch)
-                rows += batch.num_rows
+            for batch in screened():
                 yield batch.append_column(ATTEMPT, pa.repeat(pa.scalar(attempt, pa.int64()), batch.num_rows))
 
         schema = first.schema.append(pa.field(ATTEMPT, pa.int64()))
@@ -106,11 +114,11 @@ def write_staged(
     store: RecordStore,
     load: LoadContext,
     plan: EpochPlan,
-    rows: DataFrame,
+    rows: DataFrame | pa.Table,
 ) -> WriteCounts:
-    """Stage rows in tasks and merge them in the driver. Stage again if the server lost staged rows.
+    """Stage rows and merge them in the driver. Stage again if the server lost staged rows.
 
-    `rows` are flat.
+    `rows` are flat. Tasks stage those of a frame.
     """
     for _ in range(TRIES):
         table = f"{_prefix(store.key)}{load.generation}_e{plan.number}_{secrets.token_hex(3)}"
@@ -119,9 +127,12 @@ def write_staged(
             row = store.lock_for_epoch(session, plan, load.generation)
             if isinstance(row, WriteCounts):
                 return row
-            session.run(create_stage(load.target, identifier, kind="UNLOGGED", attempts=True))
+            session.run(
+                create_stage(load.target, identifier, kind="UNLOGGED", more={ATTEMPT: "BIGINT", **load.marks})
+            )
         try:
-            staged = copy_to_staging(rows, StagingCopyTask(address, table, load.checks))
+            task = StagingCopyTask(address, table, load)
+            staged = task.copy_table(rows) if isinstance(rows, pa.Table) else copy_to_staging(rows, task)
             if (counts := _merge(control, store, load, plan, identifier, staged)) is not None:
                 return counts
         finally:
@@ -171,7 +182,7 @@ def _merge(
             session.run(_SORT_MEMORY)
             winners = None if rows_by_attempt.keys() == there.keys() else list(rows_by_attempt)
             deletes = any(one.deletes for one in staged)
-            counts = load.merge(session, StagingTable(table, winners), deletes=deletes)
+            counts = load.merge(session, StagingTable(table, winners), plan.number, deletes=deletes)
         store.advance(session, row, plan, load.generation, counts)
     return counts
 

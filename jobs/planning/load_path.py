@@ -82,7 +82,7 @@ def plan_load_path(
     """Return the load path to one sink. Its path is `unchecked` if columns that decide are not known."""
     names = graph.upstream_sources(file.model, sink)
     source = sources[names[0]]
-    if reason := _obstacle(file, sources, sink):
+    if reason := _dead_letters(file, sink) or _obstacle(file, sources, sink):
         return LoadPath("rows", reason)
     have = columns.itself(source)
     try:
@@ -123,10 +123,17 @@ class _UnknownError(Exception):
     """The columns that decide are unknown. The message names the node."""
 
 
-def _obstacle(file: PipelineFile, sources: Mapping[str, PipelineSource], sink: str) -> str:
-    """Return why history must go through Spark regardless of SQL and columns, or an empty string."""
+def _dead_letters(file: PipelineFile, sink: str) -> str:
+    """Return why dead letters of a source or of the sink rule out a bulk copy, or an empty string."""
     if graph.reads_errors(file.model, sink):
         return "history has no rejected rows"
+    if getattr(file.model.sinks[sink], "on_error", "fail") == "dead_letter":
+        return "rows that the target refuses are found in one transaction"
+    return ""
+
+
+def _obstacle(file: PipelineFile, sources: Mapping[str, PipelineSource], sink: str) -> str:
+    """Return why history must go through Spark regardless of SQL and columns, or an empty string."""
     names = graph.upstream_sources(file.model, sink)
     source = sources[names[0]]
     if not registry.sink_class(file.model.sinks[sink]).capabilities.direct:

@@ -1,4 +1,4 @@
-"""Checks of dead letters: rejected rows need a sink, and their limit needs them."""
+"""Checks of dead letters: rejected rows of a source need a sink, and keys for them need `on_error`."""
 
 from __future__ import annotations
 
@@ -26,13 +26,30 @@ def check_dead_letters(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[U
             msg = f"no sink reads `{output.name}`, so rejected rows would be lost"
             hint = f"Add a sink with `from: {output.name}`, or remove `on_error`."
             yield UserError(msg, hint=hint, node=name, place=place(*path, "on_error"))
-        if output is None and _has_own_rate(stream):
+        if output is None and _is_set(stream, "max_error_rate"):
             msg = "`max_error_rate` has no effect without `on_error: dead_letter`"
             hint = "Remove it, or set `on_error: dead_letter` and a sink that reads the rejected rows."
             yield UserError(msg, hint=hint, node=name, place=place(*path, "max_error_rate"))
+    for name, sink in model.sinks.items():
+        yield from _check_sink(name, sink, place)
 
 
-def _has_own_rate(stream: Any) -> bool:
-    """Return whether `max_error_rate` has another value than the default, which a stored file has too."""
-    field = getattr(type(stream), "model_fields", {}).get("max_error_rate")
-    return field is not None and stream.max_error_rate != field.default
+def _check_sink(name: str, sink: Any, place: PlaceOf) -> Iterator[UserError]:
+    """Yield keys for refused rows without effect, and a table of errors that is the target itself."""
+    on_error = getattr(sink, "on_error", None)
+    if on_error == "fail":
+        for key in ("errors_table", "max_error_rate"):
+            if _is_set(sink, key):
+                msg = f"`{key}` has no effect without `on_error: dead_letter`"
+                hint = "Remove it, or set `on_error: dead_letter`."
+                yield UserError(msg, hint=hint, node=name, place=place("sinks", name, key))
+    elif on_error == "dead_letter" and sink.errors_table_name == sink.table:
+        msg = f"`errors_table` is `{sink.table}`, the table of the rows"
+        hint = "Choose another name."
+        yield UserError(msg, hint=hint, node=name, place=place("sinks", name, "errors_table"))
+
+
+def _is_set(node: Any, key: str) -> bool:
+    """Return whether a key has another value than the default, which a stored file has too."""
+    field = getattr(type(node), "model_fields", {}).get(key)
+    return field is not None and getattr(node, key) != field.default

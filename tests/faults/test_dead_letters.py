@@ -1,10 +1,15 @@
-"""kill -9 while broken messages go to their own sinks: every row is in one sink, once."""
+"""kill -9 while rejected rows go to a place of their own: every row is in one place, once."""
 
 from __future__ import annotations
 
+import json
+from datetime import date, timedelta
+
+import psycopg
 import pytest
 from helpers.broken_messages import BrokenWorld
-from helpers.pipeline_world import World
+from helpers.kafka_sink import read_messages
+from helpers.pipeline_world import FROM_TOPIC, HISTORY, Row, World
 from pyspark.sql import SparkSession
 
 from headrace.jobs.checks.audit import audit
@@ -54,3 +59,74 @@ def test_every_message_is_in_one_sink_once(
         "bad",
         "bad_lake",
     }
+
+
+REFUSING = """
+sinks:
+  pg: {type: postgres, from: src, table: target, on_error: dead_letter, max_driver_rows: MOST}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("most", [1, 20_000], ids=["staged", "driver"])
+@pytest.mark.parametrize(
+    ("point", "nth", "who"),
+    [
+        ("postgres-committing", 4, "driver"),
+        ("postgres-committing", 7, "group"),
+        ("postgres-committed", 4, "driver"),
+        ("postgres-committed", 7, "group"),
+        ("sinks-written", 2, "driver"),
+    ],
+)
+def test_every_row_is_in_the_table_or_among_the_refused(
+    world: World, spark: SparkSession, point: str, nth: int, who: str, most: int
+) -> None:
+    """The table refuses every 97th amount, of history and of the stream."""
+    world.write_file_without_spark()
+    text = world.file.read_text()
+    plain = "sinks: {pg: {type: postgres, from: src, table: target}}"
+    assert plain in text
+    world.file.write_text(text.replace(plain, REFUSING.replace("MOST", str(most))))
+    with psycopg.connect(world.conninfo) as connection:
+        connection.execute(
+            "CREATE TABLE target (id bigint PRIMARY KEY, day date, name text,"
+            " amount bigint CHECK (amount % 97 <> 0))"
+        )
+    assert world.crash(point, nth, who) != 0
+    assert world.run_here(spark).caught_up
+    rows, refused = replay_changes(world)
+    assert world.in_postgres() == rows
+    with psycopg.connect(world.conninfo) as connection:
+        found = connection.execute('SELECT operation, "row" FROM target_errors').fetchall()
+    stored = sorted(
+        (op, row["id"], row["amount"]) for op, row in ((op, json.loads(row)) for op, row in found)
+    )
+    assert stored == refused
+    checks = audit(load_pipeline(world.file), world.settings(), spark=spark)
+    assert all(one.passed is not False for one in checks), checks
+
+
+def replay_changes(world: World) -> tuple[list[Row], list[tuple[str, int, int]]]:
+    """The rows of the table, and the refused ones, worked out change by change."""
+    rows: dict[int, Row] = {}
+    refused: list[tuple[str, int, int]] = []
+
+    def apply(op: str, row: Row) -> None:
+        key, *_, amount = row
+        if op == "d":
+            rows.pop(key, None)
+        elif amount % 97 == 0:
+            refused.append((op, key, amount))
+        else:
+            rows[key] = row
+
+    for key in range(HISTORY):
+        apply("i", (key, date(2024, 1, 1) + timedelta(days=key % 60), f"n{key}", key * 3))
+    for message in read_messages(world.services.kafka.brokers, world.name):
+        if message.partition == 0 and message.offset < FROM_TOPIC:
+            continue
+        row = json.loads(message.value or b"")
+        op = (message.operation or "c").replace("c", "i")
+        apply(op, (row["id"], date.fromisoformat(row["day"]), row["name"], row["amount"]))
+    return sorted(rows.values()), sorted(refused)

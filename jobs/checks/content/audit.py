@@ -166,6 +166,8 @@ class ContentAudit:
             column for column in graph.key_of(self._file.model, name) if column not in content.columns
         ]:
             return f"the key column `{lost[0]}` cannot be read back from the target"
+        if refused := sink.count_refused_rows():
+            return f"the target refused {refused:,} rows, which the table of errors has"
         own_key = SinkKey(self._state.pipeline, self._file.name, self._state.lane, name)
         return (
             "other pipelines write the target too"
