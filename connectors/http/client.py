@@ -47,12 +47,17 @@ class WaitNote(Protocol):
 class RefusedStatusError(Exception):
     """The cause of an error that `send` raises because of the service's answers, the last one included."""
 
+    def __init__(self, refusal: str, status: int) -> None:
+        super().__init__(refusal)
+        self.status = status
+        """The status of the last answer."""
+
 
 @dataclass(frozen=True, slots=True)
 class _FailedAttempt:
     reason: str
-    is_answered: bool = False
-    """Whether the service answered with a status."""
+    status: int | None = None
+    """The status of the answer, if there was one."""
     pause: float | None = None
     """Seconds that the service asks to wait."""
 
@@ -253,17 +258,17 @@ class HttpCaller:
             # A service that asks for a pause is up.
             (self.breaker.succeeded if status == 429 else self.breaker.failed)()
             count("retriable_error", f"{status // 100}xx")
-            return _FailedAttempt(refusal, True, _retry_after(response.headers.get("Retry-After")))
+            return _FailedAttempt(refusal, status, _retry_after(response.headers.get("Retry-After")))
         self.breaker.succeeded()
         count("non_retriable_error", f"{status // 100}xx")
         where = self._service.call
         if 300 <= status < 400:
             hint = "Write the address that it redirects to as `url`: requests do not follow."
             msg = f"{where}: {refusal}"
-            raise UserError(msg, hint=hint, node=self._service.node) from RefusedStatusError(refusal)
+            raise UserError(msg, hint=hint, node=self._service.node) from RefusedStatusError(refusal, status)
         hint = "The service refuses the request: see its log, and `url` and `headers` of the node."
         msg = f"{where}: non-retriable {refusal}"
-        raise UserError(msg, hint=hint, node=self._service.node) from RefusedStatusError(refusal)
+        raise UserError(msg, hint=hint, node=self._service.node) from RefusedStatusError(refusal, status)
 
     def _given_up(self, attempts: int, seconds: float, last: str) -> TransientError:
         circuit = (
@@ -289,7 +294,7 @@ class HttpCaller:
 
 
 def _cause(last: _FailedAttempt) -> RefusedStatusError | None:
-    return RefusedStatusError(last.reason) if last.is_answered else None
+    return RefusedStatusError(last.reason, last.status) if last.status is not None else None
 
 
 _callers: dict[str, HttpCaller] = {}

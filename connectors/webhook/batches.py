@@ -53,13 +53,23 @@ def build_requests(
     The idempotency key is `prefix` and the number of the request.
     """
     for number, rows in enumerate(_slices(texts, 1 if single else size)):
-        column = rows.column(TEXT).combine_chunks()
-        if single:
-            body = column[0].as_py().encode()
-        else:
-            whole = pc.binary_join(pa.ListArray.from_arrays([0, len(column)], column), ",\n")
-            body = b"[" + whole[0].as_buffer().to_pybytes() + b"]\n"
-        yield RequestBatch(rows.to_batches()[0], body, f"{prefix}/{number}")
+        yield _build_request(rows.combine_chunks().to_batches()[0], f"{prefix}/{number}", single=single)
+
+
+def halve_request(request: RequestBatch) -> tuple[RequestBatch, RequestBatch]:
+    """Return requests for the two halves of the rows. Their keys are those of the request with .0 and .1."""
+    rows, key = request.rows, request.key
+    middle = (rows.num_rows + 1) // 2
+    first = _build_request(rows.slice(0, middle), f"{key}.0", single=False)
+    return first, _build_request(rows.slice(middle), f"{key}.1", single=False)
+
+
+def _build_request(rows: pa.RecordBatch, key: str, *, single: bool) -> RequestBatch:
+    column = rows.column(TEXT)
+    if single:
+        return RequestBatch(rows, column[0].as_py().encode(), key)
+    whole = pc.binary_join(pa.ListArray.from_arrays([0, len(column)], column), ",\n")
+    return RequestBatch(rows, b"[" + whole[0].as_buffer().to_pybytes() + b"]\n", key)
 
 
 def _slices(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.Table]:

@@ -27,5 +27,6 @@ class WebhookSinkConfig(RequestConfig, SinkConfig):
     skip_on_error: bool = Field(
         default=False,
         description="Logs and skips a request that the service refuses, instead of stopping: one with"
-        " another status than 2xx at the end of `retry`. A service that does not answer still stops the run.",
+        " another status than 2xx at the end of `retry`. With 400, 413 or 422, the rows are sent in halves"
+        " until only refused rows are skipped. A service that does not answer still stops the run.",
     )

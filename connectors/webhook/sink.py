@@ -13,7 +13,6 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, ClassVar, Self
 
@@ -26,7 +25,7 @@ from headrace.connectors.kafka.json_decoder import arrives_as
 from headrace.connectors.row_errors import translate_row_errors
 from headrace.connectors.sink_base import SinkContext
 from headrace.connectors.stateless_sink import StatelessSink
-from headrace.connectors.webhook.batches import build_requests, read_texts
+from headrace.connectors.webhook.batches import build_requests, halve_request, read_texts
 from headrace.connectors.webhook.config import WebhookSinkConfig
 from headrace.pipeline.errors import HeadraceError, SchemaError
 from headrace.pipeline.model.capabilities import SinkCapabilities
@@ -38,6 +37,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 log = logging.getLogger(__name__)
+
+_OF_CONTENT = (400, 413, 422)
+"""Statuses of a request that is refused for one of its rows, or for its size."""
 
 
 class WebhookSink(StatelessSink):
@@ -52,8 +54,8 @@ class WebhookSink(StatelessSink):
         self._name = context.key.sink
         self._generation = 0
         self._caller: HttpCaller | None = None
-        self._sent: tuple[int, dict[int, str]] = (0, {})
-        """The epoch, and digests of its requests that the service has accepted, by number."""
+        self._sent: tuple[int, dict[str, str]] = (0, {})
+        """The epoch, and digests of its requests that the service has accepted, by key."""
 
     def prepare(self, schema: pa.Schema, generation: int) -> None:
         """Resolve URL and secrets. The service is not called."""
@@ -128,7 +130,7 @@ class WebhookSink(StatelessSink):
 class _Sender:
     """Sends the requests of one attempt at an epoch, `concurrency` at a time. A context manager."""
 
-    def __init__(self, node: WebhookSinkConfig, caller: HttpCaller, sent: dict[int, str]) -> None:
+    def __init__(self, node: WebhookSinkConfig, caller: HttpCaller, sent: dict[str, str]) -> None:
         self._node = node
         self._caller = caller
         self._sent = sent
@@ -144,35 +146,34 @@ class _Sender:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def send_all(self, requests: Iterator[RequestBatch]) -> Iterator[int]:
-        """Yield the rows of each request that was sent; 0 for a skipped one."""
+        """Yield the rows of each request that the service accepted."""
         waiting: deque[Future[int]] = deque()
-        for number, request in enumerate(requests):
-            waiting.append(self._pool.submit(self._send, number, request))
+        for request in requests:
+            waiting.append(self._pool.submit(self._send, request))
             if len(waiting) >= self._node.concurrency:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
 
-    def _send(self, number: int, request: RequestBatch) -> int:
-        digest = hashlib.sha256(request.body).hexdigest()
-        if self._sent.get(number) == digest:
-            return request.rows.num_rows
-        with self._skipped(request) as skipped:
-            self._caller.send(request, self._stop, self.counter)
-        if skipped:
-            return 0
-        self._sent[number] = digest
-        return request.rows.num_rows
+    def _send(self, request: RequestBatch) -> int:
+        """Send a request. Return the rows that the service accepted.
 
-    @contextmanager
-    def _skipped(self, request: RequestBatch) -> Iterator[list[str]]:
-        """Log a refused request instead of raising, if the node says so. Yield a list with the reason."""
-        reasons: list[str] = []
+        If the node skips what the service refuses, a request that is refused for its content is sent in
+        halves, until the refused rows are by themselves.
+        """
+        digest = hashlib.sha256(request.body).hexdigest()
+        if self._sent.get(request.key) == digest:
+            return request.rows.num_rows
         try:
-            yield reasons
+            self._caller.send(request, self._stop, self.counter)
         except HeadraceError as error:
-            if not self._node.skip_on_error or not isinstance(error.__cause__, RefusedStatusError):
+            cause = error.__cause__
+            if not self._node.skip_on_error or not isinstance(cause, RefusedStatusError):
                 raise
-            reasons.append(error.message)
+            if cause.status in _OF_CONTENT and request.rows.num_rows > 1:
+                return sum(self._send(half) for half in halve_request(request))
             rows = request.rows.num_rows
             log.warning("event=request_skipped key=%s rows=%s error=%s", request.key, rows, error.message)
+            return 0
+        self._sent[request.key] = digest
+        return request.rows.num_rows

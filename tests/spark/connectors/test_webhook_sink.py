@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import socket
 from datetime import UTC, datetime
 from pathlib import Path
@@ -143,7 +144,7 @@ def test_a_refused_request_stops_the_run(spark: SparkSession, tmp_path: Path) ->
     assert service.keys == keys(1, 0, 1)
 
 
-@pytest.mark.parametrize("status", [422, 301, 503])
+@pytest.mark.parametrize("status", [403, 301, 503])
 def test_skip_on_error_logs_and_skips_a_refused_request(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture, status: int
 ) -> None:
@@ -159,6 +160,37 @@ def test_skip_on_error_logs_and_skips_a_refused_request(
     (line,) = [one.getMessage() for one in caplog.records if "request_skipped" in one.getMessage()]
     assert f"key={KEY.text}/1/1 rows=2" in line
     assert f"HTTP {status}" in line
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_skip_on_error_skips_only_the_refused_row_of_a_thousand(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture, status: int
+) -> None:
+    """A request that is refused for a row is sent in halves, with the same keys at every attempt."""
+    accepted: list[int] = []
+
+    def answer(asked: WebRequest) -> Any:
+        found = [row["id"] for row in asked.rows]
+        if 617 in found:
+            return status, b"id 617 is unknown", {}
+        accepted.extend(found)
+        return []
+
+    rows = people(*((at, "a") for at in range(1_000)))
+    with served(answer) as service, caplog.at_level(logging.WARNING):
+        sink = webhook_sink(spark, service.url, tmp_path, KEYED, batch_size=1_000, skip_on_error=True)
+        for attempt in range(2):
+            sink.prepare(KEYED, 1 + attempt)
+            accepted.clear()
+            assert sink.write(plan(1), frame(spark, KEYED, rows, "i" * 1_000, ())).rows == 999
+            assert accepted == ([at for at in range(1_000) if at != 617] if attempt == 0 else [])
+        sink.close()
+    # The first attempt sends halves of halves, the second one only those that have the refused row.
+    assert len(service.keys) <= 3 * math.ceil(math.log2(1_000)) + 2
+    skipped = [one.getMessage() for one in caplog.records if "request_skipped" in one.getMessage()]
+    assert len(skipped) == 2
+    assert all(" rows=1 " in line and "id 617 is unknown" in line for line in skipped)
+    assert len({line.split()[1] for line in skipped}) == 1
 
 
 def test_skip_on_error_skips_nothing_without_an_answer(spark: SparkSession, tmp_path: Path) -> None:
