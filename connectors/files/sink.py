@@ -28,10 +28,10 @@ from headrace.connectors.lakehouse_rows import (
     select_append_rows,
 )
 from headrace.connectors.local_relation import collect_arrow
-from headrace.connectors.row_errors import explain_failure
+from headrace.connectors.row_errors import translate_row_errors
 from headrace.connectors.sink_base import SinkContext
 from headrace.connectors.transactional_sink import CommitKind, SinkCommit, SinkState, TransactionalSink
-from headrace.pipeline.errors import HeadraceError, TargetError, TransientError
+from headrace.pipeline.errors import TargetError, TransientError
 from headrace.pipeline.model.capabilities import SinkCapabilities
 from headrace.pipeline.model.connectors import sink_entries
 from headrace.pipeline.protocol.claims import Claim
@@ -255,7 +255,8 @@ class FileFolderSink(TransactionalSink):
     def _translate_errors(self) -> Iterator[None]:
         """Raise FencedError for what a newer run caused, and errors of the file system with their reason."""
         try:
-            yield
+            with translate_row_errors():
+                yield
         except (OSError, TransientError) as error:
             newest = self._folder.find_generation()
             if newest is not None and newest > self._generation >= 0:
@@ -267,9 +268,3 @@ class FileFolderSink(TransactionalSink):
                 hint = "Let the user that runs Headrace write it, or choose another `path`."
                 raise TargetError(msg, hint=hint, node=self._name) from error
             raise TransientError(msg, node=self._name) from error
-        except HeadraceError:
-            raise
-        except Exception as error:
-            if found := explain_failure(error):
-                raise found from error
-            raise
