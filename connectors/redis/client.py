@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from headrace.connectors.certificates import check_authorities
 from headrace.pipeline.errors import HeadraceError, TargetError, TransientError
 
 if TYPE_CHECKING:
@@ -81,6 +83,7 @@ class RedisClient:
         parts = urlsplit(self._url)
         tls: dict[str, Any] = {"ssl": True} if parts.scheme == "rediss" else {}
         if tls and self._connection.ca is not None:
+            check_authorities(self._connection.ca, "redis_sink.ca", self._node)
             tls["ssl_ca_certs"] = str(self._connection.ca)
         return Redis(
             host=parts.hostname or "localhost",
@@ -157,6 +160,15 @@ def _translate_error(error: Exception, node: str, address: str) -> HeadraceError
     if isinstance(error, known.OutOfMemoryError | known.ReadOnlyError) or code in _PASSING:
         return TransientError(f"the Redis server {address} refuses writes now: {reason}", node=node)
     if isinstance(error, known.ConnectionError | known.TimeoutError):
-        msg = f"the Redis server {address} cannot be reached: {reason}"
-        return TransientError(msg, hint="Is redis_sink.url right?", node=node)
+        return _translate_connection_error(error, node, address)
     return TargetError(f"the Redis server {address} refuses a command: {reason}", node=node)
+
+
+def _translate_connection_error(error: Exception, node: str, address: str) -> HeadraceError:
+    cause = error.__cause__ or error.__context__
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        msg = f"the certificate of the Redis server {address} is refused: {cause.verify_message}"
+        hint = "Set redis_sink.ca to a PEM file with the certificates that sign it."
+        return TargetError(msg, hint=hint, node=node)
+    msg = f"the Redis server {address} cannot be reached: {error}"
+    return TransientError(msg, hint="Is redis_sink.url right?", node=node)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from helpers.pipeline_world import until
 from helpers.redis_server import RedisServer, redis_server
 from helpers.redis_sink import RedisSinkMaker, read_entries, redis_sink_maker
 from helpers.sink_makers import KEYED, frame, plan
+from helpers.tls_proxy import tls_proxy, write_certificate
 from pyspark.sql import SparkSession
 
 from headrace.connectors.redis import encoder, state
@@ -23,6 +26,7 @@ from headrace.pipeline.errors import (
     FencedError,
     HeadraceError,
     SchemaError,
+    SettingsError,
     SinkStateError,
     TargetError,
     TransientError,
@@ -85,6 +89,101 @@ def test_a_hash_has_no_field_for_null_and_none_of_its_former_row(
         sink.write(plan(2), frame(maker.spark, schema, [{"id": 1, "name": None, "at": None}], "u"))
         assert client.hgetall(f"{maker.prefix}:1") == {b"id": b"1"}
     sink.close()
+
+
+NESTED = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("place", pa.struct([("x", pa.int32()), ("y", pa.string()), ("raw", pa.binary())])),
+        ("tags", pa.list_(pa.string())),
+        ("counts", pa.map_(pa.int32(), pa.decimal128(20, 2))),
+        ("times", pa.list_(pa.struct([("at", pa.timestamp("us", tz="UTC"))]))),
+    ]
+)
+
+
+@pytest.mark.parametrize("path", ["arrow", pytest.param("spark", marks=pytest.mark.slow)])
+def test_structs_lists_and_maps_are_json(
+    make: Callable[..., RedisSinkMaker], server: RedisServer, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """Inside of the object of a row, and as the text of a field of a hash. A missing one has no field."""
+    if path == "spark":
+        monkeypatch.setattr(encoder.RowEncoder, "_is_supported", lambda *_: False)
+    full = {
+        "id": 1,
+        "place": {"x": 1, "y": None, "raw": b"\0\xff"},
+        "tags": ["a:b", None, '"'],
+        "counts": {1: Decimal("10.50")},
+        "times": [{"at": datetime(2024, 5, 1, 10, tzinfo=UTC)}, None],
+    }
+    empty = {"id": 2, "place": None, "tags": [], "counts": {}, "times": None}
+    texts = {
+        "place": '{"x":1,"y":null,"raw":"00ff"}',
+        "tags": '["a:b",null,"\\""]',
+        "counts": '{"1":10.50}',
+        "times": '[{"at":"2024-05-01T10:00:00.000000Z"},null]',
+    }
+    for format_ in ("json", "hash"):
+        maker = make(format=format_)
+        sink = maker.joined(NESTED)
+        sink.write(plan(1), frame(maker.spark, NESTED, [full, empty], "ii"))
+        sink.close()
+        with server.client as client:
+            if format_ == "json":
+                inner = ",".join(f'"{name}":{text}' for name, text in texts.items())
+                assert client.get(f"{maker.prefix}:1").decode() == f'{{"id":1,{inner}}}'
+                lacking = '{"id":2,"place":null,"tags":[],"counts":{},"times":null}'
+                assert client.get(f"{maker.prefix}:2").decode() == lacking
+            else:
+                found = {
+                    key.decode(): text.decode() for key, text in client.hgetall(f"{maker.prefix}:1").items()
+                }
+                assert found == {"id": "1", **texts}
+                assert client.hgetall(f"{maker.prefix}:2") == {b"id": b"2", b"tags": b"[]", b"counts": b"{}"}
+
+
+def test_a_nested_column_cannot_be_in_a_name(make: Callable[..., RedisSinkMaker]) -> None:
+    sink = make().open(NESTED, ("id", "tags"))
+    with pytest.raises(SchemaError, match="column `tags`: entries of Redis cannot have list"):
+        sink.validate_target()
+    sink.close()
+
+
+def test_tls_with_a_certificate_of_the_settings(
+    spark: SparkSession, server: RedisServer, tmp_path: Path
+) -> None:
+    certificate = write_certificate(tmp_path / "right")
+    other = write_certificate(tmp_path / "other")
+    with tls_proxy(server.port, certificate) as port:
+
+        def make_tls(ca: Path | None, url: str = f"rediss://127.0.0.1:{port}/0") -> RedisSinkMaker:
+            maker = redis_sink_maker(spark, server, tmp_path, url=url)
+            connection = RedisConnection(ca=ca)
+            return replace(maker, settings=maker.settings.model_copy(update={"redis_sink": connection}))
+
+        maker = make_tls(certificate)
+        sink = maker.joined(KEYED)
+        assert write(maker, sink, 1, [(1, "a"), (2, "b")]).rows == 2
+        assert maker.rows(["id", "name"]) == [(1, "a"), (2, "b")]
+        sink.close()
+        for ca in (None, other):
+            sink = make_tls(ca).open(KEYED)
+            with pytest.raises(TargetError, match=r"certificate .* is refused: ") as refused:
+                sink.validate_target()
+            assert "redis_sink.ca" in refused.value.hint
+            sink.close()
+        sink = make_tls(tmp_path / "absent.pem").open(KEYED)
+        with pytest.raises(
+            SettingsError, match=r"redis_sink\.ca `.*absent\.pem` cannot be read: No such file"
+        ):
+            sink.validate_target()
+        sink.close()
+        # Plain text to a port with TLS, and TLS to a port without.
+        for url in (f"redis://127.0.0.1:{port}/0", f"rediss://127.0.0.1:{server.port}/0"):
+            sink = make_tls(certificate, url).open(KEYED)
+            with pytest.raises(TransientError, match=url.split("/")[2]):
+                sink.validate_target()
+            sink.close()
 
 
 @pytest.mark.parametrize("format_", ["json", "hash"])
