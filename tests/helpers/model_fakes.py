@@ -169,6 +169,12 @@ class MemoryStore(SqliteStore):
     def clock(self) -> float:
         return self._fake.now
 
+    def copy(self) -> MemoryStore:
+        """A backup of the database, as it is now."""
+        made = MemoryStore(self._fake)
+        self._connection.backup(made._connection)
+        return made
+
 
 class ProcessStore:
     """The shared store as one process reaches it.

@@ -99,10 +99,14 @@ class Machine(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(self.world.broken)))
         self.world.repair(name, accept=accept, interrupt=interrupt)
 
-    @precondition(lambda self: self.world.can_lose_ledger())
     @rule()
-    def lose_ledger(self):
-        self.world.lose_ledger()
+    def back_up_ledger(self):
+        self.world.back_up_ledger()
+
+    @precondition(lambda self: self.world.can_lose_ledger())
+    @rule(backup=st.booleans())
+    def lose_ledger(self, backup):
+        self.world.lose_ledger(backup=backup)
 
     def idle(self):
         return [process for process in self.world.processes if process.idle]

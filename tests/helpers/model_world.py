@@ -114,6 +114,7 @@ class World:
         self.absent: set[str] = set()
         """Targets that left the file and missed epochs since."""
         self.snapshots: dict[str, Target] = {}
+        self.ledger_backup: MemoryStore | None = None
         self.file = FILES[0]
         self.log: list[str] = []
 
@@ -398,17 +399,32 @@ class World:
             name for name, row in self.state().sinks.items() if row.state == "joined"
         }
 
-    def lose_ledger(self) -> None:
-        """The ledger's file is gone, with no process alive.
+    def back_up_ledger(self) -> None:
+        """A backup of the ledger is taken, also while processes work."""
+        self.ledger_backup = self.store.copy()
 
-        It is rebuilt from the sinks, or brought back when that is refused.
+    def lose_ledger(self, *, backup: bool = False) -> None:
+        """The ledger's file is gone, with no process alive. The last backup, or an empty ledger, replaces it.
+
+        It is rebuilt from the sinks, or brought back when that is refused. A backup that no sink is ahead of
+        goes on.
         """
         state = self.state()
         for process in list(self.processes):
             self.kill(process)
         old = self.store
-        self._use(MemoryStore(self.clock))
-        assert self._refuses(self.file), "a new ledger met the sinks of a lost one and started anew"
+        records = [record for name in self.file["sinks"] if (record := self._record(name))]
+        self._use(self.ledger_backup.copy() if backup and self.ledger_backup else MemoryStore(self.clock))
+        known = self.ledger.state(NAME, LANE)
+        newest = known.committed + (known.open_plan is not None) if known else -1
+        ahead = any(record.epoch > newest for record in records)
+        refused = self._refuses(self.file)
+        assert refused or (backup and not ahead), "a ledger met sinks that are ahead of it and went on"
+        if not ahead:  # the same epochs, or others of the same numbers
+            self.clock.sleep(TTL + COMMIT_TIMEOUT)  # generations are seconds
+            self._use(old)
+            self.check()
+            return
         probe = Probe()
         try:
             self.lane_class.rebuild(

@@ -147,7 +147,7 @@ class CoordinatorRepairs(CoordinatorInterventions):
         commit_timeout: float = 30.0,
         sleep: Callable[[float], None] = time.sleep,
     ) -> str:
-        """Rebuild an empty ledger from the records of the file's sinks. Return the pipeline's former UUID.
+        """Rebuild a lost or older ledger from the records of the file's sinks. Return the pipeline's UUID.
 
         Every sink of the file that stores a record must have one. No process of the pipeline may be alive,
         because the ledger that would fence it is lost. Wait for commits in progress. Raise SinkStateError if

@@ -220,11 +220,11 @@ class Ledger(LedgerInterventions):
     def rebuild(
         self, lease: Lease, records: Mapping[str, CommitRecord], compiled: Json, pipeline_hash: str
     ) -> Lease:
-        """Rebuild an empty ledger's identity, epoch, position and sinks from the sinks' records.
+        """Rebuild the identity, epoch, position and sinks of a lost ledger from the sinks' records.
 
         Return the lease under the old identity. Its generation continues from the clock, above any that the
         lost ledger used. Raise SinkStateError if the records do not agree (see `recovery.from_records`) or
-        the ledger is not empty.
+        if the ledger has the pipeline and is not older than the records.
         """
         found = from_records(lease.name, lease.lane, records, pipeline_hash)
         with self._store.write() as tx:
@@ -274,26 +274,49 @@ class Ledger(LedgerInterventions):
         return fresh
 
     def _rename(self, tx: Tx, lease: Lease, found: RecoveredState) -> None:
-        """Give the pipeline its former UUID.
+        """Give the pipeline its former UUID. Remove what an older ledger has of it.
 
         Other lanes of the name must not have begun under the new one.
         """
         state = self._state(tx, lease.name, lease.lane)
-        known = state is not None and (state.committed or state.open_plan or state.sinks)
         others = tx.one(
             "select 1 from headrace_ledger_lane where uuid = :uuid and lane <> :lane", **ids_of(lease)
         )
-        if known or (others and found.pipeline != lease.pipeline):
-            msg = (
-                f"the ledger already knows lane '{lease.lane}' of pipeline '{lease.name}'; only an empty"
-                " one is rebuilt"
-            )
-            raise SinkStateError(msg, hint="Move the ledger away first if it is the wrong one.")
+        if others and found.pipeline != lease.pipeline:
+            raise _not_empty(lease, "another lane of it has begun")
+        if state is not None and (state.committed or state.open_plan or state.sinks):
+            if found.pipeline != lease.pipeline:
+                raise _not_empty(lease, "under another identity")
+            newest = state.committed + (state.open_plan is not None)
+            if found.committed + (found.plan is not None) <= newest:
+                raise _not_empty(lease, f"it is at epoch {newest}, and no target is ahead of it")
+            self._remove_state(tx, lease)
         tx.run(
             "update headrace_ledger_pipeline set uuid = :to where uuid = :uuid",
             to=found.pipeline,
             uuid=lease.pipeline,
         )
+
+    def _remove_state(self, tx: Tx, lease: Lease) -> None:
+        """Remove what commit records replace. Events stay: skipped epochs, resets, dynamic tables."""
+        for table in ("sink", "epoch", "rolled", "verified"):
+            tx.run(
+                f"delete from headrace_ledger_{table} where uuid = :uuid and lane = :lane",  # noqa: S608
+                **ids_of(lease),
+            )
+        tx.run(
+            "delete from headrace_ledger_refresh where name = :name and lane = :lane",
+            name=lease.name,
+            lane=lease.lane,
+        )
+
+
+def _not_empty(lease: Lease, reason: str) -> SinkStateError:
+    return SinkStateError(
+        f"the ledger already knows lane '{lease.lane}' of pipeline '{lease.name}': {reason}",
+        hint="Only an empty ledger, or one that is older than the targets, is rebuilt. Move the ledger away"
+        " first if it is the wrong one.",
+    )
 
 
 def _error_fingerprint(error: str) -> str:

@@ -290,13 +290,15 @@ def move(machine: Machine, dice: random.Random) -> None:
     luck = dice.random()
     if luck < 0.5:
         machine.harm(dice.choice(machine.world.file["sinks"]), "snapshot")
+    if luck < 0.1:
+        machine.back_up_ledger()
     luck = dice.random()
     if broken and not machine.world.processes and luck < 0.4:
         machine.world.repair(dice.choice(broken), accept=dice.random() < 0.3, interrupt=accident(dice, 12))
     elif machine.parked() and luck < 0.3:
         machine.resume(dice.randrange(3), accident(dice, 20) if luck < 0.1 else None)
     elif machine.world.can_lose_ledger() and luck < 0.1:
-        machine.lose_ledger()
+        machine.lose_ledger(dice.random() < 0.5)
     elif luck < 0.2:
         machine.harm(
             dice.choice(machine.world.file["sinks"]),

@@ -269,10 +269,43 @@ def test_a_lost_ledger_is_rebuilt_from_level_sinks(open_ledger):
     assert {name: row.state for name, row in state.sinks.items()} == {"a": "joined", "b": "joined"}
     with pytest.raises(FencedError):
         ledger.heartbeat(lease, 30)
-    with pytest.raises(SinkStateError, match="only an empty one"):
+    with pytest.raises(SinkStateError, match="no target is ahead of it"):
         ledger.rebuild(fresh, {"a": at}, BODY, "h1")
     ledger.release(fresh, clean=False)
     assert not ledger.acquire("orders", "main", HOLDER, 30).settled
+
+
+@pytest.mark.parametrize("was_open", [False, True])
+def test_an_older_ledger_is_rebuilt_from_newer_records(open_ledger, was_open):
+    """It was restored from a backup of epoch 1, perhaps with epoch 2 open. The sinks are at epoch 2 or 3."""
+    ledger = open_ledger()
+    lease = begun(ledger)
+    ledger.plan(lease, plan(1, 0, 5), BODY)
+    ledger.commit(lease, 1, {})
+    if was_open:
+        ledger.plan(lease, plan(2, 5, 9), BODY)
+    before = ledger.state("orders")
+    for records in (
+        {"a": joined(lease.pipeline, "a", 1, 5)},  # not older
+        {"a": joined(lease.pipeline, "a", 0, 0)},  # newer than the records
+        {"a": joined("another", "a", 3, 9)},
+        {"a": joined(lease.pipeline, "a", 2, 9)} if was_open else {},  # a run decides about an open epoch
+    ):
+        with pytest.raises(SinkStateError):
+            ledger.rebuild(lease, records, BODY, "h1")
+        assert ledger.state("orders") == before
+    newest = 3 if was_open else 2
+    fresh = ledger.rebuild(
+        lease, {"b": joined(lease.pipeline, "b", newest, 30, lease.generation + 9)}, BODY, "h1"
+    )
+    assert fresh.generation > lease.generation + 9
+    state = ledger.state("orders")
+    assert state is not None
+    assert (state.committed, state.position, state.open_plan) == (newest, {"k": 30}, None)
+    assert {name: (row.state, row.epoch) for name, row in state.sinks.items()} == {"b": ("joined", 0)}
+    assert [row.plan.number for row in ledger.epochs("orders", "main")] == []
+    ledger.plan(fresh, plan(newest + 1, 30, 31), BODY)
+    ledger.commit(fresh, newest + 1, {})
 
 
 def test_a_lost_ledger_is_rebuilt_with_the_epoch_that_was_open(open_ledger):
