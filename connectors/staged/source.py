@@ -20,7 +20,7 @@ from headrace.connectors.source_base import BoundedSource, Snapshot
 from headrace.connectors.spark_types import marked, spark_schema
 from headrace.connectors.staged.folder import drop_folder, drop_folders, store_rows
 from headrace.pipeline.config.settings import Settings
-from headrace.pipeline.errors import DataError, SchemaError
+from headrace.pipeline.errors import DataError, SchemaError, UserError
 from headrace.pipeline.model.sources import OffsetTable
 from headrace.pipeline.protocol.epochs import Json
 from headrace.pipeline.protocol.partitions import HistoryPartition, UnpartitionedRows
@@ -76,7 +76,10 @@ class StagedSource(BoundedSource):
         apply_filter(rows, self.node.filter, self.name)
 
     def create_snapshot(self, spark: SparkSession, token: str) -> Snapshot:
-        """Read the source and store its rows in a folder of this token."""
+        """Read the source and store its rows in a folder of this token. A bucket is refused."""
+        if bucket := self.settings.staging.bucket:
+            msg = f"rows of a `{self.node.type}` source need a folder, and `staging.path` is {bucket}"
+            raise UserError(msg, hint="Set a folder that all hosts share.", node=self.name)
         self.check(spark, ())
         schema = pa.schema(stored(self.declared_schema))
         folder = store_rows(self._root, token, schema, self._tables(schema), self.name)

@@ -2,8 +2,7 @@
 
     <staging.path>/<pipeline uuid>/<lane>/<epoch>-<digest>/<node>/
         g<generation>-<token>/      one attempt: Parquet files of Spark tasks
-        manifest.json               names the valid attempt; written whole to another name, then linked: the
-        first one wins
+        manifest.json               names the valid attempt; created in one step: the first one wins
 
 The digest is that of the plan and the hash of the compiled pipeline, so an epoch that was planned again never
 reads the rows of a dropped plan. An attempt without the manifest is never read. A dead attempt cannot be
@@ -16,23 +15,21 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import re
 import secrets
-import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from headrace.connectors.durable_files import sync_to_disk
 from headrace.jobs.sources.source_batch import SourceBatch
 from headrace.jobs.spark.errors import as_headrace_error
+from headrace.jobs.staging.bucket_files import Bucket, BucketFiles
+from headrace.jobs.staging.folder_files import FolderFiles, ResultFiles
 from headrace.jobs.staging.paths import safe_filename
-from headrace.jobs.staging.task import TASK_RESULT, StoreResultsTask, storage_error
+from headrace.jobs.staging.task import TASK_RESULT, storage_error
 from headrace.pipeline.config.settings import Settings
-from headrace.pipeline.errors import HeadraceError, PipelineStateError, UserError
+from headrace.pipeline.errors import HeadraceError, PipelineStateError, TransientError, UserError
 from headrace.pipeline.protocol.epochs import EpochPlan, Json
 
 if TYPE_CHECKING:
@@ -78,13 +75,14 @@ class ResultStore:
     """All stored results of one pipeline, for the owner of its lease. Creating it touches no file."""
 
     def __init__(self, settings: Settings, pipeline: str, lane: str, generation: int) -> None:
-        self.path = settings.staging_folder
+        self.files = open_files(settings)
         self.pipeline = pipeline
         self.lane = lane
         self.generation = generation
         self.recompute = settings.staging.recompute
         self._keep = settings.staging.keep_epochs
-        self._folder = self.path / pipeline / safe_filename(lane)
+        self.is_used = False
+        self._folder = self.files.root / pipeline / safe_filename(lane)
 
     def for_epoch(self, plan: EpochPlan, pipeline_hash: str) -> EpochResultStore:
         """Return the stored results of one epoch, as computed by the compiled pipeline of this hash.
@@ -99,33 +97,42 @@ class ResultStore:
     def sweep(self, committed: int) -> None:
         """Remove results of epochs before the last `staging.keep_epochs` committed ones.
 
-        Files that cannot be removed are logged and left.
+        Files that cannot be removed are logged and left. Nothing is removed from a bucket before this run
+        has used it.
         """
+        if self.files.is_remote and not self.is_used:
+            return
         try:
-            past = (
-                [folder for folder, number in self._epochs() if number <= committed - self._keep]
-                if self._folder.is_dir()
-                else []
-            )
-        except OSError as error:
-            log.warning("event=stored_results_not_listed path=%s error=%s", self._folder, error.strerror)
+            past = [folder for folder, number in self._epochs() if number <= committed - self._keep]
+        except (OSError, TransientError) as error:
+            log.warning("event=stored_results_not_listed path=%s error=%s", self._folder, error)
             return
         for folder in past:
-            _remove(folder)
+            self.files.remove(folder)
 
-    def _epochs(self) -> Iterator[tuple[Path, int]]:
-        for folder in self._folder.iterdir():
+    def _epochs(self) -> Iterator[tuple[PurePath, int]]:
+        for folder in self.files.list_folders(self._folder):
             if found := _EPOCH.fullmatch(folder.name):
                 yield folder, int(found[1])
+
+
+def open_files(settings: Settings) -> ResultFiles:
+    """Return the folder or the bucket of `staging.path`. Connects to nothing."""
+    if url := settings.staging.bucket:
+        access = settings.staging.s3
+        secret = access.secret_access_key.get_secret_value()
+        return BucketFiles(Bucket(url, access.endpoint, access.region, access.access_key_id, secret))
+    return FolderFiles(settings.staging_folder)
 
 
 class EpochResultStore:
     """The stored results of one epoch, by node."""
 
-    def __init__(self, lane: ResultStore, plan: EpochPlan, digest: str, folder: Path) -> None:
+    def __init__(self, lane: ResultStore, plan: EpochPlan, digest: str, folder: PurePath) -> None:
         self.plan = plan
         self.folder = folder
         self._lane = lane
+        self._files = lane.files
         self._digest = digest
 
     def load_manifest(self, node: str) -> ResultManifest | None:
@@ -134,12 +141,13 @@ class EpochResultStore:
         Raises PipelineStateError if the manifest or its files are damaged.
         """
         path = self._of(node) / _MANIFEST
+        self._lane.is_used = True
         try:
-            text = path.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            return None
+            text = self._files.read_text(path)
         except OSError as error:
-            raise storage_error(node, self._lane.path, error) from error
+            raise storage_error(node, self._files.address, error) from error
+        if text is None:
+            return None
         try:
             found = ResultManifest.from_json(json.loads(text))
         except (ValueError, TypeError, KeyError) as error:
@@ -165,15 +173,12 @@ class EpochResultStore:
             [StructField(f"c{at}", field.dataType, nullable=True) for at, field in enumerate(fields)]
         )
         folder = self._of(node) / manifest.attempt
+        paths = [folder / name for name, _ in manifest.files]
         frame = (
-            like.sparkSession.read.schema(stored).parquet(
-                *(_pattern(folder / name) for name, _ in manifest.files)
-            )
-            if manifest.files
-            else None
+            self._files.frame(like.sparkSession, stored, paths)
+            if paths
+            else like.sparkSession.createDataFrame([], stored)
         )
-        if frame is None:
-            frame = like.sparkSession.createDataFrame([], stored)
         columns = [
             F.col(f"c{at}").alias(field.name, metadata=field.metadata or {})
             for at, field in enumerate(fields)
@@ -190,12 +195,10 @@ class EpochResultStore:
         attempt = f"g{self._lane.generation}-{secrets.token_hex(4)}"
         place = folder / attempt
         try:
-            place.mkdir(parents=True)
+            self._files.make_folder(place)
             # mapInArrow does not quote names, so columns travel by their place.
             numbered = rows.toDF(*(f"c{at}" for at in range(len(rows.columns))))
-            written_files = numbered.mapInArrow(
-                StoreResultsTask(node, str(place), str(self._lane.path)), TASK_RESULT
-            ).collect()
+            written_files = numbered.mapInArrow(self._files.write_task(node, place), TASK_RESULT).collect()
             found = self._complete(
                 node, attempt, [(one.file, one.rows, one.bytes) for one in written_files if one.rows]
             )
@@ -205,12 +208,12 @@ class EpochResultStore:
                 first is not None and first.attempt == attempt
             )  # the failure was after the link: the next attempt reads its rows
             if not counts:
-                _remove(place)
+                self._files.remove(place)
             if first is None or counts:
                 if isinstance(error, HeadraceError):
                     raise
                 if isinstance(error, OSError):
-                    raise storage_error(node, self._lane.path, error) from error
+                    raise storage_error(node, self._files.address, error) from error
                 raise as_headrace_error(error, node=node) from error
             self.sync_manifest(node)  # another process was first, and has swept what this one was writing
             found = first
@@ -230,11 +233,11 @@ class EpochResultStore:
         """
         folder, lane = self._of(node), self._lane
         if (first := self.load_manifest(node)) is not None:  # which has swept this attempt, perhaps
-            _remove(folder / attempt)
+            self._files.remove(folder / attempt)
             self.sync_manifest(node)
             return first
         for name, _, size in parts:
-            if (found := _size(folder / attempt / name)) != size:
+            if (found := self._files.size(folder / attempt / name)) != size:
                 msg = (
                     f"a task stored {size:,} bytes in {folder / attempt / name}, and here"
                     f" {'nothing' if found is None else found} is there"
@@ -257,16 +260,9 @@ class EpochResultStore:
             rows,
             files,
         )
-        sync_to_disk(folder / attempt)
-        written = folder / f".{attempt}.json"
-        written.write_text(json.dumps(manifest.to_json()), encoding="utf-8")
-        sync_to_disk(written)
-        try:
-            os.link(written, folder / _MANIFEST)
-        except FileExistsError:
+        self._files.sync(folder / attempt, parents=False)
+        if not self._files.create(folder / _MANIFEST, json.dumps(manifest.to_json())):
             log.warning("event=results_stored_before node=%s epoch=%d", node, self.plan.number)
-        finally:
-            written.unlink()
         self.sync_manifest(node)
         existing = self.load_manifest(node)
         assert existing is not None  # noqa: S101  this attempt or another one wrote it
@@ -278,19 +274,13 @@ class EpochResultStore:
 
         A sink must not contain rows of stored results that a power failure can undo.
         """
-        folder = self._of(node)
-        for path in (
-            folder,
-            *list(folder.parents)[:5],
-        ):  # up to the parent of `staging.path`: each of them may be new
-            with suppress(PermissionError):  # a parent folder may belong to another user
-                sync_to_disk(path)
+        self._files.sync(self._of(node))
 
     def _sweep_other_attempts(self, manifest: ResultManifest) -> None:
         """Remove the attempts that lost. They can never become valid once a manifest exists."""
-        for path in self._of(manifest.node).iterdir():
-            if path.is_dir() and path.name != manifest.attempt:
-                _remove(path)
+        for path in self._files.list_folders(self._of(manifest.node)):
+            if path.name != manifest.attempt:
+                self._files.remove(path)
 
     def _check_complete(self, node: str, manifest: ResultManifest) -> None:
         wanted = (self._lane.pipeline, self._lane.lane, self.plan.number, node, self._digest)
@@ -303,7 +293,7 @@ class EpochResultStore:
             )
         for name, size in manifest.files:
             path = self._of(node) / manifest.attempt / name
-            if (found := _size(path)) != size:
+            if (found := self._files.size(path)) != size:
                 msg = (
                     f"stored results are damaged: {path} has {'no' if found is None else found} bytes"
                     f" instead of {size}"
@@ -314,29 +304,5 @@ class EpochResultStore:
                 )
                 raise PipelineStateError(msg, hint=hint, node=node)
 
-    def _of(self, node: str) -> Path:
+    def _of(self, node: str) -> PurePath:
         return self.folder / safe_filename(node)
-
-
-def _pattern(path: Path) -> str:
-    """Return a path for Spark to read, as a file URL with glob characters escaped.
-
-    Spark takes paths without a scheme for its default file system, and some characters for patterns.
-    """
-    return "file://" + re.sub(r"([\\{}\[\]*?])", r"\\\1", str(path))
-
-
-def _size(path: Path) -> int | None:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return None
-
-
-def _remove(folder: Path) -> None:
-    try:
-        shutil.rmtree(folder)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        log.warning("event=stored_results_not_removed path=%s error=%s", folder, error.strerror)

@@ -32,50 +32,63 @@ class StoreResultsTask:
 
         If a task runs twice, only the winner's row arrives, so only its file counts.
         """
-        import pyarrow as pa
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        name = (
-            f"part-{context.partitionId():05}-{context.taskAttemptId()}.parquet"
-            if context
-            else f"part-{secrets.token_hex(8)}.parquet"
-        )
+        name = result_file_name()
+        path = Path(self.folder) / name
         try:
-            rows, size = self._write(batches, Path(self.folder) / name)
+            rows, size = write_parquet(batches, path)
+            if rows:
+                sync_to_disk(path)
         except OSError as error:
-            raise task_error(storage_error(self.node, Path(self.root), error)) from None
-        yield pa.RecordBatch.from_arrays(
-            [pa.array([name]), pa.array([rows]), pa.array([size])], names=["file", "rows", "bytes"]
-        )
+            raise task_error(storage_error(self.node, self.root, error)) from None
+        yield describe_result(name, rows, size)
 
-    def _write(self, batches: Iterable[pa.RecordBatch], path: Path) -> tuple[int, int]:
-        import pyarrow.parquet as pq
 
-        rows, writer = 0, None
-        try:
-            for batch in batches:
-                if not batch.num_rows:
-                    continue
-                if writer is None:
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    by_dictionary: Any = _exact_names(batch.schema)
-                    writer = pq.ParquetWriter(
-                        path,
-                        batch.schema,
-                        compression="zstd",
-                        write_statistics=False,
-                        use_dictionary=by_dictionary,
-                    )
-                writer.write_batch(batch)
-                rows += batch.num_rows
-        finally:
-            if writer is not None:
-                writer.close()
-        if writer is None:
-            return 0, 0
-        sync_to_disk(path)
-        return rows, path.stat().st_size
+def result_file_name() -> str:
+    """Return the name of the file that this task writes. Each attempt of a task has another one."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return (
+        f"part-{context.partitionId():05}-{context.taskAttemptId()}.parquet"
+        if context
+        else f"part-{secrets.token_hex(8)}.parquet"
+    )
+
+
+def describe_result(name: str, rows: int, size: int) -> pa.RecordBatch:
+    """Return the row that a task returns: file, rows, bytes."""
+    import pyarrow as pa
+
+    return pa.RecordBatch.from_arrays(
+        [pa.array([name]), pa.array([rows]), pa.array([size])], names=["file", "rows", "bytes"]
+    )
+
+
+def write_parquet(batches: Iterable[pa.RecordBatch], path: Path) -> tuple[int, int]:
+    """Write rows to a file, and return its rows and bytes. Without a row there is no file."""
+    import pyarrow.parquet as pq
+
+    rows, writer = 0, None
+    try:
+        for batch in batches:
+            if not batch.num_rows:
+                continue
+            if writer is None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                by_dictionary: Any = _exact_names(batch.schema)
+                writer = pq.ParquetWriter(
+                    path,
+                    batch.schema,
+                    compression="zstd",
+                    write_statistics=False,
+                    use_dictionary=by_dictionary,
+                )
+            writer.write_batch(batch)
+            rows += batch.num_rows
+    finally:
+        if writer is not None:
+            writer.close()
+    return (rows, path.stat().st_size) if writer is not None else (0, 0)
 
 
 def _exact_names(schema: pa.Schema) -> list[str]:
@@ -90,8 +103,8 @@ def _exact_names(schema: pa.Schema) -> list[str]:
     return [field.name for field in schema if kinds.is_string(field.type) or kinds.is_binary(field.type)]
 
 
-def storage_error(node: str, root: Path, error: OSError) -> UserError:
-    """Return the error for a folder that cannot store rows."""
+def storage_error(node: str, root: object, error: OSError) -> UserError:
+    """Return the error for a folder or bucket that cannot store rows."""
     msg = f"results cannot be stored in {root}: {error.strerror or error}"
     hint = (
         "Make room or give rights there, or say another folder in the setting `staging.path`; then run"

@@ -229,14 +229,32 @@ class AuditSettings(Section):
     )
 
 
+class BucketAccess(Section):
+    """Access to a bucket. Amazon's variables and roles apply to what is empty."""
+
+    endpoint: str = Field(default="", description="Address of another server than Amazon's.")
+    region: str = Field(default="", description="The region of the bucket.")
+    access_key_id: str = Field(default="", description="The key. Empty: Amazon's variables and roles.")
+    secret_access_key: Secret = Field(default=SecretStr(""), description="The secret of the key.")
+
+    @field_validator("endpoint")
+    @classmethod
+    def _is_address(cls, endpoint: str) -> str:
+        if endpoint and not is_url(endpoint):
+            msg = "must be an address such as http://objects:8333"
+            raise ValueError(msg)
+        return endpoint
+
+
 class StagingSettings(Section):
     """The location of rows that may differ when they are computed again, such as responses of a service."""
 
-    path: Path | None = Field(
+    path: Path | str | None = Field(
         default=None,
-        description="Folder of stored results. Defaults to `staging` below `home`. Runs on several hosts need"
-        " a folder that all Spark workers share.",
+        description="Folder of stored results, or `s3://bucket/folder`. Defaults to `staging` below `home`."
+        " Runs on several hosts need a bucket, or a folder that all Spark workers share.",
     )
+    s3: BucketAccess = BucketAccess()
     keep_epochs: int = Field(
         default=20,
         ge=0,
@@ -246,6 +264,20 @@ class StagingSettings(Section):
         default=False,
         description="Whether missing results are computed again, even if a sink has the original rows.",
     )
+
+    @property
+    def bucket(self) -> str:
+        """The address of the bucket. Empty if `path` is a folder."""
+        return self.path if isinstance(self.path, str) and "://" in self.path else ""
+
+    @field_validator("path")
+    @classmethod
+    def _is_folder_or_bucket(cls, path: Path | str | None) -> Path | str | None:
+        address = path if isinstance(path, str) and "://" in path else ""
+        if address and not re.fullmatch(r"s3://[a-z0-9.-]{3,63}(/\S+)?", address):
+            msg = "must be a folder or an address such as s3://bucket/folder"
+            raise ValueError(msg)
+        return path
 
 
 class SparkSettings(Section):

@@ -118,8 +118,9 @@ class Settings(BaseSettings):
 
     @property
     def staging_folder(self) -> Path:
-        """The absolute path of `staging.path`, which driver and workers share."""
-        return (self.staging.path or self.home / "staging").absolute()
+        """The absolute path of `staging.path`. With a bucket, a folder of this host for everything else."""
+        folder = None if self.staging.bucket else self.staging.path
+        return Path(folder or self.home / "staging").absolute()
 
     def postgres_for(self, sink: str) -> PostgresConnection:
         """Return the connection of one Postgres sink: its overrides over the general section."""

@@ -25,13 +25,10 @@ from headrace.connectors.spark_types import arrow_schema, spark_schema
 from headrace.jobs.run.epoch_writer import EpochWriter
 from headrace.jobs.run.pipeline_run import PipelineRun
 from headrace.jobs.spark.session import spark_conf
-from headrace.jobs.staging import store as staging_module
-from headrace.jobs.staging.store import (
-    EpochResultStore,
-    ResultStore,
-    StoreResultsTask,
-)
+from headrace.jobs.staging import folder_files
+from headrace.jobs.staging.store import EpochResultStore, ResultStore
 from headrace.jobs.staging.stored_results import NodeGraph, StoredResults
+from headrace.jobs.staging.task import StoreResultsTask
 from headrace.pipeline.config.sections import SparkSettings, StagingSettings
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import PipelineStateError, SettingsError, SinkStateError, UserError
@@ -271,7 +268,7 @@ def test_a_folder_that_workers_do_not_share_is_told(
     elsewhere = tmp_path / "another host"
     elsewhere.mkdir()
     monkeypatch.setattr(
-        staging_module, "StoreResultsTask", lambda node, _, root: StoreResultsTask(node, str(elsewhere), root)
+        folder_files, "StoreResultsTask", lambda node, _, root: StoreResultsTask(node, str(elsewhere), root)
     )
     with pytest.raises(UserError, match="and here nothing is there") as caught:
         stages(tmp_path).make("node", random_rows)
