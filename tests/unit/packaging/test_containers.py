@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,6 +16,9 @@ import pytest
 from helpers.checkout import ROOT
 from ruamel.yaml import YAML
 
+from headrace.jobs.dynamic_tables.factory import store_path
+from headrace.jobs.staging.bucket_files import BucketFiles
+from headrace.jobs.staging.store import open_files
 from headrace.pipeline.config.settings import load_settings
 
 DOCKER = ROOT / "docker"
@@ -36,6 +40,7 @@ def listening(name: str) -> set[int]:
     environment = service.get("environment", {})
     for key in ("KAFKA_LISTENERS", "SCHEMA_REGISTRY_LISTENERS"):
         found |= {int(port) for port in re.findall(r":(\d+)(?:,|$)", environment.get(key, ""))}
+    found |= {int(port) for part in command for port in re.findall(r"^-s3\.port=(\d+)$", part)}
     if name == "code":
         found |= {int(re.findall(r'CMD \["dagster", "code-server".*"--port", "(\d+)"', IMAGE)[0])}
     return found | USUAL_PORTS.get(name, set())
@@ -76,6 +81,7 @@ def test_every_address_leads_to_a_port_that_its_service_listens_on() -> None:
         "postgres",
         "kafka",
         "clickhouse",
+        "objects",
         "registry",
         "spark-master",
         "code",
@@ -106,13 +112,16 @@ def test_settings_load_and_users_are_those_of_the_servers(
     for key, value in ENVIRONMENT.items():
         monkeypatch.setenv(key, fill(value))
     settings = load_settings()
-    servers = {name: SERVICES[name]["environment"] for name in ("postgres", "clickhouse")}
+    servers = {name: SERVICES[name]["environment"] for name in ("postgres", "clickhouse", "objects")}
     for connection in (settings.postgres_sink, settings.state_backend.postgres):
         assert connection.user == fill(servers["postgres"]["POSTGRES_USER"])
         assert connection.password.get_secret_value() == fill(servers["postgres"]["POSTGRES_PASSWORD"])
     for connection in (settings.clickhouse_source, settings.clickhouse_sink):
         assert connection.user == fill(servers["clickhouse"]["CLICKHOUSE_USER"])
         assert connection.password.get_secret_value() == fill(servers["clickhouse"]["CLICKHOUSE_PASSWORD"])
+    bucket = settings.staging.s3
+    assert bucket.access_key_id == fill(servers["objects"]["AWS_ACCESS_KEY_ID"])
+    assert bucket.secret_access_key.get_secret_value() == fill(servers["objects"]["AWS_SECRET_ACCESS_KEY"])
     made = re.findall(r"CREATE DATABASE (\w+)", (DOCKER / "postgres-init.sql").read_text())
     assert settings.postgres_sink.db == servers["postgres"]["POSTGRES_DB"]
     assert settings.state_backend.postgres.db in made
@@ -130,9 +139,28 @@ def test_volumes_are_declared_and_files_exist() -> None:
             else:
                 used.add(source)
     assert used == set(STACK["volumes"])
-    for name in ("code", "spark-worker"):
-        targets = [volume.split(":")[1] for volume in SERVICES[name]["volumes"]]
-        assert ENVIRONMENT["HEADRACE__STAGING__PATH"] in targets, name
+
+
+def test_nothing_that_matters_is_on_the_disk_of_the_driver(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The ledger is in Postgres, stored results are in a bucket, the values of dynamic tables on a volume."""
+    monkeypatch.chdir(tmp_path)
+    home = re.findall(r"HEADRACE_HOME=(\S+)", IMAGE)[0]
+    monkeypatch.setenv("HEADRACE_HOME", home)
+    for key, value in ENVIRONMENT.items():
+        monkeypatch.setenv(key, value)
+    settings = load_settings()
+    assert settings.state_backend.backend_type == "postgres"
+    assert isinstance(open_files(settings), BucketFiles)
+    targets = [volume.split(":")[1] for volume in SERVICES["code"]["volumes"]]
+    assert str(store_path(settings, "uuid", "main").parents[1]) in targets
+    # The image creates them for the user of the processes.
+    (made,) = re.findall(r"mkdir -p (.+?) *$", IMAGE, re.MULTILINE)
+    for name in OWN:
+        for volume in SERVICES[name]["volumes"]:
+            if not volume.startswith("."):
+                assert volume.split(":")[1] in made.split(), volume
 
 
 def test_secrets_come_from_the_environment_file_only() -> None:
@@ -172,3 +200,45 @@ def test_dagster_of_the_storage_is_of_the_locked_release() -> None:
         re.findall(r"^dagster-postgres==(\S+)", (DOCKER / "requirements.txt").read_text(), re.MULTILINE)
         == spark
     )
+
+
+def test_the_image_starts_executors_as_kubernetes_asks_for_them(tmp_path: Path) -> None:
+    """Python names the homes of Spark and Java; Java prints its arguments."""
+    for name, text in (("python", f"echo {tmp_path}"), ("java", "printf '%s\\n' \"$@\"")):
+        program = tmp_path / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(f"#!/bin/sh\n{text}\n")
+        program.chmod(0o755)
+    values = {
+        "EXECUTOR_MEMORY": "1g",
+        "EXECUTOR_ID": "7",
+        "EXECUTOR_CORES": "2",
+        "APPLICATION_ID": "app",
+        "DRIVER_URL": "spark://CoarseGrainedScheduler@10.0.0.7:4040",
+        "EXECUTOR_POD_IP": "10.0.0.8",
+        "RESOURCE_PROFILE_ID": "0",
+        "EXECUTOR_POD_NAME": "exec-7",
+    }
+    options = ["-Dfirst=a b", *(f"-Dnumber={at}" for at in range(1, 12))]
+    environment = {f"SPARK_{name}": value for name, value in values.items()}
+    environment |= {f"SPARK_JAVA_OPT_{at}": option for at, option in enumerate(options)}
+    environment["PATH"] = f"{tmp_path / 'bin'}:/usr/bin:/bin"
+    command = ["bash", str(DOCKER / "spark.sh"), "executor"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    found = done.stdout.splitlines()
+    assert found[: len(options) + 2] == [*options, "-Xms1g", "-Xmx1g"]
+    assert found[len(options) + 2 : len(options) + 5] == [
+        "-cp",
+        f"{tmp_path}/jars/*",
+        "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend",
+    ]
+    arguments = dict(zip(found[len(options) + 5 :: 2], found[len(options) + 6 :: 2], strict=True))
+    assert arguments == {
+        "--driver-url": values["DRIVER_URL"],
+        "--executor-id": "7",
+        "--cores": "2",
+        "--app-id": "app",
+        "--hostname": "10.0.0.8",
+        "--resourceProfileId": "0",
+        "--podName": "exec-7",
+    }
