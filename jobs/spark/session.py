@@ -20,7 +20,7 @@ from headrace.jobs.spark.errors import MORE_MEMORY
 from headrace.jobs.spark.jars import ensure_jars
 from headrace.jobs.spark.java import find_java
 from headrace.pipeline.config.settings import Settings
-from headrace.pipeline.errors import SettingsError, SparkJvmError
+from headrace.pipeline.errors import SettingsError, SparkJvmError, TransientError
 from headrace.pipeline.protocol.epochs import Json
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def start_session(settings: Settings, kinds: Iterable[str]) -> SparkSession:
     for key, value in conf.items():
         builder = builder.config(key, value)
     _hush()
-    with _jvm_errors_to(settings.home / "logs" / "spark.log"):
+    with _jvm_errors_to(settings.home / "logs" / "spark.log"), _named_master(settings.spark.master):
         spark = builder.getOrCreate()
     log.info(
         "event=spark_started master=%s java=%s seconds=%.1f",
@@ -204,6 +204,22 @@ def _jvm_errors_to(path: Path) -> Iterator[None]:
     finally:
         os.dup2(kept, 2)
         os.close(kept)
+
+
+@contextmanager
+def _named_master(master: str) -> Iterator[None]:
+    """Raise TransientError, with the address, if a cluster does not start the session."""
+    from py4j.protocol import Py4JError
+
+    try:
+        yield
+    except Py4JError as error:
+        if master.startswith("local"):
+            raise
+        # Spark's own exception is about its stopped session. The reason is in its log.
+        msg = f"Spark could not start on {master}"
+        hint = "Start the master, and let its workers reach this host. spark.log in the home's logs has more."
+        raise TransientError(msg, hint=hint) from error
 
 
 def jvm_process(spark: SparkSession) -> Json | None:

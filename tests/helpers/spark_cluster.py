@@ -7,7 +7,7 @@ import os
 import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -59,6 +59,10 @@ class SparkCluster:
                 found.append(process)
         return found
 
+    def worker_of(self, executor: psutil.Process) -> str:
+        """The name of the worker that started an executor."""
+        return next(name for name, process in self.processes.items() if process.pid == executor.ppid())
+
     def kill(self, name: str) -> None:
         """Kill the master or a worker with signal 9."""
         process = self.processes.pop(name)
@@ -87,6 +91,17 @@ class SparkCluster:
         log = (self.folder / f"{name}.log").open("ab")
         # The shell script replaces itself by Java, so the pid is that of the JVM.
         self.processes[name] = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+
+
+def unread_bytes(process: psutil.Process) -> int:
+    """Return how much the sockets of a process have received that it has not read, as while it is stopped."""
+    inodes = set()
+    for link in Path(f"/proc/{process.pid}/fd").iterdir():
+        with suppress(OSError):
+            inodes.add(str(link.readlink()))
+    tables = "".join(Path(f"/proc/{process.pid}/net/{name}").read_text() for name in ("tcp", "tcp6"))
+    rows = [line.split() for line in tables.splitlines()]
+    return sum(int(row[4].split(":")[1], 16) for row in rows if f"socket:[{row[9]}]" in inodes)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""A pipeline on a real Spark standalone cluster: an executor or the driver dies in mid-run.
+"""A pipeline on a real Spark standalone cluster: an executor, the driver, a worker or the master dies in mid-run.
 
 The ledger is in Postgres. After each failure the next run has an empty home, as on another host. All processes are on this machine.
 """
@@ -6,15 +6,17 @@ The ledger is in Postgres. After each failure the next run has an empty home, as
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 from helpers.pipeline_world import until
-from helpers.spark_cluster import ClusterWorld, spark_cluster
+from helpers.spark_cluster import ClusterWorld, spark_cluster, unread_bytes
 from pyspark.sql import SparkSession
 
 from headrace.services import Services
@@ -37,6 +39,13 @@ def move_to_another_host(world: ClusterWorld) -> None:
     world.host = "host-2"
 
 
+def stop_between_sinks(world: ClusterWorld) -> subprocess.Popen[str]:
+    """A run that is stopped in its third epoch: Postgres has it, the Delta table does not."""
+    process = world.start("postgres-only", 3, "stop")
+    until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED, "the driver to stop", 400)
+    return process
+
+
 @pytest.mark.slow  # seven JVMs
 @pytest.mark.parametrize("victim", ["executor", "driver"])
 def test_rows_are_right_after_a_kill(world: ClusterWorld, spark: SparkSession, victim: str) -> None:
@@ -55,4 +64,43 @@ def test_rows_are_right_after_a_kill(world: ClusterWorld, spark: SparkSession, v
     answer = until(lambda: (found := world.run())["code"] == 0 and found, "a run that succeeds", 240)
     assert answer["caught_up"]
     assert not world.ledger.exists()
+    world.check(spark)
+
+
+@pytest.mark.slow
+def test_rows_are_right_after_a_worker_dies_with_a_task(world: ClusterWorld, spark: SparkSession) -> None:
+    """A host is lost: its worker and its executor, which has received a task of the Delta sink."""
+    first = stop_between_sinks(world)
+    executors = world.cluster.executors()
+    assert len(executors) == 2
+    for executor in executors:
+        executor.suspend()
+    os.kill(first.pid, signal.SIGCONT)
+    # Messages without a task are smaller.
+    victim = until(lambda: next((one for one in executors if unread_bytes(one) > 1000), None), "a task")
+    world.cluster.kill(world.cluster.worker_of(victim))
+    victim.kill()
+    for executor in executors:
+        if executor != victim:
+            executor.resume()
+    answer = world.answer(first)
+    assert answer["caught_up"], answer
+    world.check(spark)
+
+
+@pytest.mark.slow
+def test_rows_are_right_after_the_master_dies(world: ClusterWorld, spark: SparkSession) -> None:
+    """A run keeps its executors. A run that starts without a master fails, and one with a new master goes on."""
+    first = stop_between_sinks(world)
+    world.cluster.kill("master")
+    os.kill(first.pid, signal.SIGCONT)
+    answer = world.answer(first)
+    assert answer["caught_up"], answer
+    world.check(spark)
+    world.produce(list(world.changes(random.Random(3), 60)))
+    refused = world.run()
+    assert refused["code"] == 1, refused
+    assert world.cluster.address in refused["said"], refused
+    world.cluster.start_master()
+    until(lambda: world.run()["code"] == 0, "a run that succeeds", 300)
     world.check(spark)
