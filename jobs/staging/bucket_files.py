@@ -57,14 +57,14 @@ class Bucket:
 def client(bucket: Bucket, retry_config: Any = None) -> Any:
     """Return the client of a bucket, which repeats requests for three minutes."""
     try:
-        from obstore.store import from_url
+        from obstore.store import S3Store
     except ImportError:
         msg = f"`staging.path: {bucket.url}` needs the package obstore"
         raise SettingsError(msg, hint="pip install 'headrace[object-store]'") from None
     names = ("endpoint", "region", "access_key_id", "secret_access_key")
-    options: dict[str, Any] = {name: value for name in names if (value := getattr(bucket, name))}
+    options: Any = {name: value for name in names if (value := getattr(bucket, name))}
     with_http = bucket.endpoint.startswith("http://")
-    return from_url(
+    return S3Store.from_url(
         bucket.url, config=options, client_options={"allow_http": with_http}, retry_config=retry_config
     )
 

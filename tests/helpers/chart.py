@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,11 +44,34 @@ class Manifests:
         return found
 
 
-def render(values: dict[str, Any], folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+NOTES = """\
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: notes}
+data:
+  text: |
+    {{- tpl (.Files.Get "NOTES.txt") . | nindent 4 }}
+"""
+
+
+def render_notes(values: dict[str, Any], folder: Path) -> str:
+    """Return NOTES.txt. `helm template` does not print it, so a copy of the chart has it in a manifest."""
+    copy = folder / "copy"
+    shutil.copytree(CHART, copy, dirs_exist_ok=True)
+    (copy / "templates" / "NOTES.txt").rename(copy / "NOTES.txt")
+    (copy / "templates" / "notes.yaml").write_text(NOTES)
+    done = render(values, folder, "--show-only", "templates/notes.yaml", chart=copy)
+    assert done.returncode == 0, done.stderr
+    return YAML(typ="safe").load(done.stdout)["data"]["text"]
+
+
+def render(
+    values: dict[str, Any], folder: Path, *arguments: str, chart: Path = CHART
+) -> subprocess.CompletedProcess[str]:
     """Run `helm template` with these values, as release `shop` in namespace `data`."""
     file = folder / "values.json"
     file.write_text(json.dumps(values))
-    command = [str(TOOLS / "bin" / "helm"), "template", "shop", str(CHART), "--namespace", "data"]
+    command = [str(TOOLS / "bin" / "helm"), "template", "shop", str(chart), "--namespace", "data"]
     return subprocess.run(
         [*command, "--kube-version", OLDEST, "--values", str(file), *arguments],
         capture_output=True,
@@ -56,10 +81,24 @@ def render(values: dict[str, Any], folder: Path, *arguments: str) -> subprocess.
     )
 
 
+def schema_folder(release: str) -> Path:
+    """Return the schemas of a release as kubeconform reads them: references are relative to the file."""
+    folder = TOOLS / "schemas" / release
+    if not folder.exists():
+        fresh = Path(tempfile.mkdtemp(dir=TOOLS))
+        for path in (SCHEMAS / f"v{release}-local-strict").glob("*.json"):
+            schema = json.loads(path.read_text().replace("/api/_definitions.json", "_definitions.json"))
+            schema.pop("$id", None)
+            (fresh / path.name).write_text(json.dumps(schema))
+        folder.parent.mkdir(exist_ok=True)
+        fresh.rename(folder)
+    return folder
+
+
 def problems(manifests: str, release: str) -> str:
     """Return what kubeconform finds in manifests for a release of Kubernetes. Empty if they are valid."""
     name = "{{.ResourceKind}}{{.KindSuffix}}.json"
-    place = SCHEMAS / f"v{release}-local-strict" / name
+    place = schema_folder(release) / name
     done = subprocess.run(
         [str(TOOLS / "bin" / "kubeconform"), "-strict", "-schema-location", str(place), "-"],
         input=manifests,

@@ -415,6 +415,8 @@ class World:
         old = self.store
         records = [record for name in self.file["sinks"] if (record := self._record(name))]
         self._use(self.ledger_backup.copy() if backup and self.ledger_backup else MemoryStore(self.clock))
+        if backup:
+            self.clock.sleep(TTL + COMMIT_TIMEOUT)  # the backup has the lease of its owner
         known = self.ledger.state(NAME, LANE)
         newest = known.committed + (known.open_plan is not None) if known else -1
         ahead = any(record.epoch > newest for record in records)

@@ -11,6 +11,9 @@
 {{- fail "pipelinesConfigMap: set either pipelines or the name of an existing ConfigMap." -}}
 {{- end -}}
 {{- range $name, $text := .Values.pipelines -}}
+{{- if not (regexMatch `^[A-Za-z0-9][A-Za-z0-9._-]*\.ya?ml$` $name) -}}
+{{- fail (printf "pipelines: `%s` must be the name of a file, such as orders.yaml." $name) -}}
+{{- end -}}
 {{- $file := fromYaml $text -}}
 {{- if hasKey $file "Error" -}}
 {{- fail (printf "pipelines: %s is not YAML: %s" $name $file.Error) -}}
@@ -27,6 +30,11 @@
 {{- range $key, $owner := dict "storage" "storage" "run_launcher" "runs.launcher" -}}
 {{- if hasKey $.Values.dagster $key -}}
 {{- fail (printf "dagster.%s: the chart writes this key. Set the value `%s`." $key $owner) -}}
+{{- end -}}
+{{- end -}}
+{{- range $name, $_ := .Values.env -}}
+{{- if regexMatch "PASSWORD|SECRET|TOKEN" (upper $name) -}}
+{{- fail (printf "env.%s: secrets are references to existing Secrets. Use secretEnv." $name) -}}
 {{- end -}}
 {{- end -}}
 {{- $names := dict -}}

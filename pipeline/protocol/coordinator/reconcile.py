@@ -240,7 +240,6 @@ def reset_hint(file: str) -> str:
 
 def _older_ledger(file: str) -> str:
     return (
-        "The ledger is older than the sinks (restored from a backup?). Restore the newest one; or move it"
-        " away and"
-        f" rebuild it from the sinks' records with `headrace recover {file}`."
+        "The ledger is older than the sinks (restored from a backup?). Restore the newest one; or rebuild it"
+        f" from the sinks' records with `headrace recover {file}`."
     )

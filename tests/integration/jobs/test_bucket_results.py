@@ -63,7 +63,7 @@ def random_rows(spark: SparkSession) -> Any:
 
 
 def rows_of(frame: Any) -> list[Any]:
-    return sorted(frame.collect(), key=lambda row: row.id)
+    return sorted(frame.toArrow().to_pylist(), key=lambda row: row["id"])
 
 
 def test_rows_are_the_same_in_every_process(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.chart import NEWEST, OLDEST, TOOLS, Manifests, problems, render, run_with_packages
+from helpers.chart import NEWEST, OLDEST, TOOLS, Manifests, problems, render, render_notes, run_with_packages
 from helpers.checkout import ROOT
 from ruamel.yaml import YAML
 
@@ -316,14 +316,10 @@ def test_pods_start_again_if_configuration_changes(tmp_path: Path) -> None:
 
 
 def test_notes_name_what_must_exist(tmp_path: Path) -> None:
-    def notes(values: dict[str, Any]) -> str:
-        done = render(values, tmp_path, "--show-only", "templates/NOTES.txt")
-        return done.stdout + done.stderr
-
-    defaults = notes({})
+    defaults = render_notes({}, tmp_path)
     assert "There is no pipeline yet" in defaults
     assert "Secret headrace-postgres, key password" in defaults
-    found = notes(EVERYTHING)
+    found = render_notes(EVERYTHING, tmp_path)
     assert "https://dagster.internal" in found
     assert "Secret shop-db, key password" in found
     assert "Secret kafka-tls" in found
@@ -344,7 +340,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"config": {"kafka_source": {"options": {"sasl.password": "word"}}}},
         "/config/kafka_source/options/sasl.password",
     ),
-    "password as variable": ({"env": {"HEADRACE__POSTGRES_SINK__PASSWORD": "word"}}, "/env"),
+    "password as variable": ({"env": {"HEADRACE__POSTGRES_SINK__PASSWORD": "word"}}, "Use secretEnv"),
+    "name of a variable": ({"env": {"A-B": "x"}}, "/env"),
     "variable name": ({"secretEnv": [{"name": "A-B", "secret": "s", "key": "k"}]}, "/secretEnv/0/name"),
     "secret without key": ({"secretEnv": [{"name": "A", "secret": "s"}]}, "/secretEnv/0"),
     "relative folder": ({"secretFiles": [{"secret": "s", "path": "run"}]}, "/secretFiles/0/path"),
@@ -359,7 +356,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "size": ({"home": {"size": "10G B"}}, "/home/size"),
     "module": ({"code": {"module": "shop/definitions.py"}}, "/code/module"),
     "replicas": ({"webserver": {"replicas": 0}}, "/webserver/replicas"),
-    "file name": ({"pipelines": {"orders": "name: a"}}, "/pipelines"),
+    "file name": ({"pipelines": {"orders": "name: a"}}, "such as orders.yaml"),
     "code location": ({"codeLocations": [{"name": "a", "host": "b"}]}, "/codeLocations/0"),
     "volume of one node": ({"runs": {"launcher": "kubernetes"}}, "Set ReadWriteMany"),
     "executors on other nodes": (

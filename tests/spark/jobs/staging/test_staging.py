@@ -58,6 +58,10 @@ def lane(path: Path, generation: int = 1, keep: int = 2) -> ResultStore:
     )
 
 
+def folder_of(results: EpochResultStore) -> Path:
+    return Path(results.folder)
+
+
 def stages(path: Path, generation: int = 1, number: int = 7) -> EpochResultStore:
     return lane(path, generation).for_epoch(plan(number), "hash")
 
@@ -127,7 +131,7 @@ def test_no_rows_are_a_stage_too(tmp_path: Path, random_rows: Any) -> None:
 
 def test_an_attempt_without_a_manifest_is_never_read_and_goes(tmp_path: Path, random_rows: Any) -> None:
     stage = stages(tmp_path)
-    dead = stage.folder / "node" / "g1-dead"
+    dead = folder_of(stage) / "node" / "g1-dead"
     random_rows.write.parquet(f"file://{dead}")
     assert stage.load_manifest("node") is None
     kept = stages(tmp_path, generation=2).make("node", random_rows)
@@ -167,7 +171,10 @@ def test_a_writer_that_slept_reads_what_was_staged_meanwhile(
 
     monkeypatch.setattr(slow, "_complete", asleep)
     assert slow.make("node", random_rows) == meanwhile[0]
-    assert {path.name for path in (slow.folder / "node").iterdir()} == {"manifest.json", meanwhile[0].attempt}
+    assert {path.name for path in (folder_of(slow) / "node").iterdir()} == {
+        "manifest.json",
+        meanwhile[0].attempt,
+    }
 
 
 def test_a_writer_whose_files_were_swept_reads_what_was_staged_meanwhile(
@@ -222,7 +229,7 @@ def test_a_torn_stage_is_told(
     tmp_path: Path, random_rows: Any, damage: Callable[[Path], None], message: str
 ) -> None:
     made = stages(tmp_path).make("node", random_rows)
-    damage(stages(tmp_path).folder / "node" / made.attempt / made.files[0][0])
+    damage(folder_of(stages(tmp_path)) / "node" / made.attempt / made.files[0][0])
     with pytest.raises(PipelineStateError, match=message):
         stages(tmp_path).load_manifest("node")
 
@@ -236,7 +243,7 @@ def test_spark_may_not_be_told_to_pass_over_files(files: str) -> None:
 
 def test_a_stage_moved_under_another_name_is_told(tmp_path: Path, random_rows: Any) -> None:
     stages(tmp_path).make("node", random_rows)
-    (stages(tmp_path).folder / "node").rename(stages(tmp_path).folder / "other")
+    (folder_of(stages(tmp_path)) / "node").rename(folder_of(stages(tmp_path)) / "other")
     with pytest.raises(PipelineStateError, match="another epoch or node"):
         stages(tmp_path).load_manifest("other")
 
@@ -288,13 +295,13 @@ def test_spans_of_time_are_staged(tmp_path: Path, spark: SparkSession) -> None:
 def test_a_failing_node_leaves_nothing_behind(tmp_path: Path, random_rows: Any) -> None:
     with pytest.raises(UserError, match=r"(?i)division by zero"):
         stages(tmp_path).make("node", random_rows.selectExpr("1 / (id - 3) AS x"))
-    assert list((stages(tmp_path).folder / "node").iterdir()) == []
+    assert list((folder_of(stages(tmp_path)) / "node").iterdir()) == []
 
 
 def test_the_sweep_keeps_the_last_epochs(tmp_path: Path) -> None:
     found = lane(tmp_path, keep=2)
     for number in range(1, 6):
-        found.for_epoch(plan(number), "hash").folder.mkdir(parents=True)
+        folder_of(found.for_epoch(plan(number), "hash")).mkdir(parents=True)
     found.sweep(4)
     left = sorted(int(path.name.split("-")[0]) for path in (tmp_path / "staging" / UUID / "main").iterdir())
     assert left == [3, 4, 5]
@@ -306,7 +313,7 @@ def test_a_replay_leaves_what_its_later_epochs_need(tmp_path: Path) -> None:
     """`staging.keep_epochs` was lowered since: the next run sweeps."""
     run = object.__new__(PipelineRun)
     run._stages, run._stop = lane(tmp_path, keep=2), threading.Event()
-    later = run._stages.for_epoch(plan(2), "hash").folder
+    later = folder_of(run._stages.for_epoch(plan(2), "hash"))
     later.mkdir(parents=True)
     epochs: list[int] = []
     faked: Any = run
@@ -358,7 +365,9 @@ def test_rows_that_a_sink_holds_are_never_computed_anew(tmp_path: Path, random_r
     staging(tmp_path, ("early",)).check(["sink"], replayed=True, recompute=True)
     stages(tmp_path).make("second", random_rows)
     staging(tmp_path, ("early",)).check(["sink"], replayed=False, recompute=False)
-    assert json.loads((stages(tmp_path).folder / "second" / "manifest.json").read_text())["node"] == "second"
+    assert (
+        json.loads((folder_of(stages(tmp_path)) / "second" / "manifest.json").read_text())["node"] == "second"
+    )
 
 
 def test_who_asked_a_table_holds_the_rows_that_filled_it(tmp_path: Path, random_rows: Any) -> None:
