@@ -290,7 +290,7 @@ def test_dagster_reads_its_configuration(manifests: Manifests, tmp_path: Path) -
     assert run["securityContext"] == own["securityContext"]
     for key in ("securityContext", "terminationGracePeriodSeconds", "enableServiceLinks"):
         assert pod["spec"][key] == code["spec"][key], key
-    assert pod["spec"].get("affinity") == code["spec"].get("affinity")
+    assert pod["spec"].get("affinity", {}) == code["spec"].get("affinity", {})
     assert pod["spec"]["automountServiceAccountToken"] == code["spec"]["automountServiceAccountToken"]
     assert job["spec"]["backoffLimit"] == 0
     selectors = [one["spec"]["podSelector"]["matchLabels"] for one in manifests.of("NetworkPolicy").values()]
