@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from headrace.connectors.stall import Stall
 from headrace.pipeline.config.settings import Settings
+from headrace.pipeline.errors import TransientError
 from headrace.pipeline.model.capabilities import SourceCapabilities
 from headrace.pipeline.model.sources import OffsetTable
 from headrace.pipeline.protocol.epochs import Json
@@ -25,6 +26,8 @@ from headrace.pipeline.protocol.partitions import HistoryPartition, Unpartitione
 from headrace.pipeline.protocol.table_offsets import HandoffFilter, Range, TableOffsets
 
 if TYPE_CHECKING:
+    import threading
+
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
@@ -50,6 +53,10 @@ class Snapshot:
     is_stable: bool
 
 
+class SnapshotStoppedError(TransientError):
+    """A snapshot was not created, because the run must end."""
+
+
 class BoundedSource(ABC):
     """A source that ends by itself: a table, files."""
 
@@ -68,6 +75,12 @@ class BoundedSource(ABC):
 
         Called once, before the first epoch; the ledger stores the handle of the snapshot. The same token
         returns the same snapshot, also in another process.
+        """
+
+    def watch_stop(self, stop: threading.Event) -> None:
+        """Take the event that ends the run. A long `create_snapshot` then raises SnapshotStoppedError.
+
+        Called once per run, before any other method.
         """
 
     def describe_snapshot(self, spark: SparkSession) -> Snapshot:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from datetime import timedelta
 from itertools import count
 from typing import TYPE_CHECKING, ClassVar
@@ -46,7 +45,7 @@ class HttpPages(StagedSource):
         resolve_endpoint(self.name, self.node, self.settings)
         super().check(spark, columns)
 
-    def read_batches(self) -> Iterator[pa.Table]:
+    def read_batches(self) -> Generator[pa.Table]:
         """Request the pages one after the other and return their rows.
 
         Raise TargetError for a refusal, TransientError if `retry` ends, and DataError for an answer that does
@@ -88,7 +87,7 @@ class HttpPages(StagedSource):
         number: int,
     ) -> Page:
         try:
-            reply = caller.send(PageRequest(url), threading.Event(), counter)
+            reply = caller.send(PageRequest(url), self.stop, counter)
         except UserError as error:
             if not isinstance(error.__cause__, RefusedStatusError):
                 raise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
@@ -32,7 +32,7 @@ class PythonRowSource(StagedSource):
         self._load()
         super().check(spark, columns)
 
-    def read_batches(self) -> Iterator[pa.Table]:
+    def read_batches(self) -> Generator[pa.Table]:
         """Call the function and return its rows in the declared types.
 
         Raise DataError for an exception of the function, and SchemaError for a result that is no batch.

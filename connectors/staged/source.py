@@ -5,8 +5,9 @@ The stored rows are parquet files, which the `file` source reads.
 
 from __future__ import annotations
 
+import threading
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,9 @@ from headrace.connectors.kafka.json_decoder import payload_schema
 from headrace.connectors.source_base import BoundedSource, Snapshot
 from headrace.connectors.spark_types import marked, spark_schema
 from headrace.connectors.staged.folder import drop_folder, drop_folders, store_rows
+from headrace.connectors.staged.stoppable import read_until_stopped
 from headrace.pipeline.config.settings import Settings
-from headrace.pipeline.errors import DataError, SchemaError, UserError
+from headrace.pipeline.errors import DataError, SchemaError, SettingsError, UserError
 from headrace.pipeline.model.sources import OffsetTable
 from headrace.pipeline.protocol.epochs import Json
 from headrace.pipeline.protocol.partitions import HistoryPartition, UnpartitionedRows
@@ -50,10 +52,15 @@ class StagedSource(BoundedSource):
         self._ordinal = ordinal
         self._root = settings.staging_folder / "snapshots"
         self._files: Files | None = None
+        self.stop = threading.Event()
+        """Says that the run must end. A retry need not wait then."""
 
     @abstractmethod
-    def read_batches(self) -> Iterator[pa.RecordBatch | pa.Table]:
-        """Return all rows in order, with the columns of `declared_schema`. Called once for a snapshot."""
+    def read_batches(self) -> Generator[pa.RecordBatch | pa.Table]:
+        """Return all rows in order, with the columns of `declared_schema`. Called once for a snapshot.
+
+        It runs in a thread of its own, which is abandoned if it blocks while the run must end.
+        """
 
     @property
     def declared_schema(self) -> pa.Schema:
@@ -70,10 +77,15 @@ class StagedSource(BoundedSource):
         return pa.schema([declared.field(name) for name in self.node.columns or declared.names])
 
     def check(self, spark: SparkSession, columns: Sequence[str]) -> None:
-        """Check filter and columns against the declared columns."""
+        """Check filter and columns against the declared columns, and that workers reach the stored rows."""
+        self._check_folder()
         rows: DataFrame = spark.createDataFrame([], spark_schema(self.declared_schema))
         select_columns(rows, [*self.node.columns, *columns], f"{self.node.type} source", self.name)
         apply_filter(rows, self.node.filter, self.name)
+
+    def watch_stop(self, stop: threading.Event) -> None:
+        """See `BoundedSource.watch_stop`."""
+        self.stop = stop
 
     def create_snapshot(self, spark: SparkSession, token: str) -> Snapshot:
         """Read the source and store its rows in a folder of this token. A bucket is refused."""
@@ -161,8 +173,17 @@ class StagedSource(BoundedSource):
             self._files.close()
             self._files = None
 
+    def _check_folder(self) -> None:
+        """Raise SettingsError on a cluster whose hosts may not share the folder of stored rows."""
+        master = self.settings.spark.master
+        if master.startswith("local") or self.settings.staging.path is not None:
+            return
+        msg = f"the rows of a {self.node.type} source are stored in `staging.path`, which is not set"
+        hint = f"Set it to a folder that this host and all workers of {master} share."
+        raise SettingsError(msg, hint=hint, node=self.name)
+
     def _tables(self, schema: pa.Schema) -> Iterator[pa.Table]:
-        for rows in self.read_batches():
+        for rows in read_until_stopped(self.read_batches, self.stop, self.name):
             yield pa.table([rows.column(name) for name in schema.names], schema=schema)
 
     def _reader_of(self, snapshot: Snapshot) -> Files:

@@ -93,6 +93,8 @@ class PipelineRun:
         self._versions: dict[str, PipelineFile] = {}
         self._stack = ExitStack()
         self._published_notes: set[str] = set()
+        self._pipeline = ""
+        """The UUID of a new pipeline."""
 
     def __enter__(self) -> Self:
         with self.file.locate_errors():
@@ -177,6 +179,7 @@ class PipelineRun:
             compiled = self._assemblies[file.hash] = CompiledPipeline(file, self.settings, self.session.spark)
             for source in compiled.sources.values():
                 source.contents = self._ledger.content
+                source.watch_stop(self._stop)
         return self._assemblies[file.hash]
 
     def _version(self, compiled: Json) -> PipelineFile:
@@ -212,6 +215,7 @@ class PipelineRun:
     def _initial(self) -> Position:
         state = self._ledger.state(self.file.name, LANE)
         assert state is not None  # noqa: S101  the lease was taken before
+        self._pipeline = state.pipeline
         token = create_token(state.pipeline, state.generation)
         opened = open_sources(self.assembly.sources, self.assembly.planner.spark, token, self.file.model)
         return {
@@ -381,11 +385,29 @@ class PipelineRun:
 
     def result(self, *, caught_up: bool) -> RunResult:
         """Return the result of this run."""
-        reason = "signal" if self._stop.is_set() else "max_run_time" if self.stopping else "completed"
+        return self.reporter.result(self.coordinator, self._find_stop_reason(), caught_up=caught_up)
+
+    def result_of_stopped_start(self) -> RunResult:
+        """Return the result of a run that was stopped before the first position of its pipeline."""
+        return RunResult(
+            name=self.file.name,
+            pipeline=self._pipeline,
+            stop_reason=self._find_stop_reason(),
+            epochs=0,
+            first_epoch=None,
+            last_epoch=0,
+            counts={},
+            phases={},
+            history_complete=False,
+            caught_up=False,
+        )
+
+    def _find_stop_reason(self) -> str:
         if self._request is not None:
             reason = str(self._request.action)
             self.reporter.publish(RunMessage(f"{reason} requested {self._request}"))
-        return self.reporter.result(self.coordinator, reason, caught_up=caught_up)
+            return reason
+        return "signal" if self._stop.is_set() else "max_run_time" if self.stopping else "completed"
 
     def _close_assemblies(self) -> None:
         for assembly in self._assemblies.values():

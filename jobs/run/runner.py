@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from headrace.connectors.source_base import SnapshotStoppedError
 from headrace.jobs.planning.refresh import find_refresh_obstacle
 from headrace.jobs.run.events import LagMeasured, Listener, RunResult, Until
 from headrace.jobs.run.history import HistoryLoad, select_partitions
@@ -80,7 +81,7 @@ def run(
         raise obstacle
     check_side_outputs(settings)
     until = Until.HISTORY if file.model.job_mode or partitions is not None else until
-    with PipelineRun(
+    pipeline_run = PipelineRun(
         file,
         settings,
         listener=listener,
@@ -90,24 +91,38 @@ def run(
         run_id=run_id,
         spark=spark,
         refuse_if_paused=True,
-    ) as pipeline_run:
-        # Rows are met before any epoch is planned too: some sources count or look through theirs to divide
-        # them.
-        with pipeline_run.session.translate_errors():
-            queue = RefreshQueue(pipeline_run)
-            queue.drop_failed_epoch()
-            pipeline_run.finish_open()
-            queue.finish_begun()
-            HistoryLoad(pipeline_run, wanted, refresh=refresh).run()
-            queue.execute()
-            caught_up = False
-            if (
-                until is not Until.HISTORY
-                and not pipeline_run.stopping
-                and positions.history_complete(file.model, pipeline_run.coordinator.position)
-            ):
-                caught_up = _stream(pipeline_run, until, queue.execute)
-        return pipeline_run.result(caught_up=caught_up)
+    )
+    try:
+        with pipeline_run:
+            # Rows are met before any epoch is planned too: some sources count or look through theirs to
+            # divide them.
+            with pipeline_run.session.translate_errors():
+                caught_up = _load_and_stream(pipeline_run, until, wanted, refresh=refresh)
+            return pipeline_run.result(caught_up=caught_up)
+    except SnapshotStoppedError:
+        return pipeline_run.result_of_stopped_start()
+
+
+def _load_and_stream(
+    pipeline_run: PipelineRun, until: Until, partitions: Sequence[str], *, refresh: bool
+) -> bool:
+    """Finish the open epoch, load history, then stream. Return whether the stream was caught up."""
+    queue = RefreshQueue(pipeline_run)
+    queue.drop_failed_epoch()
+    pipeline_run.finish_open()
+    try:
+        queue.finish_begun()
+        HistoryLoad(pipeline_run, partitions, refresh=refresh).run()
+        queue.execute()
+        if (
+            until is Until.HISTORY
+            or pipeline_run.stopping
+            or not positions.history_complete(pipeline_run.file.model, pipeline_run.coordinator.position)
+        ):
+            return False
+        return _stream(pipeline_run, until, queue.execute)
+    except SnapshotStoppedError:
+        return False
 
 
 def _stream(

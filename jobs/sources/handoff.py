@@ -50,7 +50,8 @@ class Handoff:
     def exact(self) -> OffsetTable | None:
         """The offset table, where it is the last history table itself, so that history can be cut by it."""
         table, last = self.node.offset_table, self.node.bounded_sources[-1]
-        return table if table is not None and table.table_name in (None, last.table_name) else None
+        own = getattr(last, "table_name", None)  # files and functions have none
+        return table if table is not None and table.table_name in (None, own) else None
 
     def handoff_filter(self, fence: Json | None) -> HandoffFilter | None:
         """How history ends where the stream starts, if it has its offsets."""

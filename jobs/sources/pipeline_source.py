@@ -29,6 +29,8 @@ from headrace.pipeline.sql.system_columns import OP, ORDINALS_PER_NODE, POS
 from headrace.pipeline.types.int256 import stored
 
 if TYPE_CHECKING:
+    import threading
+
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
@@ -72,6 +74,11 @@ class PipelineSource:
         self.handoff: Handoff | None = None
         if isinstance(node, HybridSourceConfig) and self.unbounded is not None:
             self.handoff = Handoff(name, node, self.bounded, self.unbounded)
+
+    def watch_stop(self, stop: threading.Event) -> None:
+        """Take the event that says that the run must end. See `BoundedSource.watch_stop`."""
+        for part in self.bounded:
+            part.watch_stop(stop)
 
     def schema(self, spark: SparkSession) -> pa.Schema:
         """Return the payload schema.

@@ -6,11 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import pyarrow as pa
 import pytest
 from helpers.checkout import ROOT
 from helpers.web_server import WebRequest, served
@@ -20,11 +23,12 @@ from headrace.connectors import splitting
 from headrace.connectors.memory.sink import MemorySink
 from headrace.connectors.memory.tables import drop_table, read_table
 from headrace.connectors.staged import folder as stored_rows
-from headrace.jobs.run.events import Until
+from headrace.jobs.run.events import RunResult, Until
 from headrace.jobs.run.runner import run
 from headrace.pipeline.config.settings import Settings, load_settings
 from headrace.pipeline.errors import DataError, UserError
 from headrace.pipeline.file.loader import load_pipeline
+from headrace.pipeline.protocol.ledger import StopAction, open_sqlite
 
 ROWS = 900
 HTTP = """\
@@ -122,6 +126,88 @@ def test_an_interrupted_run_goes_on_with_the_pages_that_it_stored(
     assert all(int(row["total"]) == 2**200 + row["id"] for row in rows)
     assert len(written) > 3
     assert snapshots(settings) == stored
+
+
+def request_stop(ledger: Path) -> None:
+    """As `headrace stop` does."""
+    opened = open_sqlite(ledger)
+    assert opened.request_stop("staged", StopAction.STOP, by="a test", reason="") is not None
+    opened.close()
+
+
+BLOCKED = """\
+version: 1
+name: staged
+sources:
+  src: {type: python, function: "blocked_rows:make_rows", schema: {id: int64, total: string}}
+sinks:
+  out: {type: memory, from: src}
+"""
+
+
+@pytest.mark.parametrize("kind", ["http", "python"])
+def test_a_stop_does_not_wait_for_a_blocked_page(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """The run ends while the fourth page of many does not come, and stores nothing of the others."""
+    blocked, release, stop = threading.Event(), threading.Event(), threading.Event()
+
+    def page(number: int) -> list[dict[str, Any]]:
+        if number == 4 and not release.is_set():
+            blocked.set()
+            assert release.wait(600)
+        first = 100 * (number - 1)
+        return [{"id": key, "total": str(key)} for key in range(first, min(first + 100, ROWS))]
+
+    def make_rows() -> Iterator[pa.Table]:
+        for number in range(1, 1 + ROWS // 100):
+            yield pa.Table.from_pylist(page(number))
+
+    module: Any = ModuleType("blocked_rows")
+    module.make_rows = make_rows
+    monkeypatch.setitem(sys.modules, "blocked_rows", module)
+    settings = Settings.model_validate(
+        {
+            "home": tmp_path / "home",
+            "state_backend": {"sqlite": {"path": tmp_path / "ledger.db"}},
+            "python_transforms": {"allow": ["blocked_rows"]},
+        }
+    )
+    file = tmp_path / "staged.yaml"
+    results: list[RunResult] = []
+
+    def run_it() -> None:
+        results.append(run(load_pipeline(file), settings, until=Until.HISTORY, spark=spark, stop=stop))
+
+    def answer(asked: WebRequest) -> Any:
+        return page(int(parse_qs(urlsplit(asked.path).query)["page"][0]))
+
+    with served(answer) as service:
+        http = HTTP.replace("    filter", "    timeout: 30m\n    filter").format(url=service.url)
+        file.write_text(http if kind == "http" else BLOCKED)
+        running = threading.Thread(target=run_it)
+        running.start()
+        assert blocked.wait(300)
+        if kind == "http":
+            request_stop(tmp_path / "ledger.db")
+        else:
+            stop.set()
+        running.join(300)
+        assert not running.is_alive(), "the run waits for the page"
+        (stopped,) = results
+        assert (stopped.stop_reason, stopped.epochs, stopped.history_complete) == (
+            "stop" if kind == "http" else "signal",
+            0,
+            False,
+        )
+        assert stopped.pipeline
+        assert snapshots(settings) == []
+        release.set()
+        stop.clear()
+        run_it()
+    assert results[-1].history_complete
+    found = sorted(row["id"] for row in read_table("out").to_pylist())
+    assert found == [key for key in range(ROWS) if kind == "python" or key % 3]
 
 
 def test_a_process_that_dies_in_the_function_leaves_no_row_of_it(

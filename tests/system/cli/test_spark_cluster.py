@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 from helpers.pipeline_world import until
+from helpers.python_history import write_python_history
 from helpers.spark_cluster import ClusterWorld, spark_cluster, unread_bytes
 from pyspark.sql import SparkSession
 
@@ -104,3 +105,24 @@ def test_rows_are_right_after_the_master_dies(world: ClusterWorld, spark: SparkS
     world.cluster.start_master()
     until(lambda: world.run()["code"] == 0, "a run that succeeds", 300)
     world.check(spark)
+
+
+@pytest.mark.slow
+def test_the_history_of_a_function_is_read_by_workers(
+    world: ClusterWorld, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stored in a folder that all hosts share, its rows survive the loss of the driver's host."""
+    del spark
+    write_python_history(world, monkeypatch)
+    text = world.file.read_text()
+    world.file.write_text(text.replace("table: target", "table: target, max_driver_rows: 1"))
+    monkeypatch.setenv("HEADRACE__STAGING__PATH", str(world.folder / "shared"))
+    first = world.start("postgres-committed", 5, "stop")
+    until(lambda: psutil.Process(first.pid).status() == psutil.STATUS_STOPPED, "the driver to stop", 400)
+    assert world.cluster.executors(), "tasks ran outside the cluster"
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait()
+    move_to_another_host(world)
+    answer = until(lambda: (found := world.run())["code"] == 0 and found, "a run that succeeds", 240)
+    assert answer["caught_up"]
+    assert world.in_postgres() == sorted(world.expected.values())
