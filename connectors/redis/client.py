@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from headrace.pipeline.config.sections import RedisConnection
 
 _CONNECT_TIMEOUT_S = 10
+_CA = "redis_sink.ca"
 _ANSWER_TIMEOUT_S = 300
 """A script answers when it has finished, and other scripts can be before it."""
 _PASSING = ("LOADING", "READONLY", "BUSY", "OOM", "MISCONF", "MASTERDOWN", "NOREPLICAS", "TRYAGAIN")
@@ -80,11 +82,12 @@ class RedisClient:
         from redis.backoff import NoBackoff
         from redis.retry import Retry
 
-        parts = urlsplit(self._url)
-        tls: dict[str, Any] = {"ssl": True} if parts.scheme == "rediss" else {}
-        if tls and self._connection.ca is not None:
-            check_authorities(self._connection.ca, "redis_sink.ca", self._node)
-            tls["ssl_ca_certs"] = str(self._connection.ca)
+        parts, ca = urlsplit(self._url), self._connection.ca
+        tls: dict[str, Any] = {}
+        if parts.scheme == "rediss":
+            trust = ssl.create_default_context() if ca is None else check_authorities(ca, _CA, self._node)
+            _check_tls(parts.hostname or "localhost", parts.port or 6379, trust, self._node)
+            tls = {"ssl": True} if ca is None else {"ssl": True, "ssl_ca_certs": str(ca)}
         return Redis(
             host=parts.hostname or "localhost",
             port=parts.port or 6379,
@@ -98,6 +101,26 @@ class RedisClient:
             client_name="headrace",
             **tls,
         )
+
+
+def _check_tls(host: str, port: int, trust: ssl.SSLContext, node: str) -> None:
+    """Raise TargetError for a certificate that is refused, and TransientError without an answer in time.
+
+    The client itself would wait as long for a server without TLS as for a script.
+    """
+    try:
+        with (
+            socket.create_connection((host, port), _CONNECT_TIMEOUT_S) as plain,
+            trust.wrap_socket(plain, server_hostname=host),
+        ):
+            return
+    except ssl.SSLCertVerificationError as error:
+        msg = f"the certificate of the Redis server {host}:{port} is refused: {error.verify_message}"
+        hint = f"Set {_CA} to a PEM file with the certificates that sign it."
+        raise TargetError(msg, hint=hint, node=node) from error
+    except OSError as error:
+        msg = f"the Redis server {host}:{port} cannot be reached by TLS: {error.strerror or error}"
+        raise TransientError(msg, hint="Does it use TLS, and is redis_sink.url right?", node=node) from error
 
 
 def check_server(client: RedisClient, node: str, *, is_durable: bool) -> None:
@@ -160,15 +183,6 @@ def _translate_error(error: Exception, node: str, address: str) -> HeadraceError
     if isinstance(error, known.OutOfMemoryError | known.ReadOnlyError) or code in _PASSING:
         return TransientError(f"the Redis server {address} refuses writes now: {reason}", node=node)
     if isinstance(error, known.ConnectionError | known.TimeoutError):
-        return _translate_connection_error(error, node, address)
+        msg = f"the Redis server {address} cannot be reached: {reason}"
+        return TransientError(msg, hint="Is redis_sink.url right?", node=node)
     return TargetError(f"the Redis server {address} refuses a command: {reason}", node=node)
-
-
-def _translate_connection_error(error: Exception, node: str, address: str) -> HeadraceError:
-    cause = error.__cause__ or error.__context__
-    if isinstance(cause, ssl.SSLCertVerificationError):
-        msg = f"the certificate of the Redis server {address} is refused: {cause.verify_message}"
-        hint = "Set redis_sink.ca to a PEM file with the certificates that sign it."
-        return TargetError(msg, hint=hint, node=node)
-    msg = f"the Redis server {address} cannot be reached: {error}"
-    return TransientError(msg, hint="Is redis_sink.url right?", node=node)
