@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
@@ -106,13 +106,20 @@ def test_a_paused_run_wakes_up_after_a_takeover(avro_world: World, point: str) -
     check(avro_world)
 
 
+@pytest.fixture
+def own(fresh_home: Path) -> Iterator[SchemaRegistry]:
+    """A registry of this test, which it may kill."""
+    found = SchemaRegistry(fresh_home)
+    found.start()
+    yield found
+    found.stop()
+
+
 @pytest.mark.slow
 def test_a_registry_that_is_killed_stops_starts_only(
-    world: World, fresh_home: Path, spark: SparkSession
+    world: World, own: SchemaRegistry, spark: SparkSession
 ) -> None:
     """A run has its schemas and ends without the registry. The next run needs it before it writes."""
-    own = SchemaRegistry(fresh_home)
-    own.start()
     world.registry_url = own.url
     write_topic_pipeline(world, "avro")
     process = world.start("topic-committed", 4, "stop")

@@ -30,9 +30,9 @@ def python_world(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
             pytest.param(step, marks=pytest.mark.slow)
             for step in (
                 ("planned", 1, "driver"),
-                ("postgres-committed", 5, "group"),
+                ("postgres-committed", 3, "group"),
                 ("handoff", 1, "driver"),
-                ("postgres-committed", 8, "driver"),
+                ("postgres-committed", 6, "driver"),
             )
         ),
     ],

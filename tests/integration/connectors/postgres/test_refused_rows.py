@@ -39,7 +39,8 @@ def create(bench: Bench, columns: str) -> None:
 
 
 def joined(bench: Bench, **options: Any) -> PostgresSink:
-    return bench.joined(**{"on_error": "dead_letter"} | options)
+    more: dict[str, Any] = {"on_error": "dead_letter"} | options
+    return bench.joined(**more)
 
 
 def refused(bench: Bench) -> list[tuple[Any, ...]]:
