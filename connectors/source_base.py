@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from headrace.connectors.stall import Stall
 from headrace.pipeline.config.settings import Settings
-from headrace.pipeline.errors import TransientError
 from headrace.pipeline.model.capabilities import SourceCapabilities
 from headrace.pipeline.model.sources import OffsetTable
 from headrace.pipeline.protocol.epochs import Json
@@ -51,10 +50,6 @@ class Snapshot:
 
     handle: Json
     is_stable: bool
-
-
-class SnapshotStoppedError(TransientError):
-    """A snapshot was not created, because the run must end."""
 
 
 class BoundedSource(ABC):

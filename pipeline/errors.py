@@ -209,6 +209,13 @@ class WorkerError(TransientError):
     blocks = True
 
 
+class SnapshotStoppedError(TransientError):
+    """A snapshot was not created, because the run was stopped."""
+
+    code = "HR304"
+    action = "Nothing. The next run creates the snapshot."
+
+
 class SparkJvmError(HeadraceError):
     """The JVM of Spark ended or ran out of memory. A new run starts a new JVM."""
 

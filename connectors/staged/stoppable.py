@@ -8,7 +8,7 @@ from contextlib import closing
 from queue import Empty, Full, Queue
 from typing import Generic, TypeVar
 
-from headrace.connectors.source_base import SnapshotStoppedError
+from headrace.pipeline.errors import SnapshotStoppedError
 from headrace.pipeline.protocol.log_context import with_log_context
 
 T = TypeVar("T")

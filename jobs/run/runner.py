@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from headrace.connectors.source_base import SnapshotStoppedError
 from headrace.jobs.planning.refresh import find_refresh_obstacle
 from headrace.jobs.run.events import LagMeasured, Listener, RunResult, Until
 from headrace.jobs.run.history import HistoryLoad, select_partitions
@@ -19,7 +18,7 @@ from headrace.jobs.sources.side_outputs import check_side_outputs
 from headrace.jobs.sources.stream import StreamPlanner
 from headrace.jobs.transforms.http.endpoint import find_endpoint_errors
 from headrace.pipeline.config.settings import Settings
-from headrace.pipeline.errors import PipelineFileError
+from headrace.pipeline.errors import PipelineFileError, SnapshotStoppedError
 from headrace.pipeline.file.loader import PipelineFile
 from headrace.pipeline.protocol import positions
 

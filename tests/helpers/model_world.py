@@ -407,7 +407,7 @@ class World:
         """The ledger's file is gone, with no process alive. The last backup, or an empty ledger, replaces it.
 
         It is rebuilt from the sinks, or brought back when that is refused. A backup that no sink is ahead of
-        goes on.
+        goes on. One with an open epoch of an earlier file opens the sinks of that file first.
         """
         state = self.state()
         for process in list(self.processes):
@@ -420,9 +420,11 @@ class World:
         known = self.ledger.state(NAME, LANE)
         newest = known.committed + (known.open_plan is not None) if known else -1
         ahead = any(record.epoch > newest for record in records)
+        opened = self._first_opened(known)
+        met = any(record.epoch > newest for record in records if record.key.sink in opened)
         refused = self._refuses(self.file)
-        assert refused or (backup and not ahead), "a ledger met sinks that are ahead of it and went on"
-        if not ahead:  # the same epochs, or others of the same numbers
+        assert refused or (backup and not met), "a ledger met sinks that are ahead of it and went on"
+        if not ahead or not refused:  # the same epochs, or others of the same numbers
             self.clock.sleep(TTL + COMMIT_TIMEOUT)  # generations are seconds
             self._use(old)
             self.check()
@@ -452,6 +454,16 @@ class World:
             if state.open_plan is not None and self.state().committed == state.open_plan.number:
                 self.history[state.open_plan.number] = state.open_plan
         self.check()
+
+    def _first_opened(self, known: PipelineState | None) -> set[str]:
+        """The sinks of the file of the open epoch, if any. Later sinks join after that epoch."""
+        plan = known.open_plan if known else None
+        return {
+            name
+            for file in FILES
+            if hash_of(file) == (plan.pipeline_hash if plan else hash_of(self.file))
+            for name in file["sinks"]
+        }
 
     def _note_unheard_of(self) -> None:
         """Records of such targets are rightly refused, also one that was still on its way when the ledger was lost."""

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 from helpers.depth import FULL
+from helpers.model_fakes import Probe
 from helpers.model_machine import Machine
+from helpers.model_world import COMMIT_TIMEOUT, FILES, TTL, World
 from hypothesis import HealthCheck, Phase, settings
+
+from headrace.pipeline.errors import SinkStateError
+from headrace.pipeline.protocol.epochs import Phase as EpochPhase
 
 PROFILE = settings(
     max_examples=8_000 if FULL else 200,
@@ -18,3 +24,25 @@ PROFILE = settings(
 
 TestModel = Machine.TestCase
 TestModel.settings = PROFILE
+
+
+def test_a_backup_with_an_open_epoch_of_an_earlier_file_refuses_the_sinks_that_joined_later():
+    """The open epoch goes to the sinks of its file. The others are ahead of the backup and do not join."""
+    world = World()
+    first = world.open(FILES[0])
+    assert first.lane is not None
+    first.lane.plan({"src": 1}, EpochPhase.LIVE, splits=())
+    world.back_up_ledger()
+    world.kill(first)
+    later = world.open(FILES[2])
+    for _ in range(3):
+        world.step(later, 1)
+    world.kill(later)
+
+    assert world.ledger_backup is not None
+    world._use(world.ledger_backup)
+    world.clock.sleep(TTL + COMMIT_TIMEOUT)
+    lane = world._opened(Probe(), FILES[2])
+    assert set(lane.sinks) == set(FILES[0]["sinks"])
+    with pytest.raises(SinkStateError, match="older"):
+        world.finish_epoch(lane)

@@ -11,7 +11,7 @@ PAGES = sorted((ROOT / "docs").rglob("*.md"))
 LIMIT = 20_000
 _CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _WORD = re.compile(r"\w[\w'.-]*")
-_GENERATED = ("Written by `make docs`", "Written by `make bench`")
+_GENERATED = ("Written by `make docs`", "Written by `make bench`", "Written by `make bench-peers`")
 
 
 def words(page: Path) -> int:
