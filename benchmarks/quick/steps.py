@@ -16,7 +16,8 @@ from benchmarks.kit import HISTORY, STREAM, BenchmarkRunner, read_clock
 from benchmarks.peers import bare
 from benchmarks.peers.task import parse_messages, read_messages
 from benchmarks.quick.comparison import RatioStep
-from headrace.connectors.kafka.arrow_decoder import ArrowMessageDecoder, MessageBatch
+from headrace.connectors.kafka.arrow_decoder import ArrowMessageDecoder
+from headrace.connectors.kafka.message_batch import MessageBatch
 
 HISTORY_ROWS = 300_000
 LARGE_EPOCH, LARGE_EPOCHS = 50_000, 3

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -18,7 +17,8 @@ from pyarrow import json as arrow_json
 from pyarrow import types as kinds
 
 from headrace.connectors.kafka.json_decoder import arrives_as
-from headrace.connectors.kafka.message_columns import METADATA, OP_HEADER, OPERATIONS
+from headrace.connectors.kafka.message_batch import MessageBatch
+from headrace.connectors.kafka.message_columns import METADATA, OPERATIONS
 from headrace.connectors.spark_types import POS_ARROW
 from headrace.pipeline.sql.system_columns import OP, POS
 from headrace.pipeline.types.arrow import parse_type
@@ -31,46 +31,8 @@ _TIME = r"^[1-9]\d{3}-\d{2}-\d{2}[T ]\d{2}:\d{2}:\d{2}(\.\d{1,6})?Z?$"
 _NOT_A_NUMBER = re.compile(rb"[:,\[]\s*-?(?:NaN|Inf)")
 """Values that Arrow reads as numbers. In a string they only cost the short cut."""
 _LONG_NUMBER = re.compile(rb"[0-9.eE+-]{900}")
-_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 _DEEPEST = 900
 """Opening brackets of a message and digits of a number: Spark's parser refuses more than 1,000."""
-
-
-@dataclass(frozen=True, slots=True)
-class MessageBatch:
-    """Messages of one topic, one list per field. `operations` are the texts of the header dbz.op."""
-
-    values: list[bytes | None] = field(default_factory=list)
-    partitions: list[int] = field(default_factory=list)
-    offsets: list[int] = field(default_factory=list)
-    timestamps: list[int] = field(default_factory=list)
-    """Milliseconds since 1970."""
-    operations: list[str | None] = field(default_factory=list)
-    """None for a message without the header."""
-    keys: list[bytes | None] = field(default_factory=list)
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def as_table(self, topic: str) -> pa.Table:
-        """Return the messages with the columns of Spark's Kafka reader."""
-        headers = [
-            None if operation is None else [{"key": OP_HEADER, "value": operation.encode()}]
-            for operation in self.operations
-        ]
-        return pa.table(
-            {
-                "key": pa.array(self.keys or [None] * len(self), pa.binary()),
-                "value": pa.array(self.values, pa.binary()),
-                "topic": pa.repeat(pa.scalar(topic), len(self)),
-                "partition": pa.array(self.partitions, pa.int32()),
-                "offset": pa.array(self.offsets, pa.int64()),
-                "timestamp": pa.array(self.timestamps, pa.timestamp("ms", tz="UTC")).cast(
-                    pa.timestamp("us", tz="UTC")
-                ),
-                "headers": pa.array(headers, _HEADERS),
-            }
-        )
 
 
 class ArrowMessageDecoder:
@@ -168,23 +130,39 @@ def _join_objects(values: Sequence[bytes | None]) -> bytes | None:
     Each message begins with `{` and ends with `}`. No object and no string continues over `}`, a line break
     and `{`, so each message has at least one object of its own.
     """
-    if not all(value is not None and value[:1] == b"{" and value[-1:] == b"}" for value in values):
+    if None in values:
         return None
-    plain = [value for value in values if value is not None]
+    plain: Sequence[bytes] = values  # pyright: ignore[reportAssignmentType]
     text = b"\n".join(plain)
+    if not _is_object_per_line(text, len(plain)) and not all(
+        value[:1] == b"{" and value[-1:] == b"}" for value in plain
+    ):
+        return None
     try:
         text.decode()
     except UnicodeDecodeError:
         return None
-    if _NOT_A_NUMBER.search(text) or (
-        any(len(value) > _DEEPEST for value in plain)
-        and (
-            any(value.count(b"{") + value.count(b"[") > _DEEPEST for value in plain)
-            or _LONG_NUMBER.search(text)
-        )
+    # A search for the letters is several times faster than the expression, which few messages need.
+    if (b"NaN" in text or b"Inf" in text) and _NOT_A_NUMBER.search(text):
+        return None
+    if max(map(len, plain), default=0) > _DEEPEST and (
+        any(value.count(b"{") + value.count(b"[") > _DEEPEST for value in plain) or _LONG_NUMBER.search(text)
     ):
         return None
     return text
+
+
+def _is_object_per_line(text: bytes, lines: int) -> bool:
+    """Return whether each of the messages is one line that begins with `{` and ends with `}`.
+
+    `lines` is the number of messages. Two searches in the whole text decide it for all of them.
+    """
+    return (
+        text[:1] == b"{"
+        and text[-1:] == b"}"
+        and text.count(b"\n") == lines - 1
+        and text.count(b"}\n{") == lines - 1
+    )
 
 
 def _convert(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray | None:

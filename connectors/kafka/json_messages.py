@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from headrace.connectors.dead_letters import ERROR
-from headrace.connectors.kafka.arrow_decoder import ArrowMessageDecoder, MessageBatch
+from headrace.connectors.kafka.arrow_decoder import ArrowMessageDecoder
 from headrace.connectors.kafka.config import KafkaSourceConfig
 from headrace.connectors.kafka.json_decoder import JsonMessageDecoder, payload_schema
+from headrace.connectors.kafka.message_batch import MessageBatch
 from headrace.connectors.local_relation import collect_arrow
 
 if TYPE_CHECKING:

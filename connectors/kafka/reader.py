@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.connectors.dead_letters import good_rows
 from headrace.connectors.filter_marks import mark_filtered_rows
-from headrace.connectors.kafka.arrow_decoder import MessageBatch
 from headrace.connectors.kafka.avro.messages import AvroMessages
 from headrace.connectors.kafka.avro.reader_schema import avro_columns, parse_file_schema
 from headrace.connectors.kafka.client_config import spark_options
@@ -17,6 +16,7 @@ from headrace.connectors.kafka.config import KafkaSourceConfig
 from headrace.connectors.kafka.driver_reader import DriverReader
 from headrace.connectors.kafka.json_decoder import payload_schema
 from headrace.connectors.kafka.json_messages import JsonMessages
+from headrace.connectors.kafka.message_batch import MessageBatch
 from headrace.connectors.lazy_session import ensure_started
 from headrace.connectors.spark_plan import refuse_relative_timestamps
 from headrace.pipeline.config.sections import KafkaConnection

@@ -6,7 +6,7 @@ import json
 
 from hypothesis import strategies as st
 
-from headrace.connectors.kafka.arrow_decoder import MessageBatch
+from headrace.connectors.kafka.message_batch import MessageBatch
 
 SCHEMA = {
     "small": "int8",

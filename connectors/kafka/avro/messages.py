@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, cast
 
-from headrace.connectors.kafka.arrow_decoder import MessageBatch
 from headrace.connectors.kafka.avro.decoder import (
     FRAME_BYTES,
     AvroMessageDecoder,
@@ -23,6 +22,7 @@ from headrace.connectors.kafka.avro.resolution import (
 )
 from headrace.connectors.kafka.avro.schema import AvroType
 from headrace.connectors.kafka.config import KafkaSourceConfig
+from headrace.connectors.kafka.message_batch import MessageBatch
 from headrace.connectors.local_relation import collect_arrow
 from headrace.connectors.spark_types import row_schema
 from headrace.pipeline.config.sections import KafkaConnection

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from headrace.connectors.dead_letters import ERROR, good_rows
-from headrace.connectors.kafka.arrow_decoder import MessageBatch
 from headrace.connectors.kafka.config import KafkaSourceConfig
 from headrace.connectors.kafka.json_decoder import JsonMessageDecoder
 from headrace.connectors.kafka.json_messages import JsonMessages
+from headrace.connectors.kafka.message_batch import MessageBatch
 from headrace.connectors.kafka.message_columns import OP_HEADER
 from headrace.connectors.local_relation import collect_local_rows
 from headrace.connectors.row_errors import explain_failure
