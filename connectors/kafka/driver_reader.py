@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import itertools
 import logging
+import threading
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -14,6 +16,7 @@ from headrace.connectors.kafka.client_config import client_options
 from headrace.connectors.kafka.message_batch import MessageBatch
 from headrace.connectors.kafka.message_columns import OP_HEADER
 from headrace.pipeline.config.sections import KafkaConnection
+from headrace.pipeline.protocol.log_context import with_log_context
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, Message
@@ -26,8 +29,10 @@ _WAIT_S = 0.05
 """How long one call of the client waits for a message."""
 _AT_ONCE = 4_096
 """Messages of one call of the client."""
-_MOST_AHEAD = 200_000
+_MOST_AHEAD = 300_000
 """Messages after a range that are kept for the next one."""
+_BACKLOG = 10_000
+"""Messages of a range after which the next ones are received while the epoch is written."""
 
 Range = tuple[int, int]
 
@@ -55,6 +60,9 @@ class DriverReader:
         """Bytes of these messages."""
         self._mean_size = 0.0
         """Bytes of a message, in the last range."""
+        self._receiver: threading.Thread | None = None
+        """Receives messages between two reads. Only it uses the consumer until `_stop_receiving`."""
+        self._is_stopping = threading.Event()
 
     def read(self, ranges: Mapping[int, Range]) -> MessageBatch | None:
         """Return the messages of the offsets [start, end) by partition, in the order of offsets.
@@ -64,6 +72,7 @@ class DriverReader:
         """
         from confluent_kafka import KafkaException
 
+        self._stop_receiving()
         if self._mean_size * sum(end - start for start, end in ranges.values()) > DRIVER_BYTES:
             self.release()
             return None
@@ -77,31 +86,28 @@ class DriverReader:
             found = None
         if found is None:
             self.release()
+        elif len(found) >= _BACKLOG:
+            self._receive_ahead()
         return found
 
     def release(self) -> None:
         """Close the connections until the next `read`."""
+        self._stop_receiving()
         self._returned, self._seen, self._ahead, self._ahead_size = {}, {}, {}, 0
         if self._consumer is not None:
             self._consumer.close()
             self._consumer = None
 
     def _read(self, ranges: Mapping[int, Range]) -> MessageBatch | None:
-        from confluent_kafka import Message
-
-        consumer = self._assigned({part: start for part, (start, _) in ranges.items()})
+        self._assign({part: start for part, (start, _) in ranges.items()})
         found = {part: self._take_ahead(part, end) for part, (_, end) in ranges.items()}
         size = sum(batch.size for batch in found.values())
         deadline = time.monotonic() + PATIENCE_S
         while any(self._seen[part] < end for part, (_, end) in ranges.items()):
-            first = consumer.poll(_WAIT_S)
-            if first is not None:
-                received = [first, *consumer.consume(_AT_ONCE, 0)]
-                if any(map(Message.error, received)):
-                    if any(map(self._has_failed, received)):
-                        return None
-                    received = [message for message in received if message.error() is None]
-                size += self._keep(received, ranges, found)
+            received = self._receive()
+            if received is None:
+                return None
+            size += self._keep(received, ranges, found)
             if size > DRIVER_BYTES or self._is_far_ahead() or time.monotonic() > deadline:
                 self._mean_size = size / max(1, sum(map(len, found.values())))
                 return None
@@ -111,6 +117,49 @@ class DriverReader:
             whole.extend(found[part])
         self._mean_size = size / max(1, len(whole))
         return whole
+
+    def _receive(self) -> list[Message] | None:
+        """Wait shortly for a message. Return those that have arrived, or None after an error."""
+        from confluent_kafka import Message
+
+        consumer = self._consumer
+        assert consumer is not None  # noqa: S101  `_assign` created it
+        first = consumer.poll(_WAIT_S)
+        if first is None:
+            return []
+        received = [first, *consumer.consume(_AT_ONCE, 0)]
+        if not any(map(Message.error, received)):
+            return received
+        if any(map(self._has_failed, received)):
+            return None
+        return [message for message in received if message.error() is None]
+
+    def _receive_ahead(self) -> None:
+        """Receive the next messages in a thread, while the rows of this range are written."""
+        self._is_stopping.clear()
+        self._receiver = threading.Thread(
+            target=with_log_context(self._receive_until_stopped), name=f"receive {self._node}", daemon=True
+        )
+        self._receiver.start()
+
+    def _receive_until_stopped(self) -> None:
+        from confluent_kafka import KafkaException
+
+        with contextlib.suppress(KafkaException):  # the next read meets it again
+            while not self._is_stopping.is_set() and not self._is_far_ahead(share=1 / 3):
+                received = self._receive()
+                if received is None:
+                    self._returned = {}  # the next read connects again
+                    return
+                if not received:
+                    return
+                self._keep(received, {}, {})
+
+    def _stop_receiving(self) -> None:
+        if self._receiver is not None:
+            self._is_stopping.set()
+            self._receiver.join()
+            self._receiver = None
 
     def _take_ahead(self, part: int, end: int) -> MessageBatch:
         """Return the messages before `end` that arrived earlier."""
@@ -125,8 +174,8 @@ class DriverReader:
             self._ahead.setdefault(part, MessageBatch()).extend(batch)
             self._ahead_size += batch.size
 
-    def _assigned(self, starts: Mapping[int, int]) -> Consumer:
-        """Return the consumer that has returned everything before `starts`.
+    def _assign(self, starts: Mapping[int, int]) -> None:
+        """Make sure that the consumer has returned everything before `starts`.
 
         That is the one of the last ranges if these follow them, else a new one: a consumer that seeks back
         may still have messages from where it was.
@@ -134,7 +183,7 @@ class DriverReader:
         if self._consumer is not None and all(
             self._returned.get(part) == start for part, start in starts.items()
         ):
-            return self._consumer
+            return
         from confluent_kafka import TopicPartition
 
         returned = self._returned | dict(starts)
@@ -144,7 +193,6 @@ class DriverReader:
         self._consumer.assign(
             [TopicPartition(self._topic, part, offset) for part, offset in returned.items()]
         )
-        return self._consumer
 
     def _has_failed(self, message: Message) -> bool:
         """Return whether the client returned an error in place of a message. The end of a log is none."""
@@ -186,8 +234,12 @@ class DriverReader:
             self._keep_ahead(part, batch)
         return size
 
-    def _is_far_ahead(self) -> bool:
-        return self._ahead_size > 2 * DRIVER_BYTES or sum(map(len, self._ahead.values())) > _MOST_AHEAD
+    def _is_far_ahead(self, share: float = 1.0) -> bool:
+        """Return whether a share of the messages that may be kept for later ranges has arrived."""
+        return (
+            self._ahead_size > share * 2 * DRIVER_BYTES
+            or sum(map(len, self._ahead.values())) > share * _MOST_AHEAD
+        )
 
     def _connect(self) -> Consumer:
         from confluent_kafka import Consumer

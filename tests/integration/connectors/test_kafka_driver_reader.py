@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator
+from threading import current_thread
 from typing import Any
 
 import pytest
@@ -69,11 +70,22 @@ def offsets(source: KafkaStream, spark: SparkSession, start: Any, end: Any) -> t
     return is_local(frame), [row.asDict(recursive=True) for row in rows]
 
 
+@pytest.mark.parametrize("backlog", with_slow({driver_reader._BACKLOG}, (driver_reader._BACKLOG, 1)))
 @pytest.mark.parametrize("seed", with_slow({0, 2}, range(3)))
 def test_a_walk_reads_what_spark_reads(
-    broker: Broker, topic: Any, stream: Any, spark: SparkSession, seed: int
+    broker: Broker,
+    topic: Any,
+    stream: Any,
+    spark: SparkSession,
+    seed: int,
+    backlog: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Transactions, aborted ones among them, partitions without rows, and messages after the end of a range."""
+    """Transactions, aborted ones among them, partitions without rows, and messages after the end of a range.
+
+    With a backlog of 1, the reader receives the next messages after each range.
+    """
+    monkeypatch.setattr(driver_reader, "_BACKLOG", backlog)
     some = random.Random(seed)
     name = topic(3)
     driver, other = stream(name), stream(name, driver_rows=0)
@@ -148,6 +160,41 @@ def test_a_large_range_and_what_follows_it_are_read_once(broker: Broker, topic: 
     assert first.offsets == [*range(30_000), 0]
     assert second.offsets == list(range(30_000, 80_000))
     assert one._consumer is consumer
+
+
+def test_the_next_range_arrives_while_the_last_one_is_written(
+    broker: Broker, topic: Any, reader: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_reader, "_BACKLOG", 5)
+    name = topic(1)
+    broker.send(name, *({"id": n} for n in range(10)))
+    one = reader(name)
+    assert len(one.read({0: (0, 5)})) == 5
+    one._receiver.join()
+    assert one._ahead[0].offsets == [5, 6, 7, 8, 9]
+    with monkeypatch.context() as disconnected:
+        disconnected.setattr(one, "_receive", None)
+        assert one.read({0: (5, 9)}).offsets == [5, 6, 7, 8]
+        assert one._receiver is None
+    broker.send(name, {"id": 10})
+    assert one.read({0: (9, 11)}).offsets == [9, 10]
+
+
+def test_an_error_between_two_ranges_is_met_by_the_next_read(
+    broker: Broker, topic: Any, reader: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_reader, "_BACKLOG", 5)
+    name = topic(1)
+    broker.send(name, *({"id": n} for n in range(10)))
+    one = reader(name)
+    received = one._receive
+    monkeypatch.setattr(one, "_receive", lambda: None if current_thread() is one._receiver else received())
+    assert len(one.read({0: (0, 5)})) == 5
+    first = one._consumer
+    one._receiver.join()
+    monkeypatch.setattr(one, "_receive", received)
+    assert one.read({0: (5, 10)}).offsets == [5, 6, 7, 8, 9]
+    assert one._consumer is not first
 
 
 def test_a_range_that_will_be_too_large_is_not_read(
