@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 DRIVER_ROWS = 50_000
-"""Epochs up to this size pass through the driver as Arrow.
+"""Epochs up to this size pass through the driver as Arrow. Rows that are there already have no limit.
 
 MERGE reads its source twice, and the second read of a local source is free.
 """
@@ -63,14 +63,25 @@ def collect_small_rows(frame: EpochFrame, rows: DataFrame) -> pa.Table | None:
     return frame.collect_if_small(rows, DRIVER_ROWS) if known else None
 
 
+def collect_append_rows(sink: str, frame: EpochFrame) -> pa.Table | None:
+    """Return the payload of rows to append: of any number if the driver has them, else of a small epoch.
+
+    Return None if Spark has to write the epoch, and for a delete, whose error Spark raises.
+    """
+    if frame.table is None:
+        return collect_small_rows(frame, select_append_rows(sink, frame))
+    has_delete = "d" in pc.call_function("unique", [frame.table[OP]]).to_pylist()
+    return None if has_delete else frame.table.select(frame.schema.names)
+
+
 def collect_last_rows(sink: str, frame: EpochFrame, version: str | None = None) -> pa.Table | None:
     """Return one row per key with the payload and `_gs_op`: the last by `_gs_pos`, or the highest version.
 
     With a version, the rows have `versions.ENDED` too. Return None for an epoch that is too large for the
-    driver. Raise DataError for a null in a key and for a row without its version.
+    driver and not in it already. Raise DataError for a null in a key and for a row without its version.
     """
     names = [*frame.schema.names, OP]
-    few = frame.get_local_rows(DRIVER_ROWS)
+    few = frame.table
     if few is None:
         rows = canonical_frame(frame.rows, frame.schema, frame.key).select(*map(quote_identifier, names), POS)
         few = collect_small_rows(frame, rows)

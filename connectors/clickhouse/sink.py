@@ -36,8 +36,8 @@ from headrace.connectors.content import TargetContent
 from headrace.connectors.fencing import fenced
 from headrace.connectors.lakehouse_rows import (
     build_merge_source,
+    collect_append_rows,
     collect_last_rows,
-    collect_small_rows,
     select_append_rows,
 )
 from headrace.connectors.row_errors import explain_failure
@@ -355,10 +355,9 @@ class ClickHouseSink(TransactionalSink):
                 rows = build_merge_source(self._name, frame, frame.spark, version, None).rows
                 return load.run(rows)
         else:
-            rows = select_append_rows(self._name, frame)
-            few = collect_small_rows(frame, rows)
+            few = collect_append_rows(self._name, frame)
             if few is None:
-                return load.run(rows)
+                return load.run(select_append_rows(self._name, frame))
         return load.load(few.to_batches())
 
     def _check_staged(self, stage: GenerationStage, rows: int) -> None:

@@ -1,4 +1,4 @@
-"""The commit of an epoch to a Delta table: by the driver if the epoch is small and local, else by Spark."""
+"""The commit of an epoch to a Delta table: by the driver if it has the rows or they are few, or by Spark."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from headrace.connectors.delta.transaction_log import TableLog, TableVersion, en
 from headrace.connectors.frame import EpochFrame
 from headrace.connectors.lakehouse_rows import (
     build_merge_source,
+    collect_append_rows,
     collect_last_rows,
-    collect_small_rows,
     select_append_rows,
 )
 from headrace.connectors.sink_base import SinkContext
@@ -64,7 +64,7 @@ class DeltaEpochWriter:
         return self._arrow_writer.count_rows(snapshot) if self._arrow_writer is not None else None
 
     def _collect_rows(self, frame: EpochFrame) -> pa.Table | None:
-        """Return the rows of a small epoch: all of them, or with a key the last row of each.
+        """Return the rows of an epoch that the driver writes: all of them, or with a key the last of each.
 
         Return None if Spark has to write the epoch. Rows to append are not collected in vain, because Spark
         would compute them again.
@@ -73,4 +73,4 @@ class DeltaEpochWriter:
             return collect_last_rows(self._name, frame, self._version_column)
         if self._arrow_writer is None or not self._arrow_writer.can_write(self._log.snapshot()):
             return None
-        return collect_small_rows(frame, select_append_rows(self._name, frame))
+        return collect_append_rows(self._name, frame)

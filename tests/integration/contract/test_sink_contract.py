@@ -86,7 +86,7 @@ def maker(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -
         if request.param == "clickhouse-tasks":
             patch = request.getfixturevalue("monkeypatch")
             patch.setattr(clickhouse_sink, "collect_last_rows", lambda *_: None)
-            patch.setattr(clickhouse_sink, "collect_small_rows", lambda *_: None)
+            patch.setattr(clickhouse_sink, "collect_append_rows", lambda *_: None)
         services, database = request.getfixturevalue("services"), request.getfixturevalue("ch_db")
         yield clickhouse_sink_maker(spark, services, database, tmp_path)
     elif request.param in FILES:

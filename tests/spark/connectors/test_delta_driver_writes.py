@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 import shutil
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
@@ -16,9 +18,9 @@ from helpers.lakehouse_tables import plan
 from pyspark.sql import SparkSession
 
 from headrace.connectors.delta.log_writer import LogWriter
-from headrace.connectors.delta.spark_writer import merge
+from headrace.connectors.delta.spark_writer import SparkWriter, merge
 from headrace.connectors.frame import EpochFrame
-from headrace.pipeline.errors import FencedError, SinkStateError, TransientError
+from headrace.pipeline.errors import DataError, FencedError, SinkStateError, TransientError
 from headrace.pipeline.protocol.epochs import WriteCounts
 from headrace.pipeline.sql.system_columns import OP, POS, POS_TYPE
 from tests.spark.connectors.test_delta_sink import Table, kill_at_gate
@@ -113,6 +115,34 @@ def test_rows_and_counts_are_those_of_spark(
         assert contents[0] == contents[1]
         assert {sink.read_row_count()[1] for sink in sinks} == {len(contents[0])}
     assert len(spark_merges) == EPOCHS + (EPOCHS + 1) // 2
+
+
+@pytest.mark.parametrize("key", [(), ("id",)], ids=["append", "keyed"])
+def test_rows_of_the_driver_are_written_there_whatever_their_number(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr("headrace.connectors.lakehouse_rows.DRIVER_ROWS", 1)
+    one = Table(spark, tmp_path, key)
+    sink = one.joined()
+    rows = one.frame((1, "a", "i"), (2, "b", "i"), (3, "c", "i"))
+    refuse = Mock(side_effect=AssertionError("Spark writes"))
+    for way in ("append", "merge"):
+        monkeypatch.setattr(SparkWriter, way, refuse)
+    assert sink.write(plan(1), replace(rows, table=rows.rows.toArrow())) == WriteCounts(3, 3, 0, 0)
+    with pytest.raises(AssertionError, match="Spark writes"):
+        sink.write(plan(2), replace(rows, estimate=None))
+    assert one.rows() == [(1, "a"), (2, "b"), (3, "c")]
+
+
+def test_a_delete_among_rows_of_the_driver_is_refused_without_a_key(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    one = Table(spark, tmp_path, ())
+    sink = one.joined()
+    rows = one.frame((1, "a", "i"), (1, "a", "d"))
+    with pytest.raises(DataError, match="a delete reached a sink without primary_key"):
+        sink.write(plan(1), replace(rows, table=rows.rows.toArrow()))
+    assert not one.rows()
 
 
 def test_update_keeps_columns_that_only_the_table_has(spark: SparkSession, tmp_path: Path) -> None:
