@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 from psycopg import sql
 
 from headrace.connectors.postgres.commit_store import RecordStore
-from headrace.connectors.postgres.convert import RowChecks
+from headrace.connectors.postgres.convert import RowChecks, wire_schema
+from headrace.connectors.postgres.errors import UniqueError
 from headrace.connectors.postgres.marks import MARKS, Rows, mark_rows
 from headrace.connectors.postgres.merge import ConflictPolicy, StagedMerge, StagingTable, create_stage
 from headrace.connectors.postgres.refused import RefusedRows
@@ -17,8 +18,12 @@ from headrace.connectors.postgres.refusing_merge import RefusingMerge
 from headrace.connectors.postgres.session import Loader, LoadSession, Session
 from headrace.connectors.postgres.target import PostgresTarget
 from headrace.pipeline.protocol.epochs import EpochPlan, WriteCounts
+from headrace.pipeline.types.arrow import is_nested
 
 TEMPORARY = "_headrace_rows"
+_NEW_KEYS = 5_000
+"""Rows from which a COPY that fails, which costs a connection, is worth its chance."""
+_LONGEST_PAUSE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,22 +68,100 @@ class LoadContext:
         return StagedMerge(self.target, stage, self.policy).run(session, deletes=deletes)
 
 
+@dataclass(slots=True)
+class NewKeyLoad:
+    """Chooses epochs that COPY writes into the target itself: no key of them may be there already.
+
+    That takes half the time of a merge, which stages the rows and looks for each key. A key that is there
+    fails the COPY. Its epoch is merged, and so are the next ones: twice as many after each failure.
+    """
+
+    _pause: int = 0
+    """Epochs that were merged after the last failure."""
+    _left: int = 0
+    """Epochs to merge before the next attempt."""
+
+    def accepts(self, load: LoadContext, rows: pa.Table, deletes: int) -> bool:
+        """Return whether COPY should try to write the rows of an epoch."""
+        target = load.target
+        if not (target.is_bare and target.supports_direct_copy) or load.refused is not None:
+            return False
+        if deletes or rows.num_rows < (_NEW_KEYS if target.key else 1) or not _are_wired(rows, load.schema):
+            return False
+        if self._left:
+            self._left -= 1
+            return False
+        return not target.key or _are_distinct(rows, target.key)
+
+    def note_failure(self) -> None:
+        """Merge the next epochs, because a key was in the target."""
+        self._left = self._pause = min(_LONGEST_PAUSE, 2 * self._pause or 1)
+
+    def note_success(self) -> None:
+        """Try the next epoch too."""
+        self._pause = 0
+
+
+def _are_wired(rows: pa.Table, schema: pa.Schema) -> bool:
+    """Return whether rows have the types that COPY takes for a payload."""
+    if any(is_nested(field.type) for field in schema):
+        return False
+    return rows.select(schema.names).schema.types == wire_schema(schema).types
+
+
+def _are_distinct(rows: pa.Table, key: Sequence[str]) -> bool:
+    return rows.select(list(key)).group_by(list(key)).aggregate([]).num_rows == rows.num_rows
+
+
 def write_table(
-    loader: Loader, store: RecordStore, load: LoadContext, plan: EpochPlan, rows: pa.Table
+    loader: Loader,
+    store: RecordStore,
+    load: LoadContext,
+    plan: EpochPlan,
+    rows: pa.Table,
+    new_keys: NewKeyLoad,
 ) -> WriteCounts:
     """Write rows and record in one transaction.
 
     A crash before its commit leaves nothing. After the commit, the record shows that the epoch is written.
     """
     deletes = load.checks.check(rows)
+    if new_keys.accepts(load, rows, deletes):
+        try:
+            counts = _write_epoch(loader, store, load, plan, rows, lambda session: _copy(session, load, rows))
+        except UniqueError:
+            new_keys.note_failure()
+        else:
+            new_keys.note_success()
+            return counts
+
+    def merge(session: LoadSession) -> WriteCounts:
+        stage = load.create_temporary(session)
+        session.load(TEMPORARY, rows, schema=None)
+        return load.merge(session, stage, plan.number, deletes=bool(deletes))
+
+    return _write_epoch(loader, store, load, plan, rows, merge)
+
+
+def _copy(session: LoadSession, load: LoadContext, rows: pa.Table) -> WriteCounts:
+    """COPY new rows into the target. Raise UniqueError for a key that is there."""
+    session.load(load.target.table, rows.select(load.schema.names), schema=load.target.schema)
+    return WriteCounts(rows.num_rows, rows.num_rows, 0, 0)
+
+
+def _write_epoch(
+    loader: Loader,
+    store: RecordStore,
+    load: LoadContext,
+    plan: EpochPlan,
+    rows: pa.Table,
+    write: Callable[[LoadSession], WriteCounts],
+) -> WriteCounts:
+    """Write rows by `write`, then the record. Return the counts, or those of an epoch that is there."""
     with loader.transaction() as session:
         row = store.lock_for_epoch(session, plan, load.generation)
         if isinstance(row, WriteCounts):
             return row
-        counts = WriteCounts()
-        if rows.num_rows:
-            stage = load.create_temporary(session)
-            session.load(TEMPORARY, rows, schema=None)
-            counts = load.merge(session, stage, plan.number, deletes=bool(deletes))
+        counts = write(session) if rows.num_rows else WriteCounts()
         store.advance(session, row, plan, load.generation, counts)
     return counts

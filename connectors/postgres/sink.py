@@ -19,7 +19,7 @@ from headrace.connectors.postgres.config import PostgresSinkConfig as Node
 from headrace.connectors.postgres.content import TargetReader, check_readable_keys
 from headrace.connectors.postgres.convert import RowChecks, flatten_columns, flatten_table
 from headrace.connectors.postgres.direct import DirectLoad
-from headrace.connectors.postgres.load import LoadContext, write_table
+from headrace.connectors.postgres.load import LoadContext, NewKeyLoad, write_table
 from headrace.connectors.postgres.merge import ConflictPolicy
 from headrace.connectors.postgres.queries import open_query
 from headrace.connectors.postgres.refused import RefusedRows
@@ -84,6 +84,7 @@ class PostgresSink(TransactionalSink, DirectSink):
         self._opened: _Connections | None = None
         self._load: LoadContext | None = None
         self._direct: DirectLoad | None = None
+        self._new_keys = NewKeyLoad()
 
     @property
     def target(self) -> str:
@@ -283,7 +284,7 @@ class PostgresSink(TransactionalSink, DirectSink):
         """Write flat rows of the driver. If refused rows have a table, all are staged first."""
         load, (address, control, loader) = self._loading, self._connections
         if load.refused is None or not rows.num_rows:
-            return write_table(loader, self._store, load, plan, rows)
+            return write_table(loader, self._store, load, plan, rows, self._new_keys)
         return write_staged(control, address, self._store, load, plan, rows)
 
     def _read_target(self, schema: pa.Schema, folder: Path) -> TargetReader:

@@ -70,6 +70,8 @@ class PostgresTarget:
     columns: tuple[TargetColumn, ...]
     key: tuple[str, ...]
     partitioned: bool
+    is_bare: bool = False
+    """Whether it is one table without rules, triggers and row security: COPY does to it what INSERT does."""
 
     @property
     def identifier(self) -> sql.Identifier:
@@ -217,7 +219,10 @@ class TargetCheck:
         if self.key:
             self._check_key(session)
         self._check_rights(session)
-        return PostgresTarget(self.schema, self.table, columns, self.key, partitioned=kind == "p")
+        bare = self._is_bare(session)
+        return PostgresTarget(
+            self.schema, self.table, columns, self.key, partitioned=kind == "p", is_bare=bare
+        )
 
     def _check_names(self) -> None:
         rows = self.rows
@@ -249,6 +254,17 @@ class TargetCheck:
             self.table,
         )
         return rows[0][0] if rows else None
+
+    def _is_bare(self, session: Session) -> bool:
+        """Return `PostgresTarget.is_bare`. Foreign keys are triggers too."""
+        ((bare,),) = session.run(
+            "SELECT c.relkind = 'r' AND NOT (c.relhasrules OR c.relhastriggers OR c.relrowsecurity)"
+            " FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+            " WHERE n.nspname = $1 AND c.relname = $2",
+            self.schema,
+            self.table,
+        )
+        return bare
 
     def _read_columns(self, session: Session) -> dict[str, _ExistingColumn]:
         rows = session.run(_COLUMNS, self.schema, self.table)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from headrace.connectors.postgres.load import write_table
+from headrace.connectors.postgres.load import NewKeyLoad, write_table
 from headrace.connectors.postgres.sink import PostgresSink
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # tests start this file by its path
@@ -38,7 +38,9 @@ def write_next(sink: PostgresSink) -> int:
     record = sink.record()
     assert record is not None
     number = record.epoch + 1
-    write_table(sink._connections.loader, sink._store, sink._loading, plan(number), rows(number))
+    write_table(
+        sink._connections.loader, sink._store, sink._loading, plan(number), rows(number), NewKeyLoad()
+    )
     return number
 
 

@@ -1,0 +1,124 @@
+"""Epochs of new keys, written by COPY into the target itself: a key that is there costs only time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from helpers.pipeline_world import postgres_database
+from helpers.postgres_epochs import Bench, plan
+
+from headrace.connectors.postgres import load
+from headrace.pipeline.errors import DataError
+from headrace.pipeline.protocol.epochs import WriteCounts
+from headrace.services import Services
+
+
+@pytest.fixture(scope="module")
+def pg(services: Services) -> Iterator[str]:
+    """Yield a database for all tests here: each has a schema of its own."""
+    with postgres_database(services) as conninfo:
+        yield conninfo
+
+
+@pytest.fixture
+def ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """How epochs were written, or were tried to: by `copy` or `merge`."""
+    found: list[str] = []
+    copy, merge = load._copy, load.LoadContext.merge
+
+    def note_copy(*arguments: Any) -> WriteCounts:
+        found.append("copy")
+        return copy(*arguments)
+
+    def note_merge(*arguments: Any, **options: Any) -> WriteCounts:
+        found.append("merge")
+        return merge(*arguments, **options)
+
+    monkeypatch.setattr(load, "_NEW_KEYS", 2)
+    monkeypatch.setattr(load, "_copy", note_copy)
+    monkeypatch.setattr(load.LoadContext, "merge", note_merge)
+    return found
+
+
+def new_rows(epoch: int) -> list[tuple[str, int, str]]:
+    return [("u", 10 * epoch + at, f"{epoch}-{at}") for at in range(3)]
+
+
+def test_a_key_that_is_there_is_updated_and_the_next_epochs_are_merged(bench: Bench, ways: list[str]) -> None:
+    sink = bench.joined()
+    assert sink.write(plan(1), bench.frame(new_rows(1))) == WriteCounts(3, 3, 0, 0)
+    rows = [*new_rows(2), ("u", 12, "again")]
+    assert sink.write(plan(2), bench.frame(rows)) == WriteCounts(4, 3, 1, 0)
+    assert ways == ["copy", "copy", "merge"]
+    ways.clear()
+    for epoch in range(3, 6):
+        sink.write(plan(epoch), bench.frame(new_rows(epoch)))
+    assert ways == ["merge", "copy", "copy"]
+    expected = {key: value for epoch in range(1, 6) for _, key, value in new_rows(epoch)} | {12: "again"}
+    assert bench.rows() == sorted(expected.items(), key=repr)
+    record, count = sink.read_row_count()
+    assert count == record.totals.inserted == 15
+
+
+def test_each_failure_doubles_the_pause() -> None:
+    new_keys, pauses = load.NewKeyLoad(), []
+    for _ in range(8):
+        new_keys.note_failure()
+        pauses.append(new_keys._left)
+    assert pauses == [1, 2, 4, 8, 16, 32, 64, 64]
+    new_keys.note_success()
+    new_keys.note_failure()
+    assert new_keys._left == 1
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [("i", 1, "a"), ("d", 2, "b")],
+        [("i", 1, "a"), ("u", 1, "b")],
+        [("i", 1, "a")],
+    ],
+    ids=["delete", "key twice", "few"],
+)
+def test_other_epochs_are_merged_at_once(bench: Bench, ways: list[str], rows: list[Any]) -> None:
+    sink = bench.joined()
+    sink.write(plan(1), bench.frame(rows))
+    assert ways == ["merge"]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "ALTER TABLE {t} ENABLE ROW LEVEL SECURITY",
+        "ALTER TABLE {t} ADD FOREIGN KEY (v) REFERENCES {t} (v)",
+    ],
+    ids=["row security", "foreign key"],
+)
+def test_a_table_with_triggers_or_row_security_is_merged(
+    bench: Bench, ways: list[str], statement: str
+) -> None:
+    bench.run("CREATE SCHEMA {s}".replace("{s}", bench.schema))
+    bench.run("CREATE TABLE {t} (id bigint PRIMARY KEY, v text UNIQUE)")
+    bench.run(statement)
+    bench.joined().write(plan(1), bench.frame(new_rows(1)))
+    assert ways == ["merge"]
+
+
+def test_rows_without_a_key_are_copied(bench: Bench, ways: list[str]) -> None:
+    sink = bench.joined(key=())
+    assert sink.write(plan(1), bench.frame([("i", 1, "a")], key=())) == WriteCounts(1, 1, 0, 0)
+    assert ways == ["copy"]
+    assert bench.rows() == [(1, "a")]
+
+
+def test_another_unique_column_is_an_error_as_before(bench: Bench, ways: list[str]) -> None:
+    bench.run("CREATE SCHEMA {s}".replace("{s}", bench.schema))
+    bench.run("CREATE TABLE {t} (id bigint PRIMARY KEY, v text UNIQUE)")
+    sink = bench.joined()
+    with pytest.raises(DataError, match="target_v_key"):
+        sink.write(plan(1), bench.frame([("i", 1, "same"), ("i", 2, "same")]))
+    assert ways == ["copy", "merge"]
+    assert not bench.rows()
+    assert sink.record().epoch == 0
