@@ -44,7 +44,7 @@ CONNECTORS: tuple[Connector, ...] = (
             config=f"{_PACKAGE}.postgres.config:PostgresSinkConfig",
             implementation=f"{_PACKAGE}.postgres.sink:PostgresSink",
             capabilities=SinkCapabilities(
-                **_TRANSACTIONAL, can_truncate=True, direct=True, without_spark=True
+                **_TRANSACTIONAL, can_truncate=True, direct=Visibility.SPLIT, without_spark=True
             ),
         ),
     ),
@@ -63,7 +63,9 @@ CONNECTORS: tuple[Connector, ...] = (
         sink=SinkEntry(
             config=f"{_PACKAGE}.delta.config:DeltaSinkConfig",
             implementation=f"{_PACKAGE}.delta.sink:DeltaTableSink",
-            capabilities=SinkCapabilities(**_TRANSACTIONAL, can_truncate=True, maintains_files=True),
+            capabilities=SinkCapabilities(
+                **_TRANSACTIONAL, can_truncate=True, direct=Visibility.EPOCH, maintains_files=True
+            ),
         ),
     ),
     Connector(

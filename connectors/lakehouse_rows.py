@@ -110,14 +110,19 @@ def build_merge_source(
 
 def last_by_key(sink: str, table: pa.Table, key: tuple[str, ...], version: str | None = None) -> pa.Table:
     """Return one row per key of an Arrow table. The order of the rows is not kept."""
-    for name in key:
-        if table[name].null_count:
-            msg = f"key column `{name}` is null in {table[name].null_count} rows"
-            raise DataError(msg, hint=NO_NULL_KEY, node=sink)
+    check_null_keys(sink, table, key)
     if table.num_rows <= 1 and version is None:
         return canonical(table, key)
     table = sort_by_position(canonical(table, key))
     return last_of_sorted(table, key) if version is None else winners(table, key, version, sink)
+
+
+def check_null_keys(sink: str, table: pa.Table, key: Sequence[str]) -> None:
+    """Raise DataError for a null in a key column."""
+    for name in key:
+        if table[name].null_count:
+            msg = f"key column `{name}` is null in {table[name].null_count} rows"
+            raise DataError(msg, hint=NO_NULL_KEY, node=sink)
 
 
 def sort_by_position(table: pa.Table) -> pa.Table:

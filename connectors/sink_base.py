@@ -202,5 +202,9 @@ class DirectSink(Sink):
     """A sink that Spark tasks load during a backfill, one split per task."""
 
     @abstractmethod
-    def write_direct(self, plan: EpochPlan, fetch: SplitReader, spark: SparkSession) -> WriteCounts:
-        """Load each split as Arrow in its own task under the marker (epoch, split), then set the record."""
+    def write_direct(self, plan: EpochPlan, fetch: SplitReader, spark: SparkSession) -> WriteCounts | None:
+        """Load each split as Arrow in its own task, then set the record.
+
+        Called once per epoch of history instead of `write`. Return None, with nothing changed, if `write`
+        must write the epoch.
+        """

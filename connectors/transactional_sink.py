@@ -62,8 +62,10 @@ class SinkCommit:
     record: CommitRecord | None
     """The record to register; for any other kind the one that the target has."""
     plan: EpochPlan | None = None
-    """The epoch; only for `EPOCH`, like `frame`."""
+    """The epoch; only for `EPOCH`, like `frame` and `files`."""
     frame: EpochFrame | None = None
+    files: Any = None
+    """Files with the rows of the epoch, in place of `frame`. Their type is the sink's own."""
 
     def complete(self, counts: WriteCounts) -> CommitRecord:
         """Return the record after the epoch. `write` has checked that the target has a record."""
@@ -156,13 +158,17 @@ class TransactionalSink(Sink):
 
     def write(self, plan: EpochPlan, frame: EpochFrame) -> WriteCounts:
         """Commit rows and record from epoch N-1 to N. An epoch that the target has is not rewritten."""
+        return self._advance_epoch(plan, lambda change: replace(change, frame=frame))
+
+    def _advance_epoch(self, plan: EpochPlan, complete: Callable[[SinkCommit], SinkCommit]) -> WriteCounts:
+        """Commit the epoch. `complete` adds the rows; it is not called for an epoch that the target has."""
 
         def advance(state: SinkState) -> SinkCommit | None:
             if state.lost:
                 raise SinkStateError(state.lost, hint=_REPAIR, node=self._name)
             if find_committed_record(state.record, plan, target=self.target, sink=self._name):
                 return None
-            return replace(self._change(CommitKind.EPOCH, state.record), plan=plan, frame=frame)
+            return complete(replace(self._change(CommitKind.EPOCH, state.record), plan=plan))
 
         return _record_of(self._commit_change(self._read_own_state, advance)).counts
 

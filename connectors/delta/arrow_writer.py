@@ -59,7 +59,7 @@ class ArrowWriter:
 
     def can_write(self, snapshot: Any) -> bool:
         """Return whether the table qualifies, for rows to append at least."""
-        return self._read_schema(snapshot) is not None
+        return self.read_schema(snapshot) is not None
 
     def write(
         self, rows: pa.Table, key: tuple[str, ...], version: str | None, snapshot: Any
@@ -68,7 +68,7 @@ class ArrowWriter:
 
         `snapshot` is the JVM's of the version to change. Return None if the table does not qualify.
         """
-        schema = self._read_schema(snapshot)
+        schema = self.read_schema(snapshot)
         if schema is None:
             return None
         if not key:
@@ -78,7 +78,7 @@ class ArrowWriter:
         # Spark keeps columns of updated rows that the epoch lacks, and has its own order of NaN and zeros.
         if not self._has_vectors or not has_all_columns(rows, schema) or floats_in(schema, compared):
             return None
-        files = self._replay.read_files(snapshot)
+        files = self.read_files(snapshot)
         candidates = select_candidates(files, epoch)
         if len(files) > _MAX_FILES or not _are_readable(candidates):
             return None
@@ -96,10 +96,14 @@ class ArrowWriter:
         """Return the number of rows of a version, or None if the log does not tell."""
         if not self.can_write(snapshot):
             return None
-        counts = [file.live_rows for file in self._replay.read_files(snapshot)]
+        counts = [file.live_rows for file in self.read_files(snapshot)]
         return None if None in counts else sum(count for count in counts if count is not None)
 
-    def _read_schema(self, snapshot: Any) -> pa.Schema | None:
+    def read_files(self, snapshot: Any) -> list[DataFile]:
+        """Return the data files of a version."""
+        return self._replay.read_files(snapshot)
+
+    def read_schema(self, snapshot: Any) -> pa.Schema | None:
         """Return the table's columns, or None if the table does not qualify."""
         metadata, protocol = str(snapshot.metadata().json()), str(snapshot.protocol().json())
         if metadata + protocol != self._described:

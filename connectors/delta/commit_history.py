@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from headrace.connectors.delta.transaction_log import NO_TABLE, DeltaCommit, TableLog, TableVersion
+from headrace.connectors.fencing import check_generation
+from headrace.connectors.transactional_sink import CommitKind, SinkCommit
+from headrace.pipeline.errors import InternalError, SinkStateError
 
 
 class CommitHistory:
@@ -50,3 +53,23 @@ class CommitHistory:
             " cleaned up (delta.logRetentionDuration), or the table is a clone"
         )
         return DeltaCommit(-1, txn, None, lost)
+
+    def read_back(self, txn: int, change: SinkCommit, sink: str) -> tuple[TableVersion, DeltaCommit]:
+        """Return the table's version and the commit of step `txn`. Raise an error if Delta skipped it."""
+        version, newest = self.read_newest()
+        if newest is not None and newest.lost and change.kind is not CommitKind.FENCE:
+            raise SinkStateError(newest.lost, node=sink)
+        if newest is None or newest.txn != txn:
+            check_generation(
+                newest.generation if newest else None, change.generation, target=self._target, sink=sink
+            )
+            found = newest and newest.txn
+            msg = f"Delta did not commit step {txn} to {self._target}; the newest one is {found}"
+            raise InternalError(msg, node=sink)
+        if change.plan is not None and (newest.record is None or newest.record.epoch != change.plan.number):
+            msg = (
+                f"the commit of epoch {change.plan.number} holds the record of epoch"
+                f" {newest.record and newest.record.epoch}"
+            )
+            raise InternalError(msg, node=sink)
+        return version, newest

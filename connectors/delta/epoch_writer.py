@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from headrace.connectors.delta.arrow_writer import ArrowWriter
+from headrace.connectors.delta.direct import DirectFileLoad, DirectFiles, FileTask
 from headrace.connectors.delta.log_writer import LogWriter
 from headrace.connectors.delta.spark_writer import SparkWriter
 from headrace.connectors.delta.transaction_log import TableLog, TableVersion, encode_commit_metadata
@@ -16,6 +17,8 @@ from headrace.connectors.lakehouse_rows import (
     select_append_rows,
 )
 from headrace.connectors.sink_base import SinkContext
+from headrace.connectors.source_base import SplitReader
+from headrace.connectors.split_tasks import count_task_threads
 from headrace.connectors.transactional_sink import SinkCommit
 from headrace.pipeline.protocol.epochs import WriteCounts
 
@@ -31,6 +34,7 @@ class DeltaEpochWriter:
     ) -> None:
         self._name = context.key.sink
         self._app = context.key.text
+        self._master = context.settings.spark.master
         self._version_column: str | None = context.node.version_column
         self._log = log
         self._log_writer = log_writer
@@ -58,6 +62,30 @@ class DeltaEpochWriter:
         else:
             self._spark_writer.append(select_append_rows(self._name, frame), txn, metadata)
         return True
+
+    def plan_direct(
+        self, fetch: SplitReader, payload: pa.Schema, key: tuple[str, ...]
+    ) -> DirectFileLoad | None:
+        """Return a load of splits with the columns of `payload` by tasks. None if Spark has to write them."""
+        columns = self._arrow_writer.read_schema(self._log.snapshot()) if self._arrow_writer else None
+        if self._log.replay is None or columns is None or (key and self._version_column):
+            return None
+        task = FileTask(self._name, fetch, payload, columns, self._log.replay.table, key)
+        return DirectFileLoad.of(task, count_task_threads(self._master))
+
+    def commit_files(self, since: TableVersion, txn: int, change: SinkCommit, files: DirectFiles) -> bool:
+        """Commit files and record under step `txn`. Return False if the table changed after `since`.
+
+        Raise KeysMayExistError if the table may have a key of the files.
+        """
+        assert self._arrow_writer is not None  # noqa: S101  `plan_direct` has checked it
+        snapshot = self._log.snapshot()
+        if files.key:
+            files.check_keys(self._arrow_writer.read_files(snapshot))
+        counts = WriteCounts(files.rows, files.rows, 0, 0)
+        metadata = encode_commit_metadata(self._app, txn, change.complete(counts))
+        read_version = int(snapshot.version()) if files.key else None
+        return self._log_writer.commit(since, self._app, txn, metadata, files.actions, counts, read_version)
 
     def count_rows(self, snapshot: Any) -> int | None:
         """Return the number of rows from the log, or None if the log does not have it."""

@@ -12,11 +12,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from headrace.connectors.addresses import split_location
 from headrace.connectors.delta.claims import claim, end_claims, read_claims
 from headrace.connectors.delta.commit_history import CommitHistory
+from headrace.connectors.delta.direct import KeysMayExistError
 from headrace.connectors.delta.epoch_writer import DeltaEpochWriter
 from headrace.connectors.delta.errors import explain, is_duplicate_transaction
 from headrace.connectors.delta.log_replay import local_folder
@@ -26,21 +28,20 @@ from headrace.connectors.delta.session import open_session
 from headrace.connectors.delta.spark_writer import SparkWriter
 from headrace.connectors.delta.table import check_columns, check_location, create
 from headrace.connectors.delta.transaction_log import (
-    DeltaCommit,
     TableLog,
     TableVersion,
     encode_commit_metadata,
     first_step,
 )
-from headrace.connectors.fencing import check_generation, fenced
+from headrace.connectors.fencing import fenced
 from headrace.connectors.lakehouse_sink import LakehouseSink, missing_table_error
-from headrace.connectors.sink_base import SinkContext
+from headrace.connectors.sink_base import DirectSink, SinkContext
+from headrace.connectors.source_base import SplitReader
 from headrace.connectors.transactional_sink import CommitKind, SinkCommit, SinkState
-from headrace.pipeline.errors import InternalError, SinkStateError
 from headrace.pipeline.model.capabilities import SinkCapabilities
 from headrace.pipeline.model.connectors import sink_entries
 from headrace.pipeline.protocol.claims import Claim
-from headrace.pipeline.protocol.epochs import CommitRecord, Json
+from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Json, WriteCounts
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -58,7 +59,7 @@ class _OpenTable(NamedTuple):
     epoch_writer: DeltaEpochWriter
 
 
-class DeltaTableSink(LakehouseSink):
+class DeltaTableSink(LakehouseSink, DirectSink):
     """One Delta table for one lane."""
 
     capabilities: ClassVar[SinkCapabilities] = sink_entries()["delta"].capabilities
@@ -69,6 +70,8 @@ class DeltaTableSink(LakehouseSink):
         self._app = context.key.text
         self._path: str = _absolute(context.node.path)
         self._opened: _OpenTable | None = None
+        self._loads_direct = True
+        self._payload = context.schema
 
     @property
     def target(self) -> str:
@@ -80,7 +83,7 @@ class DeltaTableSink(LakehouseSink):
 
         Raise SchemaError for columns that do not fit, and TargetError for a path that is not a Delta table.
         """
-        table = self._open()
+        table, self._payload = self._open(), schema
         check_location(self._name, self._path, table.session)
         if not table.log.exists():
             create(self._name, table.session, self._path, schema, self._key)
@@ -126,6 +129,8 @@ class DeltaTableSink(LakehouseSink):
         try:
             if change.frame is not None:
                 committed = self._open().epoch_writer.write(version, txn, change, change.frame)
+            elif change.files is not None:
+                committed = self._open().epoch_writer.commit_files(version, txn, change, change.files)
             elif change.kind is CommitKind.TRUNCATE:
                 metadata = encode_commit_metadata(self._app, txn, record)
                 self._open().spark_writer.truncate(txn, metadata)
@@ -134,14 +139,24 @@ class DeltaTableSink(LakehouseSink):
                 lost = expected.lost if record is None else ""
                 metadata = encode_commit_metadata(self._app, txn, record, lost=lost)
                 committed = self._open().log_writer.commit(version, self._app, txn, metadata)
+        except KeysMayExistError:
+            raise
         except Exception as error:
             raise self._explain(error) from error
         if not committed:
             return None
-        newest, done = self._read_back(txn, change)
+        newest, done = self._open().history.read_back(txn, change, self._name)
         if change.kind is CommitKind.REGISTER and done.version != version.number + 1:
             return None
         return SinkState(done.generation, done.record, (newest, txn))
+
+    def write_direct(self, plan: EpochPlan, fetch: SplitReader, spark: SparkSession) -> WriteCounts | None:
+        """Let tasks write data files, then commit them with the record. See `delta.direct`."""
+        writer = self._open().epoch_writer
+        load = writer.plan_direct(fetch, self._payload, self._key) if self._loads_direct else None
+        counts = load.write(spark, partial(self._advance_epoch, plan)) if load is not None else None
+        self._loads_direct = counts is not None  # files of later epochs would be written in vain, too
+        return counts
 
     def find_conflicting_record(self) -> CommitRecord | None:
         """Return the record of the same pipeline name, `lane` and sink under another UUID."""
@@ -219,28 +234,6 @@ class DeltaTableSink(LakehouseSink):
                 return count
         return self.read_rows(state).count()
 
-    def _read_back(self, txn: int, change: SinkCommit) -> tuple[TableVersion, DeltaCommit]:
-        """Return the table's version and the commit of step `txn`. Raise an error if Delta skipped it."""
-        version, newest = self._open().history.read_newest()
-        if newest is not None and newest.lost and change.kind is not CommitKind.FENCE:
-            raise SinkStateError(newest.lost, node=self._name)
-        if newest is None or newest.txn != txn:
-            check_generation(
-                newest.generation if newest else None, change.generation, target=self.target, sink=self._name
-            )
-            msg = (
-                f"Delta did not commit step {txn} to `{self._path}`; the newest one is"
-                f" {newest and newest.txn}"
-            )
-            raise InternalError(msg, node=self._name)
-        if change.plan is not None and (newest.record is None or newest.record.epoch != change.plan.number):
-            msg = (
-                f"the commit of epoch {change.plan.number} holds the record of epoch"
-                f" {newest.record and newest.record.epoch}"
-            )
-            raise InternalError(msg, node=self._name)
-        return version, newest
-
     def _explain(self, error: Exception) -> Exception:
         """Return the Headrace error of a failed write, or the error itself if there is none."""
         if is_duplicate_transaction(error):
@@ -251,9 +244,6 @@ class DeltaTableSink(LakehouseSink):
 
 
 def _absolute(path: str) -> str:
-    """Return a local path as an absolute path without a scheme.
-
-    Delta reads `.a/b` as a dotted name, and does not create a table at `file:///a`.
-    """
+    """Return a local path as an absolute path without a scheme, because Delta takes no other."""
     folder = local_folder(path)
     return path if folder is None else os.path.abspath(folder)

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute
 
+from headrace.connectors.arrow_batches import cast_batch
 from headrace.connectors.filters import quote_identifier
 from headrace.connectors.json_text import as_json
 from headrace.connectors.lakehouse_rows import NO_NULL_KEY
 from headrace.connectors.versions import refuse_unversioned
-from headrace.pipeline.errors import DataError, GuaranteeError, SchemaError
+from headrace.pipeline.errors import DataError, GuaranteeError
 from headrace.pipeline.sql.system_columns import OP, POS
 from headrace.pipeline.types.arrow import is_nested, postgres_type, spark_type
 from headrace.pipeline.types.int256 import is_wide, pattern
@@ -87,24 +88,7 @@ def cast_to_schema(batch: pa.RecordBatch, schema: pa.Schema, node: str) -> pa.Re
 
     Raise SchemaError or DataError for a column that cannot be cast.
     """
-    if missing := [name for name in schema.names if name not in batch.schema.names]:
-        msg = f"the source gave no column '{missing[0]}'; it gave {', '.join(batch.schema.names)}"
-        raise SchemaError(msg, node=node)
-    wired = wire_schema(schema)
-    columns = []
-    for field in wired:
-        try:
-            columns.append(batch.column(field.name).cast(field.type))
-        except pa.ArrowNotImplementedError as error:
-            msg = (
-                f"column '{field.name}' came as {batch.schema.field(field.name).type} and was planned as"
-                f" {field.type}"
-            )
-            raise SchemaError(msg, node=node) from error
-        except pa.ArrowInvalid as error:
-            msg = f"column '{field.name}' holds a value that {field.type} cannot hold: {error}"
-            raise DataError(msg, node=node, hint="Cast it in the source's own SQL.") from error
-    return pa.RecordBatch.from_arrays(columns, schema=wired)
+    return cast_batch(batch, wire_schema(schema), node)
 
 
 _ESCAPED_NUL = r"(^|[^\\])(\\\\)*\\u0000"

@@ -277,9 +277,9 @@ class EpochWriter:
         started = time.monotonic()
         try:
             with log_context(node=name):
-                if fetch := self._fetch(plan, name):
-                    return fetch[0].write_direct(plan, fetch[1], self._planner.spark)
-                return self._sinks[name].write(plan, frame)
+                fetch = self._fetch(plan, name)
+                counts = fetch[0].write_direct(plan, fetch[1], self._planner.spark) if fetch else None
+                return counts if counts is not None else self._sinks[name].write(plan, frame)
         except HeadraceError as error:
             error.node = error.node or name
             raise

@@ -48,8 +48,8 @@ class SinkCapabilities:
     """Can return the keys of the rows in a partition (`Sink.read_keys`), which a refresh replaces."""
     maintains_files: bool = False
     """Can compact its table and remove unused files (`Sink.open_maintenance`)."""
-    direct: bool = False
-    """Takes Arrow from a task without Spark's rows in between (`DirectSink`)."""
+    direct: Visibility | None = None
+    """Takes Arrow from a task without Spark's rows in between (`DirectSink`): what readers see of it."""
     without_spark: bool = False
     """`validate_target` needs no session; None will do."""
     versions: bool = False

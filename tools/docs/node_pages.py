@@ -105,7 +105,8 @@ def _sink_rows(capabilities: SinkCapabilities) -> Iterator[tuple[str, str]]:
         if capabilities.idempotency_keys
         else "at least once: the sink has no commit record",
     )
-    direct = "; splits during a bulk copy of history" if capabilities.direct else ""
+    splits = capabilities.direct is Visibility.SPLIT
+    direct = "; splits during a bulk copy of history" if splits else ""
     yield "Readers see", _READERS[capabilities.visibility] + direct
     operations = (
         "inserts, updates and deletes"

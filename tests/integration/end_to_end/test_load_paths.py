@@ -6,6 +6,7 @@ Of several rows of one key the last one wins.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import clickhouse_connect
 import psycopg
@@ -79,11 +80,12 @@ transforms:
 sinks:
   by_time: {{type: postgres, from: times, table: by_time}}
   often: {{type: postgres, from: renamed, table: often}}
+  lake: {{type: delta, from: renamed, path: {lake}}}
 epoch: {{history_rows: 100000}}
 """
 
 
-def test_the_last_row_of_a_key_wins_by_every_route(world: World, spark: SparkSession) -> None:
+def test_the_last_row_of_a_key_wins_by_every_route(world: World, spark: SparkSession, tmp_path: Path) -> None:
     """Several rows for each of 200 keys, counted by `v`.
 
     One table is sorted by the key, and one key of it fills several splits.
@@ -99,13 +101,15 @@ def test_the_last_row_of_a_key_wins_by_every_route(world: World, spark: SparkSes
                 f"CREATE TABLE {table} (seq Int64, id Int64, v Int64) ENGINE = MergeTree ORDER BY {order}"
             )
             client.command(f"INSERT INTO {table} SELECT number, {key}, number FROM numbers(5000)")
-    world.file.write_text(KEYED.format(name=world.name, database=world.database))
+    lake = str(tmp_path / "lake")
+    world.file.write_text(KEYED.format(name=world.name, database=world.database, lake=lake))
     file = load_pipeline(world.file)
     assembly = CompiledPipeline(file, world.settings(), spark)
     try:
         assert {name: way.path for name, way in assembly.load_paths.items()} == {
             "by_time": "rows",
             "often": "direct",
+            "lake": "direct",
         }
         assert (
             assembly.load_paths["by_time"].reason
@@ -128,6 +132,9 @@ def test_the_last_row_of_a_key_wins_by_every_route(world: World, spark: SparkSes
                 )
                 == rows
             ), name
+    delta = spark.read.format("delta").load(lake)
+    assert {row.k: row.v for row in delta.collect()} == expected["often"]
+    assert delta.count() == len(expected["often"])
 
 
 @pytest.mark.parametrize(

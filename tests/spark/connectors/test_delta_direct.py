@@ -1,0 +1,246 @@
+"""Direct loads into local Delta tables: tasks write files, one commit shows them, whatever dies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from helpers.depth import with_slow
+from helpers.lakehouse_tables import SCHEMA, plan
+from pyspark.sql import SparkSession
+
+from headrace.connectors.delta.log_writer import LogWriter
+from headrace.connectors.source_base import SplitReader
+from headrace.pipeline.errors import DataError, FencedError, TransientError
+from headrace.pipeline.protocol.epochs import Json, WriteCounts
+from tests.spark.connectors.test_delta_sink import Table, kill_at_gate
+
+TYPES = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("small", pa.uint16()),
+        ("flag", pa.bool_()),
+        ("day", pa.date32()),
+        ("at", pa.timestamp("ms", "UTC")),
+        ("local", pa.timestamp("us")),
+        ("amount", pa.decimal128(12, 2)),
+        ("ratio", pa.float32()),
+        ("bytes", pa.binary()),
+        ("text", pa.string()),
+    ]
+)
+VALUES = [
+    [
+        *(1, 65_535, True, date(1, 1, 1), datetime(2024, 5, 1, 1, 2, 3, 4_000, UTC)),
+        *(datetime(9999, 12, 31, 23, 59, 59, 999_999), Decimal("-0.01"), 0.5, b"\x00\xff", "ä\U0010ffff"),
+    ],
+    [2, *[None] * 9],
+]
+
+
+@dataclass
+class Splits(SplitReader):
+    """Splits of given rows, by name; a row of None is an error. `reads` are the splits that were read."""
+
+    schema: pa.Schema
+    rows: Mapping[str, list[Any]]
+    reads: list[str]
+
+    @property
+    def splits(self) -> list[Json]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return [{"name": name} for name in self.rows]
+
+    def fetch(self, split: Json) -> Iterator[pa.RecordBatch]:
+        self.reads.append(split["name"])
+        for row in self.rows[split["name"]]:
+            if row is None:
+                msg = "the row cannot be read"
+                raise DataError(msg)
+            yield pa.RecordBatch.from_arrays(
+                [pa.array([value], kind) for value, kind in zip(row, self.schema.types, strict=True)],
+                schema=self.schema,
+            )
+
+
+def splits(schema: pa.Schema = SCHEMA, **rows: Any) -> Splits:
+    return Splits(schema, rows, [])
+
+
+def data_files(table: Table) -> set[str]:
+    return {path.name for path in Path(table.path).glob("*.parquet")}
+
+
+@pytest.fixture
+def table(spark: SparkSession, tmp_path: Path) -> Callable[..., Table]:
+    return lambda *key, **more: Table(spark, tmp_path / "flights", key, **more)
+
+
+@pytest.mark.parametrize("key", [(), ("id",)], ids=["append", "keyed"])
+def test_splits_are_one_commit_and_their_epoch_is_not_loaded_twice(table: Any, key: tuple[str, ...]) -> None:
+    t = table(*key)
+    sink = t.joined()
+    before, rows = t.version, splits(a=[(1, "a"), (2, "b")], b=[], c=[(3, "c")])
+    assert sink.write_direct(plan(1), rows, t.spark) == WriteCounts(3, 3, 0, 0)
+    assert t.version == before + 1
+    assert t.rows() == [(1, "a"), (2, "b"), (3, "c")]
+    assert sink.read_row_count() == (sink.record(), 3)
+    assert sorted(rows.reads) == ["a", "b", "c"]
+    again = t.prepared(generation=2)
+    assert again.write_direct(plan(1), rows, t.spark) == WriteCounts(3, 3, 0, 0)
+    assert sorted(rows.reads) == ["a", "b", "c"]
+    assert len(data_files(t)) == 2
+
+
+def test_spark_reads_every_type_as_it_was(table: Any) -> None:
+    t = table(schema=TYPES)
+    assert t.joined().write_direct(plan(1), splits(TYPES, a=VALUES), t.spark) == WriteCounts(2, 2, 0, 0)
+    read = t.spark.read.format("delta").load(t.path)
+    texts = [f"cast({name} as string)" for name in ("day", "at", "local", "amount")]
+    found = read.selectExpr("id", "small", "flag", *texts, "ratio", "hex(bytes)", "text").orderBy("id")
+    days = "0001-01-01", "2024-05-01 01:02:03.004", "9999-12-31 23:59:59.999999"
+    assert [tuple(row) for row in found.collect()] == [
+        (1, 65_535, True, *days, "-0.01", 0.5, "00FF", "ä\U0010ffff"),
+        (2, *[None] * 9),
+    ]
+    assert [row.id for row in read.where("text = 'ä\U0010ffff' and amount < 0").collect()] == [1]
+
+
+def test_the_last_row_of_a_key_in_a_split_stays(table: Any) -> None:
+    t = table("id")
+    rows = splits(a=[(1, "old"), (2, "b"), (1, "new")])
+    assert t.joined().write_direct(plan(1), rows, t.spark) == WriteCounts(2, 2, 0, 0)
+    assert t.rows() == [(1, "new"), (2, "b")]
+
+
+def test_other_keys_are_added_and_keys_that_may_be_there_are_left_to_the_merge(table: Any) -> None:
+    t = table("id")
+    sink = t.joined()
+    sink.write_direct(plan(1), splits(a=[(1, "a"), (5, "e")]), t.spark)
+    assert sink.write_direct(plan(2), splits(a=[(6, "f"), (9, "i")]), t.spark) == WriteCounts(2, 2, 0, 0)
+    files, version = data_files(t), t.version
+    rows = splits(a=[(20, "t")], b=[(7, "g")])
+    assert sink.write_direct(plan(3), rows, t.spark) is None
+    assert (data_files(t), t.version, sink.record().epoch) == (files, version, 2)
+    rows.reads.clear()
+    assert sink.write_direct(plan(3), rows, t.spark) is None
+    assert not rows.reads
+    sink.write(plan(3), t.frame((20, "t", "i"), (5, "x", "i")))
+    assert t.rows() == [(1, "a"), (5, "x"), (6, "f"), (9, "i"), (20, "t")]
+
+
+@pytest.mark.parametrize(
+    ("key", "more"),
+    [
+        ((), {"schema": pa.schema([("id", pa.int64()), ("tags", pa.list_(pa.string()))])}),
+        (("name",), {"schema": pa.schema([("id", pa.int64()), ("name", pa.float64())])}),
+    ],
+    ids=["nested column", "float key"],
+)
+def test_what_arrow_writes_otherwise_is_left_to_spark(table: Any, key: Any, more: Any) -> None:
+    t = table(*key, **more)
+    rows = splits(more["schema"], a=[(1, None)])
+    assert t.joined().write_direct(plan(1), rows, t.spark) is None
+    assert not rows.reads
+
+
+def test_a_cluster_is_left_to_spark(table: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.connectors.delta.epoch_writer.count_task_threads", lambda _: 0)
+    t = table()
+    assert t.joined().write_direct(plan(1), splits(a=[(1, "a")]), t.spark) is None
+
+
+@pytest.mark.parametrize(
+    ("key", "bad", "message"),
+    [((), None, "the row cannot be read"), (("id",), (None, "x"), "key column `id` is null")],
+    ids=["source", "null key"],
+)
+def test_a_failure_leaves_no_file(table: Any, key: Any, bad: Any, message: str) -> None:
+    t = table(*key)
+    sink, rows = t.joined(), {"a": [(1, "a")], "b": [bad]}
+    with pytest.raises(DataError, match=message):
+        sink.write_direct(plan(1), splits(**rows), t.spark)
+    assert not data_files(t)
+    assert sink.record().epoch == 0
+
+
+def test_another_writer_between_the_check_and_the_commit_is_a_conflict(
+    table: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It adds a key of the epoch. The next attempt finds it and leaves the rows to the merge."""
+    t = table("id")
+    sink, real, others = t.joined(), LogWriter.commit, iter([1])
+
+    def be_overtaken(*arguments: Any) -> Any:
+        for _ in others:
+            t.sql("INSERT INTO {t} VALUES (1, 'foreign')")
+        return real(*arguments)
+
+    monkeypatch.setattr(LogWriter, "commit", be_overtaken)
+    try:
+        assert sink.write_direct(plan(1), splits(a=[(1, "a")]), t.spark) is None
+    except TransientError:
+        assert sink.write_direct(plan(1), splits(a=[(1, "a")]), t.spark) is None
+    assert t.rows() == [(1, "foreign")]
+
+
+def test_an_older_generation_commits_nothing(table: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    t = table()
+    old, real = t.joined(), LogWriter.commit
+    newcomers: list[Any] = []
+
+    def be_fenced(*arguments: Any) -> Any:
+        if not newcomers:
+            newcomers.append(None)
+            newcomers[0] = t.prepared(generation=2)
+        return real(*arguments)
+
+    monkeypatch.setattr(LogWriter, "commit", be_fenced)
+    with pytest.raises(FencedError):
+        old.write_direct(plan(1), splits(a=[(1, "old")]), t.spark)
+    assert newcomers[0].write_direct(plan(1), splits(a=[(1, "new")]), t.spark) == WriteCounts(1, 1, 0, 0)
+    assert t.rows() == [(1, "new")]
+
+
+_VICTIM = """
+import sys, time
+sys.path.append("tests")
+from pathlib import Path
+from headrace.connectors.delta.log_writer import LogWriter
+from headrace.jobs.spark.session import start_session
+from helpers.spark_settings import SHORT_LIVED_SPARK
+from headrace.pipeline.config.settings import Settings
+from tests.spark.connectors.test_delta_direct import Table, plan, splits
+home = Path(sys.argv[1])
+spark = start_session(Settings(home=home, spark=SHORT_LIVED_SPARK), ("delta",))
+sink = Table(spark, home / "flights", ("id",)).joined()
+sink.write_direct(plan(1), splits(a=[(1, "a")]), spark)
+commit = LogWriter.commit
+def hang(*args):
+    if sys.argv[2] == "late":
+        commit(*args)
+    (home / "reached").touch()
+    time.sleep(600)
+LogWriter.commit = hang
+sink.write_direct(plan(2), splits(a=[(2, "b")], b=[(3, "c")]), spark)
+"""
+
+
+@pytest.mark.parametrize("when", with_slow({"late"}, ("early", "late")))
+def test_kill_before_or_after_the_commit(spark: SparkSession, tmp_path: Path, when: str) -> None:
+    """All files are written. In `late` the commit is done and its answer is lost."""
+    kill_at_gate(_VICTIM, tmp_path, when)
+    t = Table(spark, tmp_path / "flights", ("id",))
+    sink = t.prepared(generation=2)
+    assert sink.record().epoch == (1 if when == "early" else 2)
+    assert t.rows() == ([(1, "a")] if when == "early" else [(1, "a"), (2, "b"), (3, "c")])
+    again = splits(a=[(2, "b")], b=[(3, "c")])
+    assert sink.write_direct(plan(2), again, spark) == WriteCounts(2, 2, 0, 0)
+    assert bool(again.reads) is (when == "early")
+    assert t.rows() == [(1, "a"), (2, "b"), (3, "c")]
+    assert sink.read_row_count() == (sink.record(), 3)
