@@ -32,8 +32,10 @@ def read_entries(server: RedisServer, prefix: str, schema: pa.Schema) -> dict[st
         for name in set(client.scan_iter(f"{prefix}:*", count=1000)):
             if client.type(name) == b"hash":
                 row = {key.decode(): value.decode() for key, value in client.hgetall(name).items()}
+            elif text := client.get(name):
+                row = json.loads(text, parse_float=Decimal)
             else:
-                row = json.loads(client.get(name), parse_float=Decimal)
+                continue  # it expired after the scan
             found[name.decode().removeprefix(f"{prefix}:")] = {
                 one.name: _value(row.get(one.name), one.type) for one in schema
             }
