@@ -249,6 +249,6 @@ def _overlap(node: Any, key: tuple[str, ...]) -> str:
 
 
 def _visible(able: SinkCapabilities, load_path: LoadPath | None) -> str:
-    if load_path is not None and load_path.is_bulk_copy:
-        return f"whole {able.visibility}s; during history {Visibility.SPLIT} by {Visibility.SPLIT}"
+    if load_path is not None and load_path.is_bulk_copy and able.direct not in (None, able.visibility):
+        return f"whole {able.visibility}s; during history {able.direct} by {able.direct}"
     return "row by row" if able.visibility is Visibility.ROW else f"whole {able.visibility}s"
