@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import psycopg
+import pytest
 from helpers.cli_commands import run_commands
 from helpers.pipeline_world import World, until
 from helpers.world_commands import Commands
@@ -52,7 +53,8 @@ def test_operations_report_their_changes_before_they_make_them(world: World) -> 
     assert state(world).kept_from == before.committed
 
 
-# Two commands with Spark.
+# test_operations has the same story through Dagster, daily.
+@pytest.mark.slow
 def test_the_files_of_a_lake_are_compacted_and_removed(world: World, spark: SparkSession) -> None:
     file = str(world.file)
     world.run_here(spark)
