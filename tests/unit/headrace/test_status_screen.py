@@ -208,7 +208,14 @@ def test_ctrl_c_ends_it_cleanly(ledger: Ledger, tmp_path: Path) -> None:
     } | {"HEADRACE_HOME": str(tmp_path)}
     command = [sys.executable, "-m", "headrace", "status", "--watch", "--interval", "0.2"]
     process = subprocess.Popen(
-        command, env=env, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        env=env,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell starts background jobs, and so these tests, with the signal ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509  one call of the system
     )
     assert process.stdout
     lines = [process.stdout.readline() for _ in range(2)]
