@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -35,6 +36,9 @@ _SETTINGS = SAFE_INSERT | {
 }
 _CONVERSION = frozenset({6, 27, 38, 41, 53, 69, 70, 72, 117, 131, 321, 349, 376, 407, 691})
 """Codes of values that do not fit into a column."""
+_VIOLATED_CONSTRAINT = 469
+_CONSTRAINT = re.compile(r"Constraint (\S+) .*?is violated.*?Expression: (.*)\. Column values:", re.DOTALL)
+"""What the server says about a violated constraint. Values of the row follow, which may be secret."""
 _RESULT = "rows bigint"
 PIECE_BYTES = 4 << 20
 """Bytes of an insert that are sent at once, before compression."""
@@ -85,9 +89,8 @@ class StageLoad:
                     compression=None if codec is None else codec.name,
                 )
             except ClickHouseError as error:
-                if getattr(error, "code", None) in _CONVERSION:
-                    msg = f"a value does not fit into its column: {str(error).split('DB::Exception: ')[-1]}"
-                    raise DataError(msg[:400], node=self.node) from error
+                if refusal := explain_refusal(error, self.node):
+                    raise refusal from error
                 raise
         return rows
 
@@ -144,6 +147,20 @@ class StageLoad:
             return None
         level = self.connection.compression_level if name in ("zstd", "gzip") else None
         return pa.Codec(name, compression_level=level)
+
+
+def explain_refusal(error: Exception, node: str) -> DataError | None:
+    """Return the error of a row that the table refuses, or None for another failure of an insert."""
+    code = getattr(error, "code", None)
+    if code == _VIOLATED_CONSTRAINT:
+        found = _CONSTRAINT.search(str(error))
+        which = "a constraint" if found is None else f"constraint {found[1]}: {found[2]}"
+        hint = "Filter such rows out, or drop the table's constraint."
+        return DataError(f"a row violates {which}"[:400], hint=hint, node=node)
+    if code in _CONVERSION:
+        msg = f"a value does not fit into its column: {str(error).split('DB::Exception: ')[-1]}"
+        return DataError(msg[:400], node=node)
+    return None
 
 
 def now_micros() -> int:

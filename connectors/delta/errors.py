@@ -12,7 +12,19 @@ _CONFLICT = re.compile(
     r"DELTA_CONCURRENT_|DELTA_METADATA_CHANGED|DELTA_PROTOCOL_CHANGED"
     r"|\b(Concurrent(Append|DeleteRead|DeleteDelete|Transaction|Write)|MetadataChanged|ProtocolChanged)Exception"
 )
-_CONSTRAINT = re.compile(r"DELTA_VIOLATE_CONSTRAINT|DELTA_NOT_NULL_CONSTRAINT")
+_REFUSALS = (
+    (re.compile(r"CHECK constraint (\S+) (\(.*\)) violated by row"), "it violates CHECK constraint `{}` {}"),
+    (
+        re.compile(r"NOT NULL constraint violated for column: (.+?)\.?\s*$", re.MULTILINE),
+        "column `{}` is null",
+    ),
+    (
+        re.compile(r"DELTA_EXCEED_CHAR_VARCHAR_LIMIT.*Failed check: (.*?)\.?$", re.MULTILINE),
+        "a text is too long: {}",
+    ),
+    (re.compile(r"(DELTA_VIOLATE_CONSTRAINT\w*|DELTA_NOT_NULL_CONSTRAINT\w*)"), "{}"),
+)
+"""What Delta says about a refused row, and the reason to show: without values, which may be secret."""
 
 
 def is_duplicate_transaction(error: Exception) -> bool:
@@ -36,9 +48,10 @@ def explain(error: Exception, path: str, sink: str) -> Exception:
     if _CONFLICT.search(text):
         msg = f"another writer changed the Delta table `{path}` at the same moment: {first}"
         return TransientError(msg, node=sink)
-    if _CONSTRAINT.search(text):
-        msg = f"the Delta table `{path}` refuses a row: {first}"
-        return DataError(msg, hint="Filter such rows out, or drop the table's constraint.", node=sink)
+    for pattern, reason in _REFUSALS:
+        if found := pattern.search(text):
+            msg = f"the Delta table `{path}` refuses a row: {reason.format(*found.groups())}"
+            return DataError(msg, hint="Filter such rows out, or drop the table's constraint.", node=sink)
     return error
 
 

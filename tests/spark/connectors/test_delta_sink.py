@@ -376,13 +376,27 @@ def test_step_that_somebody_else_took_is_noticed(
 
 
 @pytest.mark.parametrize("key", [pytest.param((), marks=pytest.mark.slow), ("id",)])
-def test_row_that_a_constraint_refuses(table: Any, key: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("large", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("column", "bad", "reason"),
+    [
+        ("name string", (11, "a secret", "i"), "it violates CHECK constraint `small` (id < 10)"),
+        ("name string NOT NULL", (1, None, "i"), "column `name` is null"),
+    ],
+)
+def test_row_that_a_constraint_refuses(
+    table: Any, key: tuple[str, ...], large: bool, column: str, bad: tuple[Any, ...], reason: str
+) -> None:
     t = table(*key)
-    sink = t.joined()
+    t.sql(f"CREATE TABLE {{t}} (id bigint, {column}) USING delta")
     t.sql("ALTER TABLE {t} ADD CONSTRAINT small CHECK (id < 10)")
-    with pytest.raises(DataError, match="refuses a row"):
-        sink.write(plan(1), t.frame((11, "a", "i")))
+    sink = t.joined()
+    with pytest.raises(DataError) as caught:
+        sink.write(plan(1), t.frame((2, "good", "i"), bad, large=large))
+    assert caught.value.node == "lake"
+    assert caught.value.message == f"the Delta table `{t.path}` refuses a row: {reason}"
     assert t.sink().record().epoch == 0
+    assert t.rows() == []
 
 
 _VICTIM = """
@@ -684,6 +698,10 @@ def test_describe_opens_nothing(path: str, location: str, scope: list[str]) -> N
         ("[DELTA_CONCURRENT_APPEND] ConcurrentAppendException: files were added", TransientError),
         ("[DELTA_METADATA_CHANGED] the table was altered", TransientError),
         ("[DELTA_VIOLATE_CONSTRAINT_WITH_VALUES] CHECK constraint small", DataError),
+        (
+            '[DELTA_EXCEED_CHAR_VARCHAR_LIMIT] Value "abcd" exceeds … Failed check: (length(v) <= 3).',
+            DataError,
+        ),
         ("at java.util.concurrent.ConcurrentHashMap.computeIfAbsent", ValueError),
     ],
 )
