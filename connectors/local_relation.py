@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
+from headrace.connectors.java_classes import java_class
 from headrace.connectors.session_options import with_options
 
 if TYPE_CHECKING:
@@ -82,11 +83,8 @@ def compute_locally(frame: DataFrame) -> DataFrame | None:
 
 @functools.lru_cache(maxsize=8)
 def _scala_object(jvm: Any, package: str, name: str) -> Any:
-    """Return a singleton of the JVM. Its lookup takes ten calls."""
-    found = jvm
-    for part in package.split("."):
-        found = getattr(found, part)
-    return getattr(getattr(found, name + "$"), "MODULE$")
+    """Return a singleton of the JVM."""
+    return getattr(java_class(jvm, f"{package}.{name}$"), "MODULE$")
 
 
 def _jvm(frame: DataFrame) -> Any:

@@ -12,6 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from headrace.connectors.java_classes import java_class
 from headrace.pipeline.errors import TransientError, UserError
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def measure_files(spark: SparkSession, paths: Collection[str]) -> dict[str, int]
     conf = session.sessionState().newHadoopConf()
     found: dict[str, int] = {}
     for text in paths:
-        path = jvm.org.apache.hadoop.fs.Path(text)
+        path = java_class(jvm, "org.apache.hadoop.fs.Path")(text)
         files = path.getFileSystem(conf)
         if files.exists(path) and (status := files.getFileStatus(path)).isFile():
             found[text] = int(status.getLen())

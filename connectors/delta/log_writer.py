@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.connectors.delta.session import USER_METADATA
 from headrace.connectors.delta.transaction_log import TableLog, TableVersion
+from headrace.connectors.java_classes import java_class
 from headrace.connectors.session_options import with_options
 from headrace.pipeline.protocol.epochs import Json, WriteCounts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+_OPERATIONS = "org.apache.spark.sql.delta.DeltaOperations"
 
 
 class LogWriter:
@@ -68,20 +71,21 @@ class LogWriter:
         )
 
     def _parse(self, action: Json) -> Any:
-        return self._jvm.org.apache.spark.sql.delta.actions.Action.fromJson(json.dumps(action))
+        return java_class(self._jvm, "org.apache.spark.sql.delta.actions.Action").fromJson(json.dumps(action))
 
     def _seq(self, values: Sequence[Any]) -> Any:
-        return self._jvm.org.apache.spark.api.python.PythonUtils.toSeq(list(values))
+        return java_class(self._jvm, "org.apache.spark.api.python.PythonUtils").toSeq(list(values))
 
     def _append(self) -> Any:
         """Return the operation WRITE that only appends; its eight other arguments are options."""
-        none, mode = self._jvm.scala.Option.apply(None), self._jvm.org.apache.spark.sql.SaveMode.Append
-        return self._jvm.org.apache.spark.sql.delta.DeltaOperations.Write(mode, *[none] * 8)
+        none = java_class(self._jvm, "scala.Option").apply(None)
+        mode = java_class(self._jvm, "org.apache.spark.sql.SaveMode").Append
+        return java_class(self._jvm, _OPERATIONS).Write(mode, *[none] * 8)
 
     def _merge(self) -> Any:
         """Return the operation MERGE without predicates: four options and three lists of clauses."""
-        none, nothing = self._jvm.scala.Option.apply(None), self._seq([])
-        return self._jvm.org.apache.spark.sql.delta.DeltaOperations.Merge(*[none] * 4, *[nothing] * 3)
+        none, nothing = java_class(self._jvm, "scala.Option").apply(None), self._seq([])
+        return java_class(self._jvm, _OPERATIONS).Merge(*[none] * 4, *[nothing] * 3)
 
     def _register_metrics(self, transaction: Any, counts: WriteCounts) -> None:
         """Set the metrics that `DESCRIBE HISTORY` shows."""
@@ -95,10 +99,10 @@ class LogWriter:
             "numOutputRows": (counts.inserted or 0) + (counts.updated or 0),
         }
         spark: Any = self._session._jsparkSession  # noqa: SLF001
-        metrics = self._jvm.org.apache.spark.sql.execution.metric.SQLMetrics
+        metrics = java_class(self._jvm, "org.apache.spark.sql.execution.metric.SQLMetrics")
         made = {}
         for name, value in values.items():
             made[name] = metrics.createMetric(spark.sparkContext(), name)
             made[name].set(value or 0)
-        python_utils = self._jvm.org.apache.spark.api.python.PythonUtils
+        python_utils = java_class(self._jvm, "org.apache.spark.api.python.PythonUtils")
         transaction.registerSQLMetrics(spark, python_utils.toScalaMap(made))

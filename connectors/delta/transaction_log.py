@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from headrace.connectors.delta.log_replay import LogReplay, collect_transactions, local_folder
+from headrace.connectors.java_classes import java_class
 from headrace.pipeline.errors import InternalError
 from headrace.pipeline.protocol.epochs import CommitRecord, Json, SinkKey, WriteCounts
 
@@ -131,7 +132,7 @@ class TableLog:
         """The state of a local table, without jobs."""
 
     def _log(self) -> Any:
-        return self._jvm.org.apache.spark.sql.delta.DeltaLog.forTable(self._session, self.path)
+        return java_class(self._jvm, "org.apache.spark.sql.delta.DeltaLog").forTable(self._session, self.path)
 
     def snapshot(self) -> Any:
         """Return the newest snapshot as a JVM object."""
@@ -148,7 +149,7 @@ class TableLog:
 
     def file_retention(self, snapshot: Any) -> int:
         """Return how long the files of older versions are kept, in milliseconds."""
-        delta_log = self._jvm.org.apache.spark.sql.delta.DeltaLog
+        delta_log = java_class(self._jvm, "org.apache.spark.sql.delta.DeltaLog")
         return int(delta_log.tombstoneRetentionMillis(snapshot.metadata()))
 
     def transactions(self, snapshot: Any) -> dict[str, int]:
@@ -163,7 +164,7 @@ class TableLog:
     @contextmanager
     def activated(self) -> Iterator[None]:
         """Make this log's session the active one of the thread: Delta takes configuration from that."""
-        active = self._jvm.org.apache.spark.sql.SparkSession
+        active = java_class(self._jvm, "org.apache.spark.sql.SparkSession")
         before = active.getActiveSession()
         active.setActiveSession(self._session)
         try:
@@ -198,7 +199,8 @@ class TableLog:
         from py4j.protocol import Py4JJavaError
 
         log = self._log()
-        path = self._jvm.org.apache.spark.sql.delta.util.FileNames.unsafeDeltaFile(log.logPath(), version)
+        names = java_class(self._jvm, "org.apache.spark.sql.delta.util.FileNames")
+        path = names.unsafeDeltaFile(log.logPath(), version)
         try:
             lines = log.store().readAsIterator(path, log.newDeltaHadoopConf())
         except Py4JJavaError as error:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.connectors.filters import quote_identifier
+from headrace.connectors.java_classes import java_class
 from headrace.pipeline.config.settings import describe_setting_lookup
 from headrace.pipeline.errors import (
     PipelineStateError,
@@ -68,9 +69,7 @@ class WarehouseTable:
         from py4j.protocol import Py4JJavaError
         from pyspark.errors import PySparkException
 
-        iceberg = _jvm(spark).org.apache.iceberg
-        catalog = iceberg.hadoop.HadoopCatalog(_hadoop(spark), self._place())
-        wanted = iceberg.catalog.TableIdentifier.parse(self.name)
+        catalog, wanted = self._find(spark)
         try:
             if catalog.tableExists(wanted):
                 return catalog.loadTable(wanted)
@@ -90,14 +89,19 @@ class WarehouseTable:
 
     def exists(self, spark: SparkSession) -> bool:
         """Return whether the table exists."""
-        iceberg = _jvm(spark).org.apache.iceberg
-        wanted = iceberg.catalog.TableIdentifier.parse(self.name)
-        return bool(iceberg.hadoop.HadoopCatalog(_hadoop(spark), self._place()).tableExists(wanted))
+        catalog, wanted = self._find(spark)
+        return bool(catalog.tableExists(wanted))
+
+    def _find(self, spark: SparkSession) -> tuple[Any, Any]:
+        """Return Iceberg's catalog, and the table's identifier in it."""
+        catalog = java_class(_jvm(spark), "org.apache.iceberg.hadoop.HadoopCatalog")
+        identifier = java_class(_jvm(spark), "org.apache.iceberg.catalog.TableIdentifier")
+        return catalog(_hadoop(spark), self._place()), identifier.parse(self.name)
 
     def metadata_folder(self, spark: SparkSession) -> tuple[Any, Any]:
         """Return the folder of the table's metadata files: Hadoop's file system and path."""
         place = "/".join([self._place(), *self.name.split("."), "metadata"])
-        folder = _jvm(spark).org.apache.hadoop.fs.Path(place)
+        folder = java_class(_jvm(spark), "org.apache.hadoop.fs.Path")(place)
         return folder.getFileSystem(_hadoop(spark)), folder
 
     def load_snapshot(self, spark: SparkSession, snapshot_id: int) -> tuple[Any, Any]:
@@ -155,9 +159,8 @@ class WarehouseTable:
             table, _ = self.load_snapshot(spark, snapshot_id)
             planned = table.newScan().useSnapshot(snapshot_id).planFiles()
             try:
-                listed = _jvm(
-                    spark
-                ).org.apache.iceberg.relocated.com.google.common.collect.Lists.newArrayList(planned)
+                lists = "org.apache.iceberg.relocated.com.google.common.collect.Lists"
+                listed = java_class(_jvm(spark), lists).newArrayList(planned)
             finally:
                 planned.close()
             tasks = [
@@ -180,12 +183,12 @@ class WarehouseTable:
             return self.frame(spark, snapshot_id)
         tasks = self.files(spark, snapshot_id)
         jvm = _jvm(spark)
-        chosen = jvm.java.util.ArrayList()
+        chosen = java_class(jvm, "java.util.ArrayList")()
         for location in locations:
             chosen.add(tasks[location])
         group = f"headrace_{uuid.uuid4().hex}"
-        jvm.org.apache.iceberg.spark.ScanTaskSetManager.get().stageTasks(table, group, chosen)
-        jvm.org.apache.iceberg.spark.SparkTableCache.get().add(group, table)
+        java_class(jvm, "org.apache.iceberg.spark.ScanTaskSetManager").get().stageTasks(table, group, chosen)
+        java_class(jvm, "org.apache.iceberg.spark.SparkTableCache").get().add(group, table)
         self._chosen[group] = (jvm, table)
         while len(self._chosen) > _KEPT:
             self._drop(next(iter(self._chosen)))
@@ -193,8 +196,8 @@ class WarehouseTable:
 
     def _drop(self, group: str) -> None:
         jvm, table = self._chosen.pop(group)
-        jvm.org.apache.iceberg.spark.ScanTaskSetManager.get().removeTasks(table, group)
-        jvm.org.apache.iceberg.spark.SparkTableCache.get().remove(group)
+        java_class(jvm, "org.apache.iceberg.spark.ScanTaskSetManager").get().removeTasks(table, group)
+        java_class(jvm, "org.apache.iceberg.spark.SparkTableCache").get().remove(group)
 
     def close(self) -> None:
         """Release planned scans and chosen file sets."""

@@ -18,6 +18,7 @@ from headrace.connectors.filters import quote_identifier
 from headrace.connectors.iceberg.catalog import WarehouseTable
 from headrace.connectors.iceberg.errors import explain
 from headrace.connectors.iceberg.metadata import IcebergMetadata
+from headrace.connectors.java_classes import java_class
 from headrace.connectors.table_maintenance import (
     DELETED_RATIO,
     FILE_SIZE,
@@ -66,10 +67,10 @@ class IcebergMaintenance(TableMaintenance):
     def plan_compaction(self) -> Compaction:
         """Return the groups of files that Iceberg would rewrite."""
         table = self._read().table
-        options = self._jvm.java.util.HashMap()
+        options = java_class(self._jvm, "java.util.HashMap")()
         for key, value in _REWRITE.items():
             options.put(key, value)
-        planner = self._jvm.org.apache.iceberg.actions.BinPackRewriteFilePlanner(table)
+        planner = java_class(self._jvm, "org.apache.iceberg.actions.BinPackRewriteFilePlanner")(table)
         planner.init(options)
         groups = planner.plan().groups().iterator()
         files = size = written = 0
@@ -219,7 +220,7 @@ class IcebergMaintenance(TableMaintenance):
     @property
     def _actions(self) -> Any:
         session: Any = self._spark._jsparkSession  # noqa: SLF001
-        return self._jvm.org.apache.iceberg.spark.actions.SparkActions.get(session)
+        return java_class(self._jvm, "org.apache.iceberg.spark.actions.SparkActions").get(session)
 
 
 def expiry_time(hours: int) -> int:

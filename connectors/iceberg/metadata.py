@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.connectors.iceberg.catalog import WarehouseTable
 from headrace.connectors.iceberg.metadata_files import MetadataFiles
+from headrace.connectors.java_classes import java_class
 from headrace.pipeline.errors import InternalError
 from headrace.pipeline.protocol.claims import Claim
 from headrace.pipeline.protocol.epochs import CommitRecord, SinkKey
@@ -189,11 +190,10 @@ class IcebergMetadata:
         """
         from py4j.protocol import Py4JJavaError
 
-        iceberg = self._jvm.org.apache.iceberg
-        builder = iceberg.TableMetadata.buildFrom(self._base)
+        builder = java_class(self._jvm, "org.apache.iceberg.TableMetadata").buildFrom(self._base)
         if main is not None and main != self.newest_id:
             builder.setBranchSnapshot(main, MAIN)
-        values = self._jvm.java.util.HashMap()
+        values = java_class(self._jvm, "java.util.HashMap")()
         for app, one in {**(others or {}), **({self._app: held} if held is not None else {})}.items():
             values.put(PREFIX + app, one.text())
         if self._base.propertyAsBoolean(_DELETED_BY_ICEBERG, False):
@@ -202,12 +202,13 @@ class IcebergMetadata:
         if values.size():
             builder.setProperties(values)
         if remove:
-            gone = self._jvm.java.util.HashSet()
+            gone = java_class(self._jvm, "java.util.HashSet")()
             for app in remove:
                 gone.add(PREFIX + app)
             builder.removeProperties(gone)
         if begin:
-            builder.setRef(begin, iceberg.SnapshotRef.branchBuilder(self.newest_id).build())
+            reference = java_class(self._jvm, "org.apache.iceberg.SnapshotRef")
+            builder.setRef(begin, reference.branchBuilder(self.newest_id).build())
         for name in drop:
             builder.removeRef(name)
         try:

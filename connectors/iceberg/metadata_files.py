@@ -17,6 +17,7 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING, Any
 
 from headrace.connectors.iceberg.catalog import WarehouseTable
+from headrace.connectors.java_classes import java_class
 from headrace.pipeline.errors import TransientError
 
 if TYPE_CHECKING:
@@ -144,16 +145,16 @@ class MetadataFiles:
 
     def _list(self) -> dict[int, str]:
         """Return the names of all metadata files by version."""
-        pattern = self._jvm.org.apache.hadoop.fs.GlobFilter("v*.metadata.json*")
+        pattern = java_class(self._jvm, "org.apache.hadoop.fs.GlobFilter")("v*.metadata.json*")
         try:
             found = self._files.listStatus(self._folder, pattern)
         except Exception as error:
             if _is_missing(error):
                 return {}
             raise
-        paths = self._jvm.org.apache.hadoop.fs.FileUtil.stat2Paths(found)
+        paths = java_class(self._jvm, "org.apache.hadoop.fs.FileUtil").stat2Paths(found)
         # One string, "Array(…, …)", because a call per file is slow.
-        text = self._jvm.scala.runtime.ScalaRunTime.stringOf(paths)
+        text = java_class(self._jvm, "scala.runtime.ScalaRunTime").stringOf(paths)
         return {int(version): name for name, version in _LISTED.findall(text)}
 
     def _oldest(self) -> int:
@@ -190,7 +191,7 @@ class MetadataFiles:
             stream.close()
 
     def _path(self, name: str) -> Any:
-        return self._jvm.org.apache.hadoop.fs.Path(self._folder, name)
+        return java_class(self._jvm, "org.apache.hadoop.fs.Path")(self._folder, name)
 
 
 def _has_content(status: Any) -> bool:

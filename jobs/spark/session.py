@@ -51,6 +51,15 @@ _ONE_JVM = {
 _DELTA = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    # It looks for the file, then renames, as Delta's default for `file:` does. The default does so through
+    # Hadoop's FileContext, which starts five processes (`readlink`, `chmod`) per commit.
+    "spark.delta.logStore.file.impl": "io.delta.storage.LocalLogStore",
+}
+
+_LOCAL_DELTA = {
+    # Delta writes the checksum of a version with it. The default starts five more processes per commit.
+    "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming.checkpointing"
+    ".FileSystemBasedCheckpointFileManager",
 }
 
 
@@ -79,6 +88,7 @@ def _defaults(settings: Settings, kinds: frozenset[str]) -> dict[str, str]:
     }
     if settings.spark.master.startswith("local"):
         conf |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"} | _ONE_JVM
+        conf |= _LOCAL_DELTA if "delta" in kinds else {}
     return conf | (_DELTA if "delta" in kinds else {})
 
 
