@@ -88,12 +88,17 @@ def test_version_1_puts_rows_under_data(spark: SparkSession, tmp_path: Path, sin
 @pytest.mark.parametrize("fault", [500, 503, 408, 429, "reset", "torn", "hang"])
 def test_a_failed_request_is_sent_again_with_its_key(spark: SparkSession, tmp_path: Path, fault: Any) -> None:
     receiver = Receiver()
+    timeout = "1s" if fault == "hang" else "20s"  # a busy machine can miss a short timeout
     with served(receiver, faults=[fault]) as service:
-        sink = webhook_sink(spark, service.url, tmp_path, KEYED, batch_size=3, timeout="1s")
+        sink = webhook_sink(spark, service.url, tmp_path, KEYED, batch_size=3, timeout=timeout)
         sink.prepare(KEYED, 1)
         sink.write(plan(1), frame(spark, KEYED, FIVE, "iiuid", ()))
         sink.close()
-    assert service.keys == keys(1, 0, 0, 1)
+    if fault == "hang":
+        assert list(dict.fromkeys(service.keys)) == keys(1, 0, 1)
+        assert service.keys.count(keys(1, 0)[0]) >= 2
+    else:
+        assert service.keys == keys(1, 0, 0, 1)
     assert len(receiver.rows()) == 5
 
 

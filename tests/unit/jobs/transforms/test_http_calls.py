@@ -85,8 +85,8 @@ def task(
             "shown": "http://service/rows",
             "headers": {"Content-Type": "application/json", "X-Token": "s3cret"},
             "secrets": ("s3cret",),
-            "timeout": 0.5,
-            "retry_timeout": 20.0,
+            "timeout": 20.0,
+            "retry_timeout": 60.0,
             "max_attempts": None,
             "concurrency": 1,
             "circuit_failures": 0,
@@ -167,15 +167,19 @@ def test_equal_rows_at_two_places_have_keys_of_their_own() -> None:
 
 @pytest.mark.parametrize("fault", [500, 503, 408, 429, "reset", "torn", "hang"])
 def test_what_may_pass_is_tried_again(quick: None, fault: Any) -> None:
+    hangs = (
+        fault == "hang"
+    )  # only this fault needs a short timeout, which a busy machine can miss at other requests
     with served(faults=[fault, fault]) as web:
-        made = task(web)
+        made = task(web, timeout=0.5 if hangs else 20.0)
         assert len(run(made)) == 25
-    assert len(web.asked) == 5
-    assert made.count.calls.retries == 2
+    retries = made.count.calls.retries
+    assert retries >= 2 if hangs else retries == 2
+    assert len(web.asked) == 3 + retries
     status = {"reset": "network_error", "torn": "body_read_error", "hang": "timeout"}.get(
         fault
     ) or f"{fault // 100}xx"
-    assert len(made.count.calls.latencies["retriable_error", status]) == 2
+    assert len(made.count.calls.latencies["retriable_error", status]) == retries
     assert len(made.count.calls.latencies["success", "2xx"]) == 3
 
 
