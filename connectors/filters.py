@@ -14,6 +14,7 @@ from headrace.pipeline.protocol.table_offsets import HandoffFilter
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import DataType
 
 EVERYTHING: Json = {"window": None, "cut": None}
 LOWEST = -(2**31)
@@ -65,6 +66,17 @@ def apply_filter(frame: DataFrame, predicate: str | None, node: str) -> DataFram
     return found
 
 
+def is_in_partition(column: Column, kind: DataType, start: str, end: str) -> Column:
+    """Return whether a column's value is in a partition of history, whose bounds are text.
+
+    The bounds are cast, and not the column, so that statistics of files apply.
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+
+    first = F.lit(start).cast(kind)
+    return column == first if start == end else (column >= first) & (column < F.lit(end).cast(kind))
+
+
 def apply_scope(frame: DataFrame, scope: Json, what: str, node: str) -> DataFrame:
     """Return the rows inside the partition and the handoff filter.
 
@@ -75,9 +87,7 @@ def apply_scope(frame: DataFrame, scope: Json, what: str, node: str) -> DataFram
     if window := scope["window"]:
         select_columns(frame, [window["column"]], what, node)
         column, kind = F.col(quote_identifier(window["column"])), frame.schema[window["column"]].dataType
-        frame = frame.where(
-            (column >= F.lit(window["start"]).cast(kind)) & (column < F.lit(window["end"]).cast(kind))
-        )
+        frame = frame.where(is_in_partition(column, kind, window["start"], window["end"]))
     if cut := scope["cut"]:
         select_columns(frame, [cut[key] for key in CUT_COLUMNS if key in cut], what, node)
         partition, offset = (

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.connectors.content import TargetContent
-from headrace.connectors.filters import quote_identifier
+from headrace.connectors.filters import is_in_partition, quote_identifier
 from headrace.connectors.lakehouse_rows import bounds_of
 from headrace.connectors.schema_evolution import find_new_columns
 from headrace.connectors.target_query import QueryResult, TargetQuery, to_query_column
@@ -123,13 +123,12 @@ def _drop_view(session: SparkSession, view: str) -> None:
 
 
 def _is_within(rows: DataFrame, partition: HistoryPartition) -> Column:
-    """Return whether a row is in the partition. The bounds are cast, so that statistics of files apply."""
+    """Return whether a row is in the partition."""
     from pyspark.sql import functions as F  # noqa: N812
 
     (field,) = [field for field in rows.schema if field.name.lower() == partition.column.lower()]
     column = F.col(quote_identifier(field.name))
-    start, end = (F.lit(text).cast(field.dataType) for text in (partition.start, partition.end))
-    return (column >= start) & (column < end)
+    return is_in_partition(column, field.dataType, partition.start, partition.end)
 
 
 def _rows_of_keys(frame: DataFrame, keys: pa.Table) -> DataFrame:

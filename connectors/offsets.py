@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from headrace.connectors.filters import quote_identifier, select_columns
 from headrace.pipeline.model.sources import OffsetTable
-from headrace.pipeline.protocol.partitions import HistoryPartition, UnpartitionedRows
+from headrace.pipeline.protocol.partitions import PartitionGap, UnpartitionedRows
 from headrace.pipeline.protocol.table_offsets import BLOCK, Block, Range, TableOffsets, table_offsets
 
 if TYPE_CHECKING:
@@ -66,13 +66,17 @@ def measure(
     return table_offsets(blocks, since, search)
 
 
-def count_unpartitioned_rows(frame: DataFrame, window: HistoryPartition) -> UnpartitionedRows:
-    """Count the rows with NULL in the partition column, and the rows in the partition."""
+def count_unpartitioned_rows(frame: DataFrame, gap: PartitionGap) -> UnpartitionedRows:
+    """Count the rows with NULL in the partition column, and the rows in the gap."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    column, kind = F.col(quote_identifier(window.column)), frame.schema[window.column].dataType
-    here = column >= F.lit(window.start).cast(kind)
-    here = here & (column < F.lit(window.end).cast(kind)) if window.end else here
+    column, kind = F.col(quote_identifier(gap.column)), frame.schema[gap.column].dataType
+    if gap.values:
+        here = ~column.isin([F.lit(value).cast(kind) for value in gap.values])
+    else:
+        here = column >= F.lit(gap.start).cast(kind)
+        here = here & (column < F.lit(gap.end).cast(kind)) if gap.end else here
+        here = here | (column < F.lit(gap.before).cast(kind)) if gap.before else here
     row = frame.agg(
         F.count_if(column.isNull()), F.count_if(here), F.max(F.when(here, column)).cast("string")
     ).collect()[0]

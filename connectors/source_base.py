@@ -21,7 +21,7 @@ from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.model.capabilities import SourceCapabilities
 from headrace.pipeline.model.sources import OffsetTable
 from headrace.pipeline.protocol.epochs import Json
-from headrace.pipeline.protocol.partitions import HistoryPartition, UnpartitionedRows
+from headrace.pipeline.protocol.partitions import HistoryPartition, PartitionGap, UnpartitionedRows
 from headrace.pipeline.protocol.table_offsets import HandoffFilter, Range, TableOffsets
 
 if TYPE_CHECKING:
@@ -171,14 +171,18 @@ class BoundedSource(ABC):
         return True
 
     def count_unpartitioned_rows(
-        self, spark: SparkSession, snapshot: Snapshot, window: HistoryPartition, cut: HandoffFilter | None
+        self, spark: SparkSession, snapshot: Snapshot, gap: PartitionGap, cut: HandoffFilter | None
     ) -> UnpartitionedRows:
-        """Count the filtered rows with NULL in the partition column, and the rows in the partition.
+        """Count the filtered rows with NULL in the partition column, and the rows in the gap.
 
-        A partition without `end` has no upper bound.
+        By default all rows are read for this.
         """
-        del spark, snapshot, window, cut
-        return UnpartitionedRows()
+        from headrace.connectors.offsets import count_unpartitioned_rows
+
+        splits = self.splits(spark, snapshot, None, cut)
+        if not splits:
+            return UnpartitionedRows()
+        return count_unpartitioned_rows(self.read(spark, snapshot, splits, [gap.column]), gap)
 
     def check(self, spark: SparkSession, columns: Sequence[str]) -> None:
         """Check in the source system that the node's filter is valid and `columns` exist.

@@ -23,7 +23,13 @@ from headrace.pipeline.model import graph
 from headrace.pipeline.model.assets import AssetConfig
 from headrace.pipeline.model.capabilities import Delivery
 from headrace.pipeline.model.checks import SinkCheckConfig
-from headrace.pipeline.model.run_options import OPEN, PartitionsConfig
+from headrace.pipeline.model.partitions import (
+    OPEN,
+    IntegerPartitionsConfig,
+    PartitionsConfig,
+    TimePartitionsConfig,
+    ValuePartitionsConfig,
+)
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.epochs import Json
 from headrace.pipeline.protocol.partitions import HOUR_FORMAT, describe_keys, is_history_open, window_keys
@@ -92,7 +98,7 @@ class Pipeline:
     sources: Mapping[str, tuple[PhysicalAsset, ...]]
     verifiable_sinks: frozenset[str]
     """Sinks with a commit record. Only these can be checked."""
-    partitions: dg.TimeWindowPartitionsDefinition | None = field(default=None)
+    partitions: dg.PartitionsDefinition | None = field(default=None)
     comparable_sinks: frozenset[str] = field(default=frozenset())
     """Sinks whose rows can be recomputed and read back, as far as the file shows."""
     dynamic_tables: Mapping[str, PhysicalAsset] = field(default_factory=dict)
@@ -214,15 +220,21 @@ def _has_content(sink: Any) -> bool:
 
 def to_dagster_partitions(
     partitions: PartitionsConfig | None, *, include_current: bool = False
-) -> dg.TimeWindowPartitionsDefinition | None:
+) -> dg.PartitionsDefinition | None:
     """Return the file's partitions as Dagster's, up to `end`.
 
-    The keys are the same: the start, in UTC. `include_current` adds the partition of today, which
-    a stream fills. Dagster ignores reports about a partition that it does not list, so without it no
-    automation condition fires below a stream.
+    The keys are the same: the start (times are in UTC), or the value. `include_current` adds the partition
+    of today, which a stream fills. Dagster ignores reports about a partition that it does not list, so
+    without it no automation condition fires below a stream.
     """
-    if partitions is None:
-        return None
+    if isinstance(partitions, IntegerPartitionsConfig | ValuePartitionsConfig):
+        return dg.StaticPartitionsDefinition(window_keys(partitions))
+    return _to_time_windows(partitions, include_current=include_current) if partitions else None
+
+
+def _to_time_windows(
+    partitions: TimePartitionsConfig, *, include_current: bool
+) -> dg.TimeWindowPartitionsDefinition:
     options: dict[str, Any] = {
         "start_date": partitions.start.isoformat(),
         "end_date": None if partitions.end == OPEN else partitions.end.isoformat(),

@@ -91,7 +91,7 @@ def _request_missing(
     The range can contain partitions that are complete. The run does not read them again.
     """
     partitions = pipeline.file.model.partitions
-    assert partitions is not None  # noqa: S101  the caller has an open end
+    assert is_history_open(partitions)  # noqa: S101  the caller has an open end
     done = set(completed_partitions(pipeline.file, state))
     passed = [
         one.key for one in list_partitions(partitions, now=scheduled.astimezone(UTC).replace(tzinfo=None))

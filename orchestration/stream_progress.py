@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import date, datetime
 
 from headrace.jobs.run.events import EpochCommitted
-from headrace.pipeline.model.run_options import PartitionsConfig
+from headrace.pipeline.model.partitions import PartitionsConfig, TimePartitionsConfig
 from headrace.pipeline.protocol.epochs import Phase, WriteCounts
 from headrace.pipeline.protocol.partitions import TimePartition, current_time, history_end, list_partitions
 
@@ -90,7 +90,7 @@ class StreamProgress:
 
 
 class StreamPartitions:
-    """The partitions after the end of history, which the stream fills.
+    """The windows of time after the end of history, which the stream fills.
 
     A partition is current until its end has passed, and complete when the stream has caught up after that.
     In between, a partition that the stream has filled is begun.
@@ -107,7 +107,7 @@ class StreamPartitions:
 
         `filled` are the keys that were current before. `now` returns the time in UTC without a zone.
         """
-        self._partitions = partitions
+        self._partitions = partitions if isinstance(partitions, TimePartitionsConfig) else None
         self._reported = set(reported)
         self._filled = set(filled)
         self._now = now

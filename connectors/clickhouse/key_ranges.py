@@ -235,9 +235,12 @@ def in_scope(common: Mapping[str, Any], bound: SqlParameters) -> str:
     """
     found = []
     if window := common["window"]:
-        column = quote(window["column"])
-        found.append(f"{column} >= {bound.literal(window['start'], window['kind'])}")
-        found.append(f"{column} < {bound.literal(window['end'], window['kind'])}")
+        column, first = quote(window["column"]), bound.literal(window["start"], window["kind"])
+        if window["start"] == window["end"]:
+            found.append(f"{column} = {first}")
+        else:
+            found.append(f"{column} >= {first}")
+            found.append(f"{column} < {bound.literal(window['end'], window['kind'])}")
     if start := common["start"]:
         found.append(f"{start['expression']} >= {bound.literal(start['at'], start['kind'])}")
     if cut := common["cut"]:

@@ -23,7 +23,7 @@ from headrace.pipeline.model.capabilities import SourceCapabilities
 from headrace.pipeline.model.connectors import source_entries
 from headrace.pipeline.model.sources import OffsetTable
 from headrace.pipeline.protocol.epochs import Json
-from headrace.pipeline.protocol.partitions import HistoryPartition, UnpartitionedRows
+from headrace.pipeline.protocol.partitions import HistoryPartition, PartitionGap, UnpartitionedRows
 from headrace.pipeline.protocol.table_offsets import HandoffFilter, TableOffsets
 from headrace.pipeline.sql.system_columns import OP, POS
 
@@ -331,12 +331,12 @@ class ClickHouseTable(BoundedSource):
         )
 
     def count_unpartitioned_rows(
-        self, spark: SparkSession, snapshot: Snapshot, window: HistoryPartition, cut: HandoffFilter | None
+        self, spark: SparkSession, snapshot: Snapshot, gap: PartitionGap, cut: HandoffFilter | None
     ) -> UnpartitionedRows:
         """See `BoundedSource.count_unpartitioned_rows`."""
         del spark
         table = pin.open_snapshot(self._client, snapshot.handle, self.name)
-        return SplitPlanner(self._client, table, self.node, self.name).count_unpartitioned_rows(window, cut)
+        return SplitPlanner(self._client, table, self.node, self.name).count_unpartitioned_rows(gap, cut)
 
     def newest_change_ms(self) -> int | None:
         """See `BoundedSource.newest_change_ms`: the newest insert or merge. None for tables without parts."""

@@ -24,7 +24,7 @@ from headrace.connectors.clickhouse.types import quote
 from headrace.connectors.splitting import SPLIT_BYTES
 from headrace.pipeline.errors import SchemaError, TargetError
 from headrace.pipeline.protocol.epochs import Json
-from headrace.pipeline.protocol.partitions import HistoryPartition, UnpartitionedRows
+from headrace.pipeline.protocol.partitions import HistoryPartition, PartitionGap, UnpartitionedRows
 from headrace.pipeline.protocol.table_offsets import HandoffFilter
 
 if TYPE_CHECKING:
@@ -75,13 +75,16 @@ class SplitPlanner:
             for place, (part, size) in enumerate(zip(found, sizes, strict=True))
         ]
 
-    def count_unpartitioned_rows(
-        self, window: HistoryPartition, cut: HandoffFilter | None
-    ) -> UnpartitionedRows:
-        """Count the filtered rows with NULL in the partition column, and the rows in the partition."""
-        bound, column, kind = SqlParameters(), quote(window.column), self._kind(window.column)
-        here = f"ifNull({column} >= {bound.literal(window.start, kind)}, 0)"
-        here += f" AND ifNull({column} < {bound.literal(window.end, kind)}, 0)" if window.end else ""
+    def count_unpartitioned_rows(self, gap: PartitionGap, cut: HandoffFilter | None) -> UnpartitionedRows:
+        """Count the filtered rows with NULL in the partition column, and the rows in the gap."""
+        bound, column, kind = SqlParameters(), quote(gap.column), self._kind(gap.column)
+        if gap.values:
+            listed = ", ".join(bound.literal(value, kind) for value in gap.values)
+            here = f"ifNull({column} NOT IN ({listed}), 0)"
+        else:
+            here = f"ifNull({column} >= {bound.literal(gap.start, kind)}, 0)"
+            here += f" AND ifNull({column} < {bound.literal(gap.end, kind)}, 0)" if gap.end else ""
+            here += f" OR ifNull({column} < {bound.literal(gap.before, kind)}, 0)" if gap.before else ""
         where = self._where(_part((), None, None, 0), self._scope(None, cut, self._sorting()), bound)
         query = (
             f"SELECT countIf(isNull({column})), countIf({here}), toString(maxIf({column}, {here})) FROM"
@@ -90,8 +93,8 @@ class SplitPlanner:
         with translate_errors(
             self._name, f"{self._table.database}.{self._table.name}", "look for rows outside of its windows"
         ):
-            ((nulls, later, last),) = self._client.query(query, parameters=bound.parameters).result_rows
-        return UnpartitionedRows(int(nulls), int(later), last or "")
+            ((nulls, outside, last),) = self._client.query(query, parameters=bound.parameters).result_rows
+        return UnpartitionedRows(int(nulls), int(outside), last or "")
 
     def _width(self) -> float:
         """Return the mean bytes of a row with all columns from the server's statistics, or 0 if unknown."""

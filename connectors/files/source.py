@@ -34,7 +34,7 @@ from headrace.pipeline.model.capabilities import SourceCapabilities
 from headrace.pipeline.model.connectors import source_entries
 from headrace.pipeline.model.sources import OffsetTable
 from headrace.pipeline.protocol.epochs import Json
-from headrace.pipeline.protocol.partitions import HistoryPartition, UnpartitionedRows
+from headrace.pipeline.protocol.partitions import HistoryPartition, PartitionGap, UnpartitionedRows
 from headrace.pipeline.protocol.table_offsets import HandoffFilter, TableOffsets
 from headrace.pipeline.sql.system_columns import OP, POS
 
@@ -341,7 +341,7 @@ class Files(BoundedSource):
         return offsets.has_nulls(self._all(spark, snapshot, [column]), column)
 
     def count_unpartitioned_rows(
-        self, spark: SparkSession, snapshot: Snapshot, window: HistoryPartition, cut: HandoffFilter | None
+        self, spark: SparkSession, snapshot: Snapshot, gap: PartitionGap, cut: HandoffFilter | None
     ) -> UnpartitionedRows:
         """See `BoundedSource.count_unpartitioned_rows`."""
         files, shape = self._pinned(snapshot.handle)
@@ -350,8 +350,8 @@ class Files(BoundedSource):
             [FileRange(at, file, 0, 1 if file.groups is None else len(file.groups))]
             for at, file in enumerate(files)
         ]
-        rows = self._rows(spark, shape, pieces, self._needed(shape, scope, [window.column]))
-        return offsets.count_unpartitioned_rows(self._scoped(rows, scope), window)
+        rows = self._rows(spark, shape, pieces, self._needed(shape, scope, [gap.column]))
+        return offsets.count_unpartitioned_rows(self._scoped(rows, scope), gap)
 
     def _all(self, spark: SparkSession, snapshot: Snapshot, columns: Sequence[str]) -> DataFrame:
         """Return some columns of all rows of the snapshot's files."""
@@ -382,7 +382,7 @@ def _may_hold(file: File, shape: FileSchema, scope: Json) -> bool:
     said, kind = file.partitions[window["column"]], shape.payload.field(window["column"]).type
     if said is None or not (pa.types.is_string(kind) or pa.types.is_date(kind)):
         return said is not None
-    return window["start"] <= said < window["end"]
+    return said == window["start"] or window["start"] <= said < window["end"]
 
 
 def _empty(spark: SparkSession, schema: pa.Schema) -> DataFrame:

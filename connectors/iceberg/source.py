@@ -27,7 +27,7 @@ from headrace.pipeline.model.capabilities import SourceCapabilities
 from headrace.pipeline.model.connectors import source_entries
 from headrace.pipeline.model.sources import OffsetTable
 from headrace.pipeline.protocol.epochs import Json
-from headrace.pipeline.protocol.partitions import HistoryPartition, UnpartitionedRows
+from headrace.pipeline.protocol.partitions import HistoryPartition, PartitionGap, UnpartitionedRows
 from headrace.pipeline.protocol.table_offsets import HandoffFilter, TableOffsets
 from headrace.pipeline.sql.system_columns import HIDDEN, OP, POS
 
@@ -222,14 +222,14 @@ class IcebergTable(BoundedSource):
         return found is not None and offsets.has_nulls(self._table.frame(spark, found), column)
 
     def count_unpartitioned_rows(
-        self, spark: SparkSession, snapshot: Snapshot, window: HistoryPartition, cut: HandoffFilter | None
+        self, spark: SparkSession, snapshot: Snapshot, gap: PartitionGap, cut: HandoffFilter | None
     ) -> UnpartitionedRows:
         """See `BoundedSource.count_unpartitioned_rows`."""
         found = snapshot.handle["snapshot_id"]
         if found is None:
             return UnpartitionedRows()
         return offsets.count_unpartitioned_rows(
-            self._scoped(self._table.frame(spark, found), scope_of(None, cut)), window
+            self._scoped(self._table.frame(spark, found), scope_of(None, cut)), gap
         )
 
     def describe(self) -> Json:

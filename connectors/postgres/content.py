@@ -178,6 +178,8 @@ class TargetReader:
     def _is_within(self, partition: HistoryPartition) -> sql.Composable:
         (name,) = [name for name in self._schema.names if name.lower() == partition.column.lower()]
         column = sql.Identifier("t", name)
+        if partition.start == partition.end:
+            return sql.SQL(" WHERE {} = {}").format(column, sql.Literal(partition.start))
         return sql.SQL(" WHERE {0} >= {1} AND {0} < {2}").format(
             column, sql.Literal(partition.start), sql.Literal(partition.end)
         )

@@ -25,7 +25,7 @@ from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import DataError, SchemaError, SettingsError, UserError
 from headrace.pipeline.model.sources import OffsetTable
 from headrace.pipeline.protocol.epochs import Json
-from headrace.pipeline.protocol.partitions import HistoryPartition, UnpartitionedRows
+from headrace.pipeline.protocol.partitions import HistoryPartition, PartitionGap, UnpartitionedRows
 from headrace.pipeline.protocol.table_offsets import HandoffFilter, TableOffsets
 from headrace.pipeline.sql.system_columns import HIDDEN
 from headrace.pipeline.types.int256 import is_wide, stored
@@ -150,10 +150,10 @@ class StagedSource(BoundedSource):
         return self._reader_of(snapshot).has_nulls(spark, snapshot, column)
 
     def count_unpartitioned_rows(
-        self, spark: SparkSession, snapshot: Snapshot, window: HistoryPartition, cut: HandoffFilter | None
+        self, spark: SparkSession, snapshot: Snapshot, gap: PartitionGap, cut: HandoffFilter | None
     ) -> UnpartitionedRows:
         """See `BoundedSource.count_unpartitioned_rows`."""
-        return self._reader_of(snapshot).count_unpartitioned_rows(spark, snapshot, window, cut)
+        return self._reader_of(snapshot).count_unpartitioned_rows(spark, snapshot, gap, cut)
 
     def release_snapshot(self, snapshot: Snapshot) -> None:
         """Remove the stored rows."""

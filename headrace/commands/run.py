@@ -25,7 +25,7 @@ from headrace.pipeline.config.settings import Settings, load_settings
 from headrace.pipeline.errors import HeadraceError, UserError
 from headrace.pipeline.file.discovery import find_pipeline_files
 from headrace.pipeline.file.loader import PipelineFile, load_pipeline
-from headrace.pipeline.protocol.partitions import describe_keys, window_keys
+from headrace.pipeline.protocol.partitions import describe_keys, partition_length, window_keys
 from headrace.shutdown import GracefulShutdown
 
 log = logging.getLogger(__name__)
@@ -206,7 +206,7 @@ def _check_partitions(file: PipelineFile, partitions: Sequence[str]) -> None:
     known = window_keys(file.model.partitions)
     if unknown := [name for name in partitions if name not in known]:
         msg = f"unknown partition: {', '.join(unknown)}"
-        hint = f"Partitions: {describe_keys(known)}, one per {file.model.partitions.every}."
+        hint = f"Partitions: {describe_keys(known)}, one per {partition_length(file.model.partitions)}."
         raise UserError(msg, hint=hint, place=file.place("partitions"))
 
 

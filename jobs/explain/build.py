@@ -18,6 +18,7 @@ from headrace.pipeline.lineage.columns import lineage
 from headrace.pipeline.model import graph
 from headrace.pipeline.model.error_outputs import errors_outputs
 from headrace.pipeline.protocol import positions
+from headrace.pipeline.protocol.partitions import partition_length
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -60,7 +61,11 @@ def explain(
             pipeline_hash=file.hash,
             offline=offline,
             nodes=tuple(_ExplanationBuilder(file, settings, lookup, found).nodes()),
-            partitions=(model.partitions.column, model.partitions.every, tuple(positions.windows_of(model)))
+            partitions=(
+                model.partitions.column,
+                partition_length(model.partitions),
+                tuple(positions.windows_of(model)),
+            )
             if model.partitions
             else None,
             splits=lookup.splits() if splits else None,

@@ -123,8 +123,8 @@ class Explanation:
     pipeline_hash: str
     offline: bool
     nodes: tuple[ExplainedNode, ...]
-    partitions: tuple[str, str, tuple[str, ...]] | None = None
-    """Column, day or month, and the keys of the history's partitions."""
+    partitions: tuple[str, str | int, tuple[str, ...]] | None = None
+    """Column, a length of time, a number or `value`, and the keys of the history's partitions."""
     splits: HistorySplits | None = None
     spark_plan: str | None = None
 

@@ -26,7 +26,6 @@ from headrace.pipeline.file.loader import PipelineFile
 from headrace.pipeline.model import graph
 from headrace.pipeline.model.error_outputs import with_errors
 from headrace.pipeline.protocol import positions
-from headrace.pipeline.protocol.partitions import HistoryPartition
 from headrace.pipeline.types.arrow import spark_type
 
 if TYPE_CHECKING:
@@ -224,16 +223,11 @@ class SchemaDiscovery:
         foreseen = source.preview_splits(self._session_for(source))
         for key in positions.windows_of(self.file.model):
             for phase, part in enumerate(source.bounded):
-                splits = foreseen(phase, self._window(key))
+                splits = foreseen(phase, positions.history_partition(self.file.model, key))
                 ends = [(str(split["id"]), int(split.get("rows", 0))) for split in (splits[:1] + splits[-1:])]
                 rows = sum(split.get("rows", 0) for split in splits)
                 first, last = (ends[0], ends[1]) if ends else (None, None)
                 yield SplitSummary(source.name, _called(part), key, len(splits), rows, first, last)
-
-    def _window(self, key: str) -> HistoryPartition | None:
-        bounds = positions.window_bounds(self.file.model, key)
-        partitions = self.file.model.partitions
-        return HistoryPartition(key, partitions.column, *bounds) if bounds and partitions else None
 
 
 def _called(part: BoundedSource) -> str:

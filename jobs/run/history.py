@@ -64,7 +64,8 @@ class HistoryLoad:
             self._model, self._sources, SplitCache(known, self._note), epoch.history_rows, epoch.max_bytes
         )
         position = self._coordinator.position
-        self._partly_read = positions.partly_read(position)
+        order = positions.windows_of(self._model)
+        self._partly_read = sorted(positions.partly_read(position), key=order.index)
         self._refreshed = positions.refreshable(self._model, position, windows) if refresh else []
 
     def _note(self, page: Json) -> None:
@@ -166,10 +167,12 @@ def _check_order(
     that are read again.
     """
     sinks = graph.partition_ordered_sinks(file.model)
+    order = {key: place for place, key in enumerate(positions.windows_of(file.model))}
     done = [key for key in positions.completed_partitions(file.model, position) if key not in refreshed]
-    begun = max([*done, *positions.partly_read(position)], default="")
-    late = [key for key in windows if key < begun and key not in done]
-    if not sinks or not late or late[0] in positions.partly_read(position):
+    partly_read = positions.partly_read(position)
+    begun = max([*done, *partly_read], key=lambda key: order.get(key, -1), default="")
+    late = [key for key in windows if order[key] < order.get(begun, -1) and key not in done]
+    if not sinks or not late or late[0] in partly_read:
         return
     msg = (
         f"partition {late[0]} cannot be loaded after {begun}: at sink {', '.join(sinks)} the last row of a"

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from headrace.connectors.source_base import Snapshot
 from headrace.jobs.sources.handoff import DEFAULT_LAG
 from headrace.pipeline.errors import GuaranteeError, SchemaError
-from headrace.pipeline.model.run_options import PartitionsConfig
+from headrace.pipeline.model.partitions import (
+    IntegerPartitionsConfig,
+    PartitionsConfig,
+    TimePartitionsConfig,
+    ValuePartitionsConfig,
+)
 from headrace.pipeline.protocol.epochs import Json
-from headrace.pipeline.protocol.partitions import HistoryPartition, history_end
+from headrace.pipeline.protocol.partitions import PartitionGap, UnpartitionedRows, history_end
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,24 +31,22 @@ def check_windows(
 ) -> None:
     """Raise GuaranteeError for rows of a snapshot that would be lost.
 
-    `position` is the one before the first epoch.
+    `position` is the one before the first epoch that reads the snapshot.
 
-    Rows with NULL in the column of `partitions` are in no partition. Rows after the last partition belong to
-    the stream. If the stream begins after them, they are in neither.
+    Rows with NULL in the column of `partitions` are in no partition. Rows after the last window of time
+    belong to the stream. If the stream begins after them, they are in neither. Ranges of integers and values
+    must have all rows.
     """
-    end = history_end(partitions)
-    end = end.date() if isinstance(end, datetime) else end  # only days can be the end before a stream
-    until = _stream_time(source)
+    end, until = _end_of_time(partitions), _stream_time(source)
+    gap = _gap(partitions, until)
     for rank, part in enumerate(source.bounded):
         handle = source.snapshot_handles(position)[rank]
         snapshot = Snapshot(handle, is_stable=bool(handle.get("pinned", True)))
         cut = source.handoff_filter(position) if rank == len(source.bounded) - 1 else None
-        window = HistoryPartition("", partitions.column, end.isoformat(), until.isoformat() if until else "")
-        found = part.count_unpartitioned_rows(spark, snapshot, window, cut)
         about = part.describe()
         where = f"history `{about.get('table_name') or about.get('location') or source.name}`"
-        if partitions.every == "hour":
-            _check_has_time(part.schema(spark), partitions.column, where, source.name)
+        _check_type(part.schema(spark), partitions, where, source.name)
+        found = part.count_unpartitioned_rows(spark, snapshot, gap, cut)
         if found.nulls:
             msg = (
                 f"{where} has {_rows(found.nulls)} with NULL in `{partitions.column}`, by which"
@@ -52,15 +57,58 @@ def check_windows(
                 " the bounded source."
             )
             raise GuaranteeError(msg, hint=hint, node=source.name)
-        if found.later and source.unbounded is not None and (until is None or until > end):
+        if found.outside and not isinstance(partitions, TimePartitionsConfig):
+            raise _outside_error(partitions, found, where, source.name)
+        if found.outside and source.unbounded is not None and (until is None or until > end):
             after = date.fromisoformat(found.last[:10]) + timedelta(days=1)
             msg = (
-                f"{where} has {_rows(found.later)} after the last window, which ends at {end}, and the"
+                f"{where} has {_rows(found.outside)} after the last window, which ends at {end}, and the"
                 " stream begins after them:"
                 " they would be in neither"
             )
             hint = f"Set `history_end` in `partitions` to {after} or later, and `end` too if it is earlier."
             raise GuaranteeError(msg, hint=hint, node=source.name)
+
+
+def _end_of_time(partitions: PartitionsConfig) -> date:
+    """Return the day on which the last window of time ends."""
+    if not isinstance(partitions, TimePartitionsConfig):
+        return date.max
+    end = history_end(partitions)
+    return end.date() if isinstance(end, datetime) else end  # only days can be the end before a stream
+
+
+def _gap(partitions: PartitionsConfig, until: date | None) -> PartitionGap:
+    """Return the values that no partition has. The stream has those of `until` and later."""
+    if isinstance(partitions, ValuePartitionsConfig):
+        return PartitionGap(partitions.column, values=tuple(partitions.values))
+    if isinstance(partitions, IntegerPartitionsConfig):
+        return PartitionGap(partitions.column, start=str(partitions.end), before=str(partitions.start))
+    end = _end_of_time(partitions).isoformat()
+    return PartitionGap(partitions.column, start=end, end=until.isoformat() if until else "")
+
+
+def _outside_error(
+    partitions: IntegerPartitionsConfig | ValuePartitionsConfig,
+    found: UnpartitionedRows,
+    where: str,
+    node: str,
+) -> GuaranteeError:
+    column = partitions.column
+    if isinstance(partitions, ValuePartitionsConfig):
+        msg = (
+            f"{where} has {_rows(found.outside)} whose `{column}` is not in `values` of `partitions`, for"
+            f" example `{found.last}`: no partition has them"
+        )
+        change = "Add the value to `values`"
+    else:
+        msg = (
+            f"{where} has {_rows(found.outside)} whose `{column}` is not from {partitions.start} to"
+            f" {partitions.end - 1}, for example {found.last}: no partition has them"
+        )
+        change = "Change `start` or `end` in `partitions`"
+    hint = f"{change}, or leave these rows out with `filter` on `{column}` at the source."
+    return GuaranteeError(msg, hint=hint, node=node)
 
 
 def _stream_time(source: PipelineSource) -> date | None:
@@ -75,15 +123,53 @@ def _stream_time(source: PipelineSource) -> date | None:
     return (datetime.now(UTC) - (max(lag, node.cursor.allowed_lateness) if node.cursor else lag)).date()
 
 
-def _check_has_time(columns: pa.Schema, name: str, where: str, node: str) -> None:
-    """Raise SchemaError if hours of a column cannot be read: a date has none, text no order of times."""
-    from pyarrow.types import is_timestamp
+def _check_type(columns: pa.Schema, partitions: PartitionsConfig, where: str, node: str) -> None:
+    """Raise SchemaError if the partitions cannot divide a column of this type.
 
-    if name in columns.names and is_timestamp(columns.field(name).type):
+    A date has no hours, and text has no order of times or numbers. Two texts of one number would be two
+    partitions with the same rows.
+    """
+    from pyarrow import types
+
+    if isinstance(partitions, TimePartitionsConfig) and partitions.every != "hour":
         return
-    found = f"is {columns.field(name).type} there" if name in columns.names else "is not selected there"
-    msg = f"`every: hour` in `partitions` needs a timestamp column; `{name}` of {where} {found}"
-    raise SchemaError(msg, hint="Choose a timestamp column, or `every: day`.", node=node)
+    name = partitions.column
+    kind = columns.field(name).type if name in columns.names else None
+    found = f"is {kind} there" if kind is not None else "is not selected there"
+    if isinstance(partitions, TimePartitionsConfig):
+        if kind is None or not types.is_timestamp(kind):
+            msg = f"`every: hour` in `partitions` needs a timestamp column; `{name}` of {where} {found}"
+            raise SchemaError(msg, hint="Choose a timestamp column, or `every: day`.", node=node)
+        return
+    if isinstance(partitions, IntegerPartitionsConfig):
+        if kind is None or not types.is_integer(kind):
+            every = f"`every: {partitions.every}` in `partitions`"
+            msg = f"{every} needs an integer column; `{name}` of {where} {found}"
+            raise SchemaError(msg, hint="Choose an integer column, or time, as in `every: day`.", node=node)
+        return
+    spelling = next((rule for is_kind, rule in _spellings() if kind is not None and is_kind(kind)), None)
+    if spelling is None:
+        needs = "`values` in `partitions` needs a text, integer, boolean or date column"
+        msg = f"{needs}; `{name}` of {where} {found}"
+        raise SchemaError(msg, hint="Choose another column.", node=node)
+    if wrong := next((value for value in partitions.values if not spelling.fullmatch(value)), None):
+        msg = f"`{wrong}` in `values` of `partitions` is no value of `{name}`, which {found} of {where}"
+        raise SchemaError(
+            msg, hint="Write integers without zeros in front, and dates as 2013-01-31.", node=node
+        )
+
+
+def _spellings() -> tuple[tuple[Callable[[pa.DataType], bool], re.Pattern[str]], ...]:
+    """Return the only spelling of a value as text, by the type of its column."""
+    from pyarrow import types
+
+    return (
+        (types.is_string, re.compile(r".*")),
+        (types.is_large_string, re.compile(r".*")),
+        (types.is_integer, re.compile(r"0|-?[1-9]\d*")),
+        (types.is_boolean, re.compile(r"true|false")),
+        (types.is_date, re.compile(r"\d{4}-\d{2}-\d{2}")),
+    )
 
 
 def _rows(count: int) -> str:

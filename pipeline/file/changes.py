@@ -10,15 +10,22 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from headrace.pipeline.errors import PipelineStateError
 from headrace.pipeline.file.loader import PipelineFile, hash_of
 from headrace.pipeline.model.graph import key_of
 from headrace.pipeline.model.nodes import PipelineModel
-from headrace.pipeline.model.run_options import OPEN, PartitionsConfig
+from headrace.pipeline.model.partitions import (
+    OPEN,
+    IntegerPartitionsConfig,
+    PartitionsConfig,
+    TimePartitionsConfig,
+    ValuePartitionsConfig,
+)
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.epochs import Json, Position, content_ref
+from headrace.pipeline.protocol.partitions import describe_keys, window_keys
 from headrace.pipeline.protocol.source_identity import identity_changes, source_identity
 
 
@@ -247,8 +254,8 @@ def _effects(file: PipelineFile, former: Json) -> Iterator[str]:
 def _partitions(file: PipelineFile, position: Position) -> Iterator[PipelineStateError | str]:
     """Yield changes of the partitions.
 
-    A partition is identified by its first day. Column, length and first day are therefore fixed once a
-    partition has begun.
+    A partition is identified by its first day, its first number or its value. Column, length and start are
+    therefore fixed once a partition has begun.
     """
     begun = {
         name: here
@@ -259,7 +266,12 @@ def _partitions(file: PipelineFile, position: Position) -> Iterator[PipelineStat
         former, now = here["history"]["by"], positions.partitions_json(file.model.partitions)
         if not positions.is_cut_alike(former, now):
             yield _cut_changed(file, name, here)
-        elif former is not None and now is not None and _last(former) != _last(now):
+        elif former is None or now is None:
+            continue
+        elif not isinstance(file.model.partitions, TimePartitionsConfig):
+            if former != now:
+                yield from _keys_changed(file, name, here)
+        elif _last(former) != _last(now):
             yield from _end_changed(file, name, here, position)
 
 
@@ -334,10 +346,42 @@ def _end_changed(
         )
 
 
+def _keys_changed(file: PipelineFile, name: str, here: Json) -> Iterator[PipelineStateError | str]:
+    """Yield the effects of another list of values, or of another end of ranges of integers.
+
+    The snapshots of the history have no rows of added partitions, so these are read from new ones.
+    """
+    model, former = file.model, here["history"]["by"]
+    by: PartitionsConfig = TypeAdapter(PartitionsConfig).validate_python(former)
+    place = file.place("partitions", "values" if isinstance(by, ValuePartitionsConfig) else "end")
+    restore = f"Restore the former value: `partitions: {spell_partitions(former)}`."
+    before, now = window_keys(by), positions.windows_of(model)
+    added = [key for key in now if key not in before]
+    done = positions.completed_partitions(model.model_copy(update={"partitions": by}), {name: here})
+    if lost := [key for key in before if key not in now and key not in done]:
+        msg = f"partition {lost[0]} of source `{name}` cannot be removed: no sink has all rows of it"
+        yield PipelineStateError(msg, hint=f"{restore} {_reset(file, 'leave it out')}", place=place)
+    elif added and positions.is_unbounded(model.sources[name]):
+        msg = (
+            f"partition {added[0]} cannot be added to the history of source `{name}`: the stream begins where"
+            " the history ended at its first start"
+        )
+        yield PipelineStateError(msg, hint=f"{restore} {_reset(file, 'read more history')}", place=place)
+    elif added:
+        yield f"partitions of source `{name}` are read from a new snapshot: {describe_keys(added)}"
+    elif len(now) < len(before):
+        yield f"removed partitions of source `{name}` are not read again; rows that are in the sinks stay"
+
+
 def spell_partitions(partitions: Mapping[str, Any]) -> str:
     """Return partitions as a line of YAML, in the order of the documentation."""
-    keys = [key for key in PartitionsConfig.model_fields if key in partitions]
-    return f"{{{', '.join(f'{key}: {partitions[key]}' for key in keys)}}}"
+    models = (TimePartitionsConfig, IntegerPartitionsConfig, ValuePartitionsConfig)
+    keys = dict.fromkeys(key for model in models for key in model.model_fields if key in partitions)
+    return f"{{{', '.join(f'{key}: {_spell(partitions[key])}' for key in keys)}}}"
+
+
+def _spell(value: Any) -> str:
+    return f"[{', '.join(map(str, value))}]" if isinstance(value, list) else str(value)
 
 
 def _last(partitions: Json) -> str:

@@ -11,6 +11,7 @@ from pydantic_core import core_schema
 
 from headrace.pipeline.errors import PluginError
 from headrace.pipeline.model import nodes
+from headrace.pipeline.model.partitions import PARTITION_MODELS
 from headrace.pipeline.model.plugins import NODES, TAG, model_of
 from headrace.pipeline.plugins.api import PluginType
 from headrace.pipeline.plugins.discovery import installed, load
@@ -67,10 +68,12 @@ class _Generator(GenerateJsonSchema):
         return {"anyOf": [found, {"type": "string"}]} if found.get("items") == {"type": "string"} else found
 
     def tagged_union_schema(self, schema: core_schema.TaggedUnionSchema) -> JsonSchemaValue:
-        """Return the schema of nodes by their `type`.
+        """Return the schema of nodes by their `type`, or of partitions.
 
         `file_schema` adds plugins, which only their ids identify.
         """
+        if set(schema["choices"]) == set(PARTITION_MODELS):
+            return super().tagged_union_schema(schema)
         built_in = {tag: choice for tag, choice in schema["choices"].items() if tag != TAG}
         return super().tagged_union_schema({**schema, "choices": built_in, "discriminator": "type"})
 

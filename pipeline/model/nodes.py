@@ -10,8 +10,9 @@ from headrace.pipeline.model.assets import AssetConfig
 from headrace.pipeline.model.connectors import discriminated, sink_entries, source_entries
 from headrace.pipeline.model.http import EndpointConfig
 from headrace.pipeline.model.hybrid import HybridSourceConfig
+from headrace.pipeline.model.partitions import PartitionsConfig
 from headrace.pipeline.model.plugins import PluginNodeConfig, with_plugins
-from headrace.pipeline.model.run_options import EpochOptions, PartitionsConfig, Schedule, StreamOptions
+from headrace.pipeline.model.run_options import EpochOptions, Schedule, StreamOptions
 from headrace.pipeline.model.testcases import CaseConfig
 from headrace.pipeline.model.transforms import TransformConfig
 
@@ -86,7 +87,9 @@ class PipelineModel(AssetConfig):
         description="What is written: node names and nodes. At least one."
     )
     partitions: PartitionsConfig | None = Field(
-        default=None, description="Divides history into days or months. By default history is one partition."
+        default=None,
+        description="Divides history by time, by ranges of an integer column, or by values."
+        " By default history is one partition.",
     )
     schedule: Schedule | None = Field(
         default=None, description="When Dagster runs the pipeline. By default only on demand."

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-from datetime import date, datetime, timedelta
+from datetime import timedelta
 from typing import Annotated, Literal
 
 from pydantic import (
     BeforeValidator,
     Field,
     PlainSerializer,
-    PlainValidator,
     PositiveInt,
     WithJsonSchema,
-    model_validator,
 )
 
 from headrace.pipeline.errors import UserError
@@ -74,95 +72,6 @@ def _epoch_size(value: object) -> int:
 
 
 EpochSize = Annotated[int, BeforeValidator(_epoch_size), WithJsonSchema({"type": ["integer", "string"]})]
-
-
-def _day(value: object) -> object:
-    if isinstance(value, datetime):
-        return value.date()
-    if not isinstance(value, str):
-        return value
-    try:
-        return date.fromisoformat(f"{value}-01" if len(value) == len("2013-01") else value)
-    except ValueError:
-        msg = f"`{value}` is no day and no month; write one such as 2013-01-31 or 2013-01"
-        raise ValueError(msg) from None
-
-
-Day = Annotated[date, BeforeValidator(_day)]
-
-OPEN = "open"
-"""The `end` of partitions that never end."""
-
-
-def _day_or_open(value: object) -> date | str:
-    if value == OPEN:
-        return OPEN
-    day = _day(value)
-    if isinstance(day, date):
-        return day
-    msg = f"`{value}` is no day and no month; write one such as 2013-01-31 or 2013-01, or open"
-    raise ValueError(msg)
-
-
-PartitionsEnd = Annotated[
-    date | Literal["open"],
-    PlainValidator(_day_or_open),
-    PlainSerializer(str, when_used="json"),
-    WithJsonSchema(
-        {"type": "string", "pattern": r"^(open|\d{4}-\d{2}(-\d{2})?)$|\$\{", "examples": ["open", "2013-01"]}
-    ),
-]
-
-
-class PartitionsConfig(Strict):
-    """History in windows of time, each a partition in Dagster."""
-
-    column: str = Field(
-        description="A date or timestamp column of the history, for `hour` a timestamp; all times are in UTC."
-    )
-    every: Literal["hour", "day", "week", "month", "year"] = Field(
-        default="month",
-        description="How long a partition is. A week begins on the weekday of `start`.",
-    )
-    start: Day = Field(description="First day of the first partition.")
-    end: PartitionsEnd = Field(
-        description="Day after the last partition that Dagster shows. `open`: a partition is added when it"
-        " has passed."
-    )
-    history_end: Day | None = Field(
-        default=None,
-        description="Day after the last partition that history fills. The stream fills later ones. Defaults"
-        " to `end`.",
-    )
-    any_order: bool = Field(
-        default=False,
-        description="Declares that all history rows of a key are in one partition. Otherwise a partition is"
-        " refused after a later one, at sinks where the last row of a key stays.",
-    )
-
-    @model_validator(mode="after")
-    def _in_order(self) -> PartitionsConfig:
-        end = date.max if isinstance(self.end, str) else self.end
-        if self.start >= end:
-            msg = f"`start` {self.start} must be before `end` {self.end}"
-            raise ValueError(msg)
-        if self.history_end and not self.start < self.history_end <= end:
-            msg = (
-                f"`history_end` {self.history_end} must be after `start` {self.start} and not after `end`"
-                f" {self.end}"
-            )
-            raise ValueError(msg)
-        fixed = [day for day in (self.start, self.end, self.history_end) if isinstance(day, date)]
-        if self.every in ("month", "year") and any(day.day != 1 for day in fixed):
-            msg = f"{self.every}ly partitions start and end on the first day of a {self.every}"
-            raise ValueError(msg)
-        if self.every == "year" and any(day.month != 1 for day in fixed):
-            msg = "yearly partitions start and end on the first day of a year"
-            raise ValueError(msg)
-        if self.every == "week" and any((day - self.start).days % 7 for day in fixed):
-            msg = f"weekly partitions end a whole number of weeks after `start` {self.start}"
-            raise ValueError(msg)
-        return self
 
 
 class EpochOptions(Strict):

@@ -1,17 +1,29 @@
-"""The partitions of a history: [start, end) in hours, days, weeks, months or years, in UTC."""
+"""The partitions of a history.
+
+They are windows of time, [start, end) in hours, days, weeks, months or years, in UTC, ranges of an integer
+column, or values of a column.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
+from typing import TypeGuard
 
-from headrace.pipeline.model.run_options import PartitionsConfig
+from headrace.pipeline.model.partitions import (
+    IntegerPartitionsConfig,
+    PartitionsConfig,
+    TimePartitionsConfig,
+    ValuePartitionsConfig,
+)
 
 WHOLE = ""
 """The key of the only partition of an unpartitioned history."""
 HOUR_FORMAT = "%Y-%m-%dT%H"
 """The key of an hour: no colon, because keys are parts of file names."""
+_DIGITS = 19
+"""Of the largest 64-bit integer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +48,14 @@ def utc_now() -> datetime:
     return datetime.now(UTC).replace(tzinfo=None)
 
 
-def current_time(partitions: PartitionsConfig, now: datetime | None = None) -> date:
+def current_time(partitions: TimePartitionsConfig, now: datetime | None = None) -> date:
     """Return `now`, by default the current time, in the type of the partitions' bounds: days or times."""
     if partitions.every == "hour":
         return now or utc_now()
     return now.date() if now else today()
 
 
-def _bound(partitions: PartitionsConfig, day: date) -> date:
+def _bound(partitions: TimePartitionsConfig, day: date) -> date:
     """Return the beginning of a day in the type of the partitions' bounds."""
     return datetime.combine(day, time()) if partitions.every == "hour" else day
 
@@ -60,7 +72,7 @@ def _next(day: date, every: str) -> date:
             return date(day.year + 1, 1, 1)
 
 
-def history_end(partitions: PartitionsConfig, now: datetime | None = None) -> date:
+def history_end(partitions: TimePartitionsConfig, now: datetime | None = None) -> date:
     """Return the end of the last partition that history fills.
 
     With an open end, this is the start of the partition of `now` (UTC without a zone), by default now.
@@ -72,12 +84,16 @@ def history_end(partitions: PartitionsConfig, now: datetime | None = None) -> da
     return _bound(partitions, partitions.end)
 
 
-def is_history_open(partitions: PartitionsConfig | None) -> bool:
+def is_history_open(partitions: PartitionsConfig | None) -> TypeGuard[TimePartitionsConfig]:
     """Return whether history gets a new partition whenever one has passed."""
-    return partitions is not None and partitions.history_end is None and isinstance(partitions.end, str)
+    return (
+        isinstance(partitions, TimePartitionsConfig)
+        and partitions.history_end is None
+        and isinstance(partitions.end, str)
+    )
 
 
-def _current_start(partitions: PartitionsConfig, now: datetime | None) -> date:
+def _current_start(partitions: TimePartitionsConfig, now: datetime | None) -> date:
     """Return the start of the partition that `now` is in, or `start` if that is later."""
     day, current = _bound(partitions, partitions.start), current_time(partitions, now)
     if isinstance(current, datetime):
@@ -88,7 +104,7 @@ def _current_start(partitions: PartitionsConfig, now: datetime | None) -> date:
 
 
 def list_partitions(
-    partitions: PartitionsConfig, *, history_only: bool = True, now: datetime | None = None
+    partitions: TimePartitionsConfig, *, history_only: bool = True, now: datetime | None = None
 ) -> list[TimePartition]:
     """Return all partitions in order, or only those that history fills if `history_only` is set.
 
@@ -115,7 +131,7 @@ def _key_of(start: date) -> str:
     return start.strftime(HOUR_FORMAT) if isinstance(start, datetime) else start.isoformat()
 
 
-def window_at(partitions: PartitionsConfig, key: str) -> TimePartition:
+def _window_at(partitions: TimePartitionsConfig, key: str) -> TimePartition:
     """Return the partition of history that begins at `key`."""
     is_hour = partitions.every == "hour"
     start = datetime.strptime(key, HOUR_FORMAT) if is_hour else date.fromisoformat(key)  # noqa: DTZ007  UTC
@@ -125,6 +141,44 @@ def window_at(partitions: PartitionsConfig, key: str) -> TimePartition:
     )
 
 
+def partition_at(partitions: PartitionsConfig, key: str) -> HistoryPartition:
+    """Return the rows of a partition of history."""
+    if isinstance(partitions, ValuePartitionsConfig):
+        return HistoryPartition(key, partitions.column, key, key)
+    if isinstance(partitions, IntegerPartitionsConfig):
+        return HistoryPartition(key, partitions.column, key, str(int(key) + partitions.every))
+    window = _window_at(partitions, key)
+    return HistoryPartition(key, partitions.column, window.start.isoformat(), window.end.isoformat())
+
+
+def partition_span(partitions: PartitionsConfig | None, key: str) -> tuple[str, str]:
+    """Return start and end of a partition as a position stores them: their order as text is their order."""
+    if partitions is None or key == WHOLE:
+        return WHOLE, WHOLE
+    found = partition_at(partitions, key)
+    if isinstance(partitions, IntegerPartitionsConfig):
+        return f"{int(found.start):0{_DIGITS}d}", f"{int(found.end):0{_DIGITS}d}"
+    return found.start, found.end
+
+
+def snapshot_coverage(partitions: PartitionsConfig | None) -> str | list[str] | None:
+    """Return which partitions a snapshot can fill that is created after this call. None: also later ones.
+
+    A text is the end of the last partition, as in `partition_span`. A list has the values. Rows of other
+    partitions are not in the snapshot, or only some of them.
+    """
+    if isinstance(partitions, ValuePartitionsConfig):
+        return list(partitions.values)
+    if isinstance(partitions, IntegerPartitionsConfig):
+        return f"{partitions.end:0{_DIGITS}d}"
+    return history_end(partitions).isoformat() if is_history_open(partitions) else None
+
+
+def partition_length(partitions: PartitionsConfig) -> str | int:
+    """Return how long a partition is: a length of time, a number, or `value`."""
+    return "value" if isinstance(partitions, ValuePartitionsConfig) else partitions.every
+
+
 def describe_keys(keys: Sequence[str]) -> str:
     """Return the first and the last of the partitions' keys, for messages."""
     return f"{keys[0]} to {keys[-1]}" if keys else "none has passed yet"
@@ -132,14 +186,20 @@ def describe_keys(keys: Sequence[str]) -> str:
 
 def window_keys(partitions: PartitionsConfig | None) -> list[str]:
     """Return the keys of the history's partitions, or one empty key if history has no partitions."""
-    return [window.key for window in list_partitions(partitions)] if partitions else [WHOLE]
+    if partitions is None:
+        return [WHOLE]
+    if isinstance(partitions, ValuePartitionsConfig):
+        return list(partitions.values)
+    if isinstance(partitions, IntegerPartitionsConfig):
+        return [str(first) for first in range(partitions.start, partitions.end, partitions.every)]
+    return [window.key for window in list_partitions(partitions)]
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryPartition:
     """A range of history by one column, [start, end), as literals of that column's type.
 
-    `key` names it ('2013-01-01').
+    `key` names it ('2013-01-01'). If `start` and `end` are equal, the partition has the rows with that value.
     """
 
     key: str
@@ -149,12 +209,27 @@ class HistoryPartition:
 
 
 @dataclass(frozen=True, slots=True)
-class UnpartitionedRows:
-    """Rows of a history that no partition has: those without a value, and those after the last partition.
+class PartitionGap:
+    """The values of a column that no partition has, as literals of its type.
 
-    The last value among the latter is `last`.
+    They are those from `start` to before `end`, and those before `before`; an empty text is no bound. With
+    `values`, they are all others.
+    """
+
+    column: str
+    start: str = ""
+    end: str = ""
+    before: str = ""
+    values: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class UnpartitionedRows:
+    """Rows of a history that no partition has: those without a value, and those in a `PartitionGap`.
+
+    The highest value among the latter is `last`.
     """
 
     nulls: int = 0
-    later: int = 0
+    outside: int = 0
     last: str = ""

@@ -9,16 +9,17 @@ A source with history::
      "stream": unbounded position, "began": unbounded position, "catch_up": unbounded position}
 
 `history` is the history that the sinks have. `by` are the partitions of the history, as the file had them.
-`done` are the days of complete partitions, with adjacent ones joined. `[["", ""]]` is a complete history
-without partitions. `open` are partitions that are partly read, by their first day. `mark` is the fingerprint
-of the phase's splits. Once all partitions of the file are complete, `"complete": true` replaces `open`, and
-`pins` moves into `history` as a reference.
+`done` are the days of complete partitions, with adjacent ones joined. For ranges of integers it has numbers
+with 19 digits, for values `[value, value]` for each. `[["", ""]]` is a complete history without partitions.
+`open` are partitions that are partly read, by their keys. `mark` is the fingerprint of the phase's splits.
+Once all partitions of the file are complete, `"complete": true` replaces `open`, and `pins` moves into
+`history` as a reference.
 
 With an open end of `partitions`, `history` also has `"as_of"`, the end of history when the snapshots were
-created: later partitions need new ones. `"renewed": true` means that new snapshots replaced the first ones,
-and `since` are the days of partitions that were read from the present ones. `"refresh"` are the days of
-partitions that are read again from the present snapshots and replace their rows in the sinks; they are not
-`done`.
+created: later partitions need new ones. Ranges of integers have their end there, and values their list.
+`"renewed": true` means that new snapshots replaced the first ones, and `since` are the days of partitions
+that were read from the present ones. `"refresh"` are the days of partitions that are read again from the
+present snapshots and replace their rows in the sinks; they are not `done`.
 
 A reference is the hash under which the ledger stores a value. If the handles are large, `pins` is
 `{"ref": reference}` from the start.
@@ -41,15 +42,14 @@ from collections.abc import Iterable
 from typing import Any
 
 from headrace.pipeline.model.nodes import PipelineModel
-from headrace.pipeline.model.run_options import PartitionsConfig
+from headrace.pipeline.model.partitions import PartitionsConfig
 from headrace.pipeline.protocol.epochs import Json, Position, content_ref
 from headrace.pipeline.protocol.partitions import (
     WHOLE,
     HistoryPartition,
-    history_end,
-    is_history_open,
-    list_partitions,
-    window_at,
+    partition_at,
+    partition_span,
+    snapshot_coverage,
     window_keys,
 )
 
@@ -79,20 +79,11 @@ def windows_of(model: PipelineModel) -> list[str]:
     return window_keys(model.partitions)
 
 
-def window_bounds(model: PipelineModel, key: str) -> tuple[str, str] | None:
-    """Return start and end of a partition in ISO 8601. None if history is unpartitioned."""
+def history_partition(model: PipelineModel, key: str) -> HistoryPartition | None:
+    """Return the rows of a partition by its column. None if history is unpartitioned."""
     if model.partitions is None or key == WHOLE:
         return None
-    window = window_at(model.partitions, key)
-    return window.start.isoformat(), window.end.isoformat()
-
-
-def history_partition(model: PipelineModel, key: str) -> HistoryPartition | None:
-    """Return the range of a partition by its column. None if history is unpartitioned."""
-    bounds = window_bounds(model, key)
-    if bounds is None or model.partitions is None:
-        return None
-    return HistoryPartition(key, model.partitions.column, *bounds)
+    return partition_at(model.partitions, key)
 
 
 def partitions_json(partitions: PartitionsConfig | None) -> Json | None:
@@ -106,7 +97,7 @@ def is_cut_alike(former: Json | None, now: Json | None) -> bool:
     """Return whether two values of `partitions` have the same partition boundaries, ignoring their ends."""
     if former is None or now is None:
         return former is now
-    return all(former[key] == now[key] for key in FIXED)
+    return all(former.get(key) == now.get(key) for key in FIXED)
 
 
 def no_history() -> Json:
@@ -116,22 +107,24 @@ def no_history() -> Json:
 
 def snapshot_end(partitions: PartitionsConfig | None) -> Json:
     """Return what `history` notes about snapshots that are created after this call: nothing, or `as_of`."""
-    if partitions is None or not is_history_open(partitions):
-        return {}
-    return {"as_of": history_end(partitions).isoformat()}
+    covered = snapshot_coverage(partitions)
+    return {} if covered is None else {"as_of": covered}
 
 
 def partly_read(position: Position) -> list[str]:
-    """Return the keys of the partitions that some source has read in part."""
+    """Return the keys of the partitions that some source has read in part, sorted as text."""
     return sorted({key for here in position.values() for key in here.get("history", {}).get("open", {})})
 
 
 def needs_snapshot(model: PipelineModel, position: Json, keys: Iterable[str]) -> bool:
-    """Return whether some of these partitions had not passed when the snapshots were created."""
-    if not is_history_open(model.partitions):
+    """Return whether the snapshots cannot fill some of these partitions."""
+    if snapshot_coverage(model.partitions) is None:
         return False
     as_of = position["history"].get("as_of", "")
-    return any(_span(model, key)[1] > as_of for key in keys if not is_partition_done(model, position, key))
+    left = [key for key in keys if not is_partition_done(model, position, key)]
+    if isinstance(as_of, list):
+        return not set(left) <= set(as_of)
+    return any(_span(model, key)[1] > as_of for key in left)
 
 
 def renew_snapshots(position: Json, handles: list[Json], noted: Json) -> Json:
@@ -264,7 +257,7 @@ def _done_spans(model: PipelineModel, position: Json) -> list[list[str]]:
 
 
 def _span(model: PipelineModel, key: str) -> tuple[str, str]:
-    return window_bounds(model, key) or (WHOLE, WHOLE)
+    return partition_span(model.partitions, key)
 
 
 def is_partition_done(model: PipelineModel, position: Json, key: str) -> bool:
@@ -325,10 +318,13 @@ def _joined(spans: Iterable[list[str]]) -> list[list[str]]:
 
 
 def _without(spans: Iterable[list[str]], first: str, last: str) -> list[list[str]]:
-    """Return the spans without the days from `first` to `last`."""
+    """Return the spans without the range from `first` to `last`. A value is a span that begins at its end."""
     found: list[list[str]] = []
     for start, end in spans:
         if (first, last) == (start, end):
+            continue
+        if start == end:
+            found.append([start, end])
             continue
         parts = [[start, min(end, first)], [max(start, last), end]]
         found += [part for part in parts if part[0] < part[1]]
@@ -346,13 +342,7 @@ def completed_partitions(model: PipelineModel, position: Position) -> list[str]:
     def is_done(first: str, last: str) -> bool:
         return all(any(start <= first and last <= end for start, end in each) for each in spans)
 
-    if model.partitions is None:
-        return [WHOLE] if is_done(WHOLE, WHOLE) else []
-    return [
-        window.key
-        for window in list_partitions(model.partitions)
-        if is_done(window.start.isoformat(), window.end.isoformat())
-    ]
+    return [key for key in windows_of(model) if is_done(*_span(model, key))]
 
 
 def history_complete(model: PipelineModel, position: Position) -> bool:

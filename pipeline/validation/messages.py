@@ -14,6 +14,7 @@ from headrace.pipeline.compat import streamling
 from headrace.pipeline.errors import PluginError, UserError
 from headrace.pipeline.model import nodes
 from headrace.pipeline.model.hybrid import SOURCE_TYPE, BoundedPhaseConfig
+from headrace.pipeline.model.partitions import partitions_model
 from headrace.pipeline.model.plugins import TAG, model_of
 from headrace.pipeline.plugins import discovery as plugins
 from headrace.pipeline.protocol.epochs import Json
@@ -279,6 +280,8 @@ def _file_path(loc: Path) -> Path:
     """Return pydantic's location without the types of nodes and phases after a name or an index."""
     if len(loc) > 2 and ((loc[0], loc[2]) in _TAGS or (loc[0] in PARTS and loc[2] == TAG)):
         loc = (*loc[:2], *loc[3:])
+    if loc[:1] == ("partitions",):
+        loc = (*loc[:1], *loc[2:])
     if len(loc) > 3 and loc[2] == "pagination":
         return (*loc[:3], *loc[4:])
     return (*loc[:4], *loc[5:]) if len(loc) > 4 and loc[2] == "bounded_sources" else loc
@@ -295,6 +298,8 @@ def _fields(path: Path, plain: Json, model: type[BaseModel]) -> dict[str, FieldI
     for part in path[:-1]:
         kind = _inner(kind, part)
     kind = _phase_of(kind, inside) or kind
+    if path[:1] == ("partitions",):
+        kind = partitions_model(inside)
     return {field.alias or name: field for name, field in (_model_in(kind) or model).model_fields.items()}
 
 

@@ -12,6 +12,7 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from headrace.pipeline.model.partitions import PARTITION_MODELS
 from headrace.pipeline.model.plugins import PluginNodeConfig
 from headrace.pipeline.types.durations import spell_duration
 
@@ -32,6 +33,8 @@ _PLAIN: Mapping[Any, str] = {
     date: "date or month. Examples: `2025-01-31`, `2025-01`",
     Any: "any value",
 }
+
+_KINDS: Mapping[type[BaseModel], str] = {model: f"by {kind}" for kind, model in PARTITION_MODELS.items()}
 
 
 def summary(model: type[BaseModel]) -> str:
@@ -79,7 +82,7 @@ def _nested_tables(fields: Mapping[str, FieldInfo], level: int) -> Iterator[str]
     for key, field in fields.items():
         models = list(_nested_models(field.annotation)) if key not in _ELSEWHERE else []
         for found in models:
-            kind = f" of `{_discriminator(found)}`" if len(models) > 1 else ""
+            kind = f" {_KINDS.get(found) or f'of `{_discriminator(found)}`'}" if len(models) > 1 else ""
             yield f"{'#' * level} `{key}`{kind}\n\n{summary(found)}\n"
             yield from tables(found, level + 1)
 

@@ -91,6 +91,19 @@ class TestWindows:
         assert asked["launched_by"] == "dagster"
         assert partitions(instance, PG) == MONTHS == partitions(instance, LAKE)
 
+    @pytest.mark.parametrize(
+        ("keys", "first", "last", "asked_for"),
+        [
+            ("values: [us, eu, 'x y']", "us", "eu", ["us", "eu"]),
+            ("values: [us, eu, 'x y']", "x y", None, ["x y"]),
+            ("every: 50, end: 150", "50", "100", ["50", "100"]),
+        ],
+    )
+    def test_values_and_numbers_are_partitions(self, materialize, stand_in, keys, first, last, asked_for):
+        text = DAILY.partition("partitions")[0] + f"partitions: {{column: v, {keys}}}\n"
+        assert materialize(first, last, text=text, selection=[DAILY_PG]).success
+        assert stand_in.calls[0]["partitions"] == asked_for
+
     def test_the_lane_knows_the_run_by_its_id(self, materialize, stand_in):
         result = materialize("2013-03-01")
         assert [asked["run_id"] for asked in stand_in.calls] == [result.run_id]

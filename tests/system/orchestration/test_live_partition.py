@@ -16,7 +16,7 @@ from headrace.orchestration.build import build_definitions
 from headrace.orchestration.pipelines import read_pipeline, to_dagster_partitions
 from headrace.orchestration.stream_progress import StreamPartitions
 from headrace.pipeline.file.loader import parse_pipeline
-from headrace.pipeline.model.run_options import PartitionsConfig
+from headrace.pipeline.model.partitions import TimePartitionsConfig
 from headrace.pipeline.protocol.epochs import EpochPlan, Phase, WriteCounts
 from headrace.pipeline.protocol.partitions import current_time, list_partitions
 
@@ -56,7 +56,7 @@ def test_every_partition_that_a_stream_can_report_is_one_of_dagster(every, end, 
     if every == "week":
         end = {"2027-01-01": "2026-12-29", "2014-01-01": "2013-12-31"}.get(end, end)
     history_end = "2013-12-31" if every == "week" else "2014-01-01"
-    partitions = PartitionsConfig.model_validate(
+    partitions = TimePartitionsConfig.model_validate(
         {"column": "d", "every": every, "start": "2013-01-01", "end": end, "history_end": history_end}
     )
     stream = StreamPartitions(partitions, (), now=lambda: now)
