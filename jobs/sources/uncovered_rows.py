@@ -45,7 +45,8 @@ def check_windows(
         cut = source.handoff_filter(position) if rank == len(source.bounded) - 1 else None
         about = part.describe()
         where = f"history `{about.get('table_name') or about.get('location') or source.name}`"
-        _check_type(part.schema(spark), partitions, where, source.name)
+        if not isinstance(partitions, TimePartitionsConfig) or partitions.every == "hour":
+            _check_type(part.schema(spark), partitions, where, source.name)
         found = part.count_unpartitioned_rows(spark, snapshot, gap, cut)
         if found.nulls:
             msg = (
@@ -131,8 +132,6 @@ def _check_type(columns: pa.Schema, partitions: PartitionsConfig, where: str, no
     """
     from pyarrow import types
 
-    if isinstance(partitions, TimePartitionsConfig) and partitions.every != "hour":
-        return
     name = partitions.column
     kind = columns.field(name).type if name in columns.names else None
     found = f"is {kind} there" if kind is not None else "is not selected there"

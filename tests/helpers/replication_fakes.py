@@ -26,7 +26,7 @@ from headrace.connectors.source_base import BoundedSource, Snapshot
 from headrace.pipeline.errors import InternalError
 from headrace.pipeline.model.capabilities import SourceCapabilities
 from headrace.pipeline.protocol.epochs import Json
-from headrace.pipeline.protocol.partitions import HistoryPartition
+from headrace.pipeline.protocol.partitions import HistoryPartition, PartitionGap, UnpartitionedRows
 from headrace.pipeline.protocol.table_offsets import (
     BLOCK,
     Block,
@@ -330,6 +330,18 @@ class ModelTable(BoundedSource):
         ]
         frame = Frame(self._engine, (*names, "_gs_op", "_gs_pos"), found)
         return frame.where(self._predicate) if self._predicate else frame
+
+    def count_unpartitioned_rows(
+        self, spark: Any, snapshot: Snapshot, gap: PartitionGap, cut: HandoffFilter | None
+    ) -> UnpartitionedRows:
+        del spark
+        values = [row[gap.column] for row in self._rows(snapshot) if cut is None or cut.keeps(row)]
+        outside = [
+            value
+            for value in values
+            if value is not None and value >= gap.start and (not gap.end or value < gap.end)
+        ]
+        return UnpartitionedRows(values.count(None), len(outside), max(outside, default=""))
 
     def measure_offsets(
         self, spark: Any, snapshot: Snapshot, table: Any, topic: str, since: Mapping[str, int]
