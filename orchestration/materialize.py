@@ -18,6 +18,7 @@ from headrace.orchestration.instance import MODULE, child_environment, dagster_h
 from headrace.orchestration.pipelines import Pipeline, partition_error, read_pipeline
 from headrace.pipeline.config.settings import load_settings
 from headrace.pipeline.errors import HeadraceError, PipelineStateError, UserError
+from headrace.pipeline.file.partitions import unknown_partition_error
 
 _ERROR = re.compile(r"^(?:[\w.]+\.)?(?:\w+(?:Error|Failure|Exception)|Failure): (?P<message>.+)$")
 
@@ -86,10 +87,7 @@ def _select_partitions(pipeline: Pipeline, first: str, last: str) -> list[str]:
         return []
     keys = pipeline.partitions.get_partition_keys()
     if unknown := [key for key in (first, last) if key not in keys]:
-        msg = f"there is no partition `{unknown[0]}`"
-        raise UserError(
-            msg, hint=f"Partitions: {keys[0]} to {keys[-1]}.", place=pipeline.file.place("partitions")
-        )
+        raise unknown_partition_error(pipeline.file, unknown[0])
     return list(keys[keys.index(first) : keys.index(last) + 1])
 
 

@@ -223,9 +223,9 @@ def to_dagster_partitions(
 ) -> dg.PartitionsDefinition | None:
     """Return the file's partitions as Dagster's, up to `end`.
 
-    The keys are the same: the start (times are in UTC), or the value. `include_current` adds the partition
-    of today, which a stream fills. Dagster ignores reports about a partition that it does not list, so
-    without it no automation condition fires below a stream.
+    The keys are the same: the start, or the value. `include_current` adds the partition of today, which a
+    stream fills. Dagster ignores reports about a partition that it does not list, so without it no automation
+    condition fires below a stream.
     """
     if isinstance(partitions, IntegerPartitionsConfig | ValuePartitionsConfig):
         return dg.StaticPartitionsDefinition(window_keys(partitions))
@@ -239,6 +239,7 @@ def _to_time_windows(
         "start_date": partitions.start.isoformat(),
         "end_date": None if partitions.end == OPEN else partitions.end.isoformat(),
         "end_offset": 1 if include_current else 0,
+        "timezone": partitions.timezone,
     }
     match partitions.every:
         case "hour":
@@ -305,8 +306,9 @@ def partition_error(pipeline: Pipeline, partitions: Sequence[str] | None) -> str
         if len(stream_partitions) == 1
         else f"partitions {stream_partitions[0]} to {stream_partitions[-1]} are"
     )
-    if is_history_open(pipeline.file.model.partitions):
-        return f"{subject} not over yet: a partition can be materialized when it has passed (UTC)."
+    by = pipeline.file.model.partitions
+    if is_history_open(by):
+        return f"{subject} not over yet: a partition can be materialized when it has passed ({by.timezone})."
     return (
         f"{subject} after the end of history ({pipeline.file.place('partitions', 'history_end')}): the"
         " stream fills the partitions after"

@@ -25,7 +25,7 @@ from headrace.pipeline.config.settings import Settings, load_settings
 from headrace.pipeline.errors import HeadraceError, UserError
 from headrace.pipeline.file.discovery import find_pipeline_files
 from headrace.pipeline.file.loader import PipelineFile, load_pipeline
-from headrace.pipeline.protocol.partitions import describe_keys, partition_length, window_keys
+from headrace.pipeline.file.partitions import select_partitions
 from headrace.shutdown import GracefulShutdown
 
 log = logging.getLogger(__name__)
@@ -203,11 +203,7 @@ def _check_partitions(file: PipelineFile, partitions: Sequence[str]) -> None:
     if file.model.partitions is None:
         msg = "the pipeline has no `partitions` to choose from"
         raise UserError(msg, hint="Remove --partition, or add `partitions` to the file.", place=file.place())
-    known = window_keys(file.model.partitions)
-    if unknown := [name for name in partitions if name not in known]:
-        msg = f"unknown partition: {', '.join(unknown)}"
-        hint = f"Partitions: {describe_keys(known)}, one per {partition_length(file.model.partitions)}."
-        raise UserError(msg, hint=hint, place=file.place("partitions"))
+    select_partitions(file, partitions)
 
 
 def show_result(result: RunResult) -> None:

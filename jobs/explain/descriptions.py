@@ -16,6 +16,7 @@ from headrace.pipeline.file.loader import PipelineFile
 from headrace.pipeline.model import graph
 from headrace.pipeline.model.capabilities import Delivery, SinkCapabilities, Visibility
 from headrace.pipeline.model.nodes import PipelineModel
+from headrace.pipeline.model.partitions import UTC_ZONE, TimePartitionsConfig
 from headrace.pipeline.model.transforms import DynamicTableConfig
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.partitions import describe_keys, is_history_open
@@ -86,10 +87,11 @@ def notes_of(model: PipelineModel, name: str) -> tuple[tuple[str, str], ...]:
         found.append(("handoff", handoff(node)))
     if model.partitions and positions.bounded_phases(node):
         keys = positions.windows_of(model)
-        later = ", more when they have passed" if is_history_open(model.partitions) else ""
-        found.append(
-            ("partitions", f"{len(keys)} by {model.partitions.column}, {describe_keys(keys)}{later}")
-        )
+        by = model.partitions
+        zone = by.timezone if isinstance(by, TimePartitionsConfig) else UTC_ZONE
+        where = f" in {zone}" if zone != UTC_ZONE else ""
+        later = ", more when they have passed" if is_history_open(by) else ""
+        found.append(("partitions", f"{len(keys)} by {by.column}{where}, {describe_keys(keys)}{later}"))
     if model.job_mode and positions.is_unbounded(node):
         found.append(("job_mode", "the stream is never read"))
     return tuple(found)

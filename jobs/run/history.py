@@ -14,36 +14,15 @@ from headrace.pipeline.errors import (
     HeadraceError,
     PipelineStateError,
     SparkJvmError,
-    UserError,
 )
 from headrace.pipeline.file.loader import PipelineFile
 from headrace.pipeline.model import graph
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.epochs import Json, Phase, Position
-from headrace.pipeline.protocol.partitions import WHOLE, describe_keys, is_history_open
+from headrace.pipeline.protocol.partitions import is_history_open
 
 if TYPE_CHECKING:
     from headrace.jobs.run.pipeline_run import PipelineRun
-
-
-def select_partitions(file: PipelineFile, windows: Sequence[str] | None) -> list[str]:
-    """Return these partitions of history in their order, all without `windows`.
-
-    Raise UserError for one that the history does not have.
-    """
-    every = positions.windows_of(file.model)
-    if windows is None:
-        return every
-    if unknown := [key for key in windows if key not in every]:
-        shown = describe_keys(every) if every != [WHOLE] else "none: the file has no `partitions`"
-        later = (
-            "are added when they have passed"
-            if is_history_open(file.model.partitions)
-            else "belong to the stream"
-        )
-        msg = f"`{unknown[0]}` is not a partition of this pipeline's history"
-        raise UserError(msg, hint=f"Partitions: {shown}. Later ones {later}.", place=file.place("partitions"))
-    return [key for key in every if key in windows]
 
 
 class HistoryLoad:

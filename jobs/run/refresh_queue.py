@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from headrace.jobs.planning.refresh import find_refresh_obstacle, is_refresh_epoch
 from headrace.jobs.run.events import RunMessage
-from headrace.jobs.run.history import HistoryLoad, select_partitions
+from headrace.jobs.run.history import HistoryLoad
 from headrace.jobs.run.snapshots import drop_unused_snapshots
 from headrace.pipeline.errors import (
     FencedError,
@@ -19,6 +19,7 @@ from headrace.pipeline.errors import (
     SparkJvmError,
     TransientError,
 )
+from headrace.pipeline.file.partitions import select_partitions
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.coordinator.blocking import find_block
 from headrace.pipeline.protocol.epochs import Phase

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from headrace.jobs.planning.refresh import find_refresh_obstacle
 from headrace.jobs.run.events import LagMeasured, Listener, RunResult, Until
-from headrace.jobs.run.history import HistoryLoad, select_partitions
+from headrace.jobs.run.history import HistoryLoad
 from headrace.jobs.run.pipeline_run import PipelineRun
 from headrace.jobs.run.refresh_queue import RefreshQueue
 from headrace.jobs.run.stalls import StallWatch
@@ -20,6 +20,7 @@ from headrace.jobs.transforms.http.endpoint import find_endpoint_errors
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import PipelineFileError, SnapshotStoppedError
 from headrace.pipeline.file.loader import PipelineFile
+from headrace.pipeline.file.partitions import select_partitions
 from headrace.pipeline.protocol import positions
 
 if TYPE_CHECKING:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from typing import TYPE_CHECKING
+from zoneinfo import ZoneInfo
 
 from headrace.connectors.source_base import Snapshot
 from headrace.jobs.sources.handoff import DEFAULT_LAG
@@ -17,7 +18,12 @@ from headrace.pipeline.model.partitions import (
     ValuePartitionsConfig,
 )
 from headrace.pipeline.protocol.epochs import Json
-from headrace.pipeline.protocol.partitions import PartitionGap, UnpartitionedRows, history_end
+from headrace.pipeline.protocol.partitions import (
+    PartitionGap,
+    UnpartitionedRows,
+    has_time_bounds,
+    history_end,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,7 +43,7 @@ def check_windows(
     belong to the stream. If the stream begins after them, they are in neither. Ranges of integers and values
     must have all rows.
     """
-    end, until = _end_of_time(partitions), _stream_time(source)
+    until = _stream_time(source)
     gap = _gap(partitions, until)
     for rank, part in enumerate(source.bounded):
         handle = source.snapshot_handles(position)[rank]
@@ -45,7 +51,7 @@ def check_windows(
         cut = source.handoff_filter(position) if rank == len(source.bounded) - 1 else None
         about = part.describe()
         where = f"history `{about.get('table_name') or about.get('location') or source.name}`"
-        if not isinstance(partitions, TimePartitionsConfig) or partitions.every == "hour":
+        if not isinstance(partitions, TimePartitionsConfig) or has_time_bounds(partitions):
             _check_type(part.schema(spark), partitions, where, source.name)
         found = part.count_unpartitioned_rows(spark, snapshot, gap, cut)
         if found.nulls:
@@ -60,23 +66,36 @@ def check_windows(
             raise GuaranteeError(msg, hint=hint, node=source.name)
         if found.outside and not isinstance(partitions, TimePartitionsConfig):
             raise _outside_error(partitions, found, where, source.name)
-        if found.outside and source.unbounded is not None and (until is None or until > end):
-            after = date.fromisoformat(found.last[:10]) + timedelta(days=1)
+        if found.outside and source.unbounded is not None and _is_before(partitions, until):
+            assert isinstance(partitions, TimePartitionsConfig)  # noqa: S101  the others are refused above
             msg = (
-                f"{where} has {_rows(found.outside)} after the last window, which ends at {end}, and the"
-                " stream begins after them:"
+                f"{where} has {_rows(found.outside)} after the last window, which ends at"
+                f" {partitions.history_end or partitions.end}, and the stream begins after them:"
                 " they would be in neither"
             )
+            after = _day_of(found.last, partitions) + timedelta(days=1)
             hint = f"Set `history_end` in `partitions` to {after} or later, and `end` too if it is earlier."
             raise GuaranteeError(msg, hint=hint, node=source.name)
 
 
-def _end_of_time(partitions: PartitionsConfig) -> date:
-    """Return the day on which the last window of time ends."""
+def _is_before(partitions: PartitionsConfig, until: date | None) -> bool:
+    """Return whether the last window of time ends before the stream begins, or whether that is unknown."""
+    if until is None:
+        return True
     if not isinstance(partitions, TimePartitionsConfig):
-        return date.max
+        return False
     end = history_end(partitions)
-    return end.date() if isinstance(end, datetime) else end  # only days can be the end before a stream
+    return datetime.combine(until, time()) > (
+        end if isinstance(end, datetime) else datetime.combine(end, time())
+    )
+
+
+def _day_of(text: str, partitions: TimePartitionsConfig) -> date:
+    """Return the day of a date, or of a time in UTC, in the time zone of the partitions."""
+    moment = datetime.fromisoformat(text[:19])
+    if not has_time_bounds(partitions):
+        return moment.date()
+    return moment.replace(tzinfo=UTC).astimezone(ZoneInfo(partitions.timezone)).date()
 
 
 def _gap(partitions: PartitionsConfig, until: date | None) -> PartitionGap:
@@ -85,7 +104,7 @@ def _gap(partitions: PartitionsConfig, until: date | None) -> PartitionGap:
         return PartitionGap(partitions.column, values=tuple(partitions.values))
     if isinstance(partitions, IntegerPartitionsConfig):
         return PartitionGap(partitions.column, start=str(partitions.end), before=str(partitions.start))
-    end = _end_of_time(partitions).isoformat()
+    end = history_end(partitions).isoformat()
     return PartitionGap(partitions.column, start=end, end=until.isoformat() if until else "")
 
 
@@ -137,8 +156,10 @@ def _check_type(columns: pa.Schema, partitions: PartitionsConfig, where: str, no
     found = f"is {kind} there" if kind is not None else "is not selected there"
     if isinstance(partitions, TimePartitionsConfig):
         if kind is None or not types.is_timestamp(kind):
-            msg = f"`every: hour` in `partitions` needs a timestamp column; `{name}` of {where} {found}"
-            raise SchemaError(msg, hint="Choose a timestamp column, or `every: day`.", node=node)
+            key = "every: hour" if partitions.every == "hour" else f"timezone: {partitions.timezone}"
+            instead = "`every: day`" if partitions.every == "hour" else "remove `timezone`"
+            msg = f"`{key}` in `partitions` needs a timestamp column; `{name}` of {where} {found}"
+            raise SchemaError(msg, hint=f"Choose a timestamp column, or {instead}.", node=node)
         return
     if isinstance(partitions, IntegerPartitionsConfig):
         if kind is None or not types.is_integer(kind):

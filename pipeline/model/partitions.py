@@ -37,6 +37,7 @@ def _day(value: object) -> object:
 
 Day = Annotated[date, BeforeValidator(_day)]
 
+UTC_ZONE = "UTC"
 OPEN = "open"
 """The `end` of partitions that never end."""
 
@@ -71,7 +72,7 @@ class TimePartitionsConfig(Strict):
     """History in windows of time, each a partition in Dagster."""
 
     column: str = Field(
-        description="A date or timestamp column of the history, for `hour` a timestamp; all times are in UTC."
+        description="A date or timestamp column of the history, for `hour` or a `timezone` a timestamp."
     )
     every: Literal["hour", "day", "week", "month", "year"] = Field(
         default="month",
@@ -86,6 +87,10 @@ class TimePartitionsConfig(Strict):
         default=None,
         description="Day after the last partition that history fills. The stream fills later ones. Defaults"
         " to `end`.",
+    )
+    timezone: str = Field(
+        default=UTC_ZONE,
+        description="The time zone in which days begin, a name of the tz database. Hours are in UTC.",
     )
     any_order: bool = Field(default=False, description=_ANY_ORDER)
 
@@ -102,6 +107,9 @@ class TimePartitionsConfig(Strict):
             )
             raise ValueError(msg)
         fixed = [day for day in (self.start, self.end, self.history_end) if isinstance(day, date)]
+        if self.every == "hour" and self.timezone != UTC_ZONE:
+            msg = f"`timezone: {self.timezone}` cannot be set with `every: hour`: hours are in UTC"
+            raise ValueError(msg)
         if self.every in ("month", "year") and any(day.day != 1 for day in fixed):
             msg = f"{self.every}ly partitions start and end on the first day of a {self.every}"
             raise ValueError(msg)

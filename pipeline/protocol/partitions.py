@@ -1,7 +1,7 @@
 """The partitions of a history.
 
-They are windows of time, [start, end) in hours, days, weeks, months or years, in UTC, ranges of an integer
-column, or values of a column.
+They are windows of time, [start, end) in hours, days, weeks, months or years, ranges of an integer column, or
+values of a column.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from typing import TypeGuard
+from zoneinfo import ZoneInfo
 
 from headrace.pipeline.model.partitions import (
+    UTC_ZONE,
     IntegerPartitionsConfig,
     PartitionsConfig,
     TimePartitionsConfig,
@@ -30,7 +32,8 @@ _DIGITS = 19
 class TimePartition:
     """One partition. `key` is the ISO date of its first day, or `2024-03-01T05`, as Dagster names it.
 
-    `start` and `end` are datetimes in UTC without a zone if partitions are hours.
+    `start` and `end` are days in UTC. If partitions are hours, or days of another time zone, they are
+    datetimes in UTC without a zone.
     """
 
     key: str
@@ -48,16 +51,37 @@ def utc_now() -> datetime:
     return datetime.now(UTC).replace(tzinfo=None)
 
 
+def has_time_bounds(partitions: TimePartitionsConfig) -> bool:
+    """Return whether the bounds of partitions are datetimes, and not days."""
+    return partitions.every == "hour" or partitions.timezone != UTC_ZONE
+
+
 def current_time(partitions: TimePartitionsConfig, now: datetime | None = None) -> date:
     """Return `now`, by default the current time, in the type of the partitions' bounds: days or times."""
-    if partitions.every == "hour":
+    if has_time_bounds(partitions):
         return now or utc_now()
     return now.date() if now else today()
 
 
-def _bound(partitions: TimePartitionsConfig, day: date) -> date:
-    """Return the beginning of a day in the type of the partitions' bounds."""
+def _current_step(partitions: TimePartitionsConfig, now: datetime | None) -> date:
+    """Return the current time in UTC for hours, else the current day in the time zone of the partitions."""
+    current = current_time(partitions, now)
+    if partitions.every == "hour" or not isinstance(current, datetime):
+        return current
+    return current.replace(tzinfo=UTC).astimezone(ZoneInfo(partitions.timezone)).date()
+
+
+def _step_of(partitions: TimePartitionsConfig, day: date) -> date:
+    """Return the beginning of a day as the steps of the partitions are: days, or datetimes for hours."""
     return datetime.combine(day, time()) if partitions.every == "hour" else day
+
+
+def _bound(partitions: TimePartitionsConfig, step: date) -> date:
+    """Return a step, or the moment in UTC at which that day begins in the partitions' time zone."""
+    if isinstance(step, datetime) or not has_time_bounds(partitions):
+        return step
+    midnight = datetime.combine(step, time(), ZoneInfo(partitions.timezone))
+    return midnight.astimezone(UTC).replace(tzinfo=None)
 
 
 def _next(day: date, every: str) -> date:
@@ -73,15 +97,19 @@ def _next(day: date, every: str) -> date:
 
 
 def history_end(partitions: TimePartitionsConfig, now: datetime | None = None) -> date:
-    """Return the end of the last partition that history fills.
+    """Return the end of the last partition that history fills, in the type of the partitions' bounds.
 
     With an open end, this is the start of the partition of `now` (UTC without a zone), by default now.
     """
+    return _bound(partitions, _last_step(partitions, now))
+
+
+def _last_step(partitions: TimePartitionsConfig, now: datetime | None = None) -> date:
     if partitions.history_end is not None:
-        return _bound(partitions, partitions.history_end)
+        return _step_of(partitions, partitions.history_end)
     if isinstance(partitions.end, str):
         return _current_start(partitions, now)
-    return _bound(partitions, partitions.end)
+    return _step_of(partitions, partitions.end)
 
 
 def is_history_open(partitions: PartitionsConfig | None) -> TypeGuard[TimePartitionsConfig]:
@@ -94,8 +122,8 @@ def is_history_open(partitions: PartitionsConfig | None) -> TypeGuard[TimePartit
 
 
 def _current_start(partitions: TimePartitionsConfig, now: datetime | None) -> date:
-    """Return the start of the partition that `now` is in, or `start` if that is later."""
-    day, current = _bound(partitions, partitions.start), current_time(partitions, now)
+    """Return the first step of the partition that `now` is in, or `start` if that is later."""
+    day, current = _step_of(partitions, partitions.start), _current_step(partitions, now)
     if isinstance(current, datetime):
         return max(day, current.replace(minute=0, second=0, microsecond=0))
     while (after := _next(day, partitions.every)) <= current:
@@ -112,18 +140,18 @@ def list_partitions(
     does not fill it.
     """
     if history_only:
-        last = history_end(partitions, now)
+        last = _last_step(partitions, now)
     elif isinstance(partitions.end, str):
         current = _next(_current_start(partitions, now), partitions.every)
-        last = max(current, _bound(partitions, partitions.history_end or date.min))
+        last = max(current, _step_of(partitions, partitions.history_end or date.min))
     else:
-        last = _bound(partitions, partitions.end)
+        last = _step_of(partitions, partitions.end)
     found: list[TimePartition] = []
-    day = _bound(partitions, partitions.start)
-    while day < last:
-        after = min(_next(day, partitions.every), last)
-        found.append(TimePartition(_key_of(day), day, after))
-        day = after
+    step = _step_of(partitions, partitions.start)
+    while step < last:
+        after = min(_next(step, partitions.every), last)
+        found.append(TimePartition(_key_of(step), _bound(partitions, step), _bound(partitions, after)))
+        step = after
     return found
 
 
@@ -134,11 +162,10 @@ def _key_of(start: date) -> str:
 def _window_at(partitions: TimePartitionsConfig, key: str) -> TimePartition:
     """Return the partition of history that begins at `key`."""
     is_hour = partitions.every == "hour"
-    start = datetime.strptime(key, HOUR_FORMAT) if is_hour else date.fromisoformat(key)  # noqa: DTZ007  UTC
-    after = _next(start, partitions.every)
-    return TimePartition(
-        key, start, after if is_history_open(partitions) else min(after, history_end(partitions))
-    )
+    step = datetime.strptime(key, HOUR_FORMAT) if is_hour else date.fromisoformat(key)  # noqa: DTZ007  UTC
+    after = _next(step, partitions.every)
+    last = after if is_history_open(partitions) else min(after, _last_step(partitions))
+    return TimePartition(key, _bound(partitions, step), _bound(partitions, last))
 
 
 def partition_at(partitions: PartitionsConfig, key: str) -> HistoryPartition:
@@ -147,18 +174,22 @@ def partition_at(partitions: PartitionsConfig, key: str) -> HistoryPartition:
         return HistoryPartition(key, partitions.column, key, key)
     if isinstance(partitions, IntegerPartitionsConfig):
         return HistoryPartition(key, partitions.column, key, str(int(key) + partitions.every))
-    window = _window_at(partitions, key)
-    return HistoryPartition(key, partitions.column, window.start.isoformat(), window.end.isoformat())
+    start, end = partition_span(partitions, key)
+    if start == end:  # a day that a time zone left out has no rows; equal bounds would be a value
+        end = (datetime.fromisoformat(end) - timedelta(seconds=1)).isoformat()
+    return HistoryPartition(key, partitions.column, start, end)
 
 
 def partition_span(partitions: PartitionsConfig | None, key: str) -> tuple[str, str]:
     """Return start and end of a partition as a position stores them: their order as text is their order."""
     if partitions is None or key == WHOLE:
         return WHOLE, WHOLE
-    found = partition_at(partitions, key)
+    if isinstance(partitions, ValuePartitionsConfig):
+        return key, key
     if isinstance(partitions, IntegerPartitionsConfig):
-        return f"{int(found.start):0{_DIGITS}d}", f"{int(found.end):0{_DIGITS}d}"
-    return found.start, found.end
+        return f"{int(key):0{_DIGITS}d}", f"{int(key) + partitions.every:0{_DIGITS}d}"
+    window = _window_at(partitions, key)
+    return window.start.isoformat(), window.end.isoformat()
 
 
 def snapshot_coverage(partitions: PartitionsConfig | None) -> str | list[str] | None:

@@ -42,7 +42,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from headrace.pipeline.model.nodes import PipelineModel
-from headrace.pipeline.model.partitions import PartitionsConfig
+from headrace.pipeline.model.partitions import UTC_ZONE, PartitionsConfig
 from headrace.pipeline.protocol.epochs import Json, Position, content_ref
 from headrace.pipeline.protocol.partitions import (
     WHOLE,
@@ -53,7 +53,7 @@ from headrace.pipeline.protocol.partitions import (
     window_keys,
 )
 
-FIXED = ("column", "every", "start")
+FIXED = ("column", "every", "start", "timezone")
 """Keys of `partitions` that decide the rows of a partition."""
 
 
@@ -90,7 +90,8 @@ def partitions_json(partitions: PartitionsConfig | None) -> Json | None:
     """Return the partitions of a file in the form that a position stores."""
     if partitions is None:
         return None
-    return partitions.model_dump(mode="json", exclude_none=True, exclude={"any_order"})
+    stored = partitions.model_dump(mode="json", exclude_none=True, exclude={"any_order"})
+    return {key: value for key, value in stored.items() if (key, value) != ("timezone", UTC_ZONE)}
 
 
 def is_cut_alike(former: Json | None, now: Json | None) -> bool:

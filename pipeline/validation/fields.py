@@ -13,6 +13,7 @@ from headrace.pipeline.model import nodes
 from headrace.pipeline.model.handler import handler_problems
 from headrace.pipeline.model.http import EndpointConfig, find_request_errors
 from headrace.pipeline.model.hybrid import HybridSourceConfig
+from headrace.pipeline.model.partitions import TimePartitionsConfig
 from headrace.pipeline.model.telemetry import event_time_problem, label_problems
 from headrace.pipeline.sql import statements
 from headrace.pipeline.suggestions import suggest_closest
@@ -58,8 +59,7 @@ def check_values(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserErr
         for name, node in found.items():
             for keys, problem in find_request_errors(node) if isinstance(node, EndpointConfig) else ():
                 yield UserError(problem.message, hint=problem.hint, node=name, place=place(part, name, *keys))
-    if model.schedule:
-        yield from _timezone(model.schedule.timezone, place)
+    yield from _timezones(model, place)
 
 
 def _filters(name: str, source: Any, place: PlaceOf) -> Iterator[UserError]:
@@ -238,14 +238,17 @@ def _quoted(names: Any) -> str:
     return "[" + ", ".join(f'"{name}"' for name in names) + "]"
 
 
-def _timezone(name: str, place: PlaceOf) -> Iterator[UserError]:
-    try:
-        zoneinfo.ZoneInfo(name)
-    except (KeyError, ValueError, OSError):
-        known = zoneinfo.available_timezones()
-        close = difflib.get_close_matches(name, known, n=1)
-        said = f"; did you mean `{close[0]}`?" if close else ""
-        hint = "Write a name of the tz database, such as UTC or Europe/Berlin."
-        yield UserError(
-            f"time zone `{name}` is not known{said}", hint=hint, place=place("schedule", "timezone")
-        )
+def _timezones(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserError]:
+    """Yield time zones that the tz database lacks."""
+    by = model.partitions if isinstance(model.partitions, TimePartitionsConfig) else None
+    for part, config in (("schedule", model.schedule), ("partitions", by)):
+        if config is None:
+            continue
+        try:
+            zoneinfo.ZoneInfo(config.timezone)
+        except (KeyError, ValueError, OSError):
+            close = difflib.get_close_matches(config.timezone, zoneinfo.available_timezones(), n=1)
+            said = f"; did you mean `{close[0]}`?" if close else ""
+            msg = f"time zone `{config.timezone}` is not known{said}"
+            hint = "Write a name of the tz database, such as UTC or Europe/Berlin."
+            yield UserError(msg, hint=hint, place=place(part, "timezone"))

@@ -169,7 +169,7 @@ def test_windows_are_checked_against_the_file(good: Path) -> None:
     good.write_text(f"{GOOD}partitions: {{column: at, start: 2013-01, end: 2013-04}}\n")
     found = headrace("run", str(good), "--partition", "2013-05-01", cwd=good.parent)
     assert found.returncode == 1
-    assert "unknown partition: 2013-05-01" in found.stderr
+    assert "`2013-05-01` is not a partition" in found.stderr
     assert "2013-01-01 to 2013-03-01" in found.stderr
 
 

@@ -76,7 +76,7 @@ def test_history_and_stream_through_dagster_and_a_row_that_somebody_removes(
     ("asked", "message"),
     [
         (["2024-03-01"], "partition 2024-03-01 is after the end of history"),
-        (["2099-01-01"], "there is no partition `2099-01-01`"),
+        (["2099-01-01"], "`2099-01-01` is not a partition"),
         ([], "choose some (2024-01-01 to 2024-02-01)"),
         (["2024-01-01", "--select", "no/such/thing"], "no sink has the asset key `no/such/thing`"),
     ],
