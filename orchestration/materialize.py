@@ -1,4 +1,4 @@
-"""Materialize from the command line: run Dagster's own command, and print its error in one line.
+"""Materialize from the command line: run Dagster's own command, and print its result or its error in short.
 
 python -m headrace.orchestration.materialize FILE [FIRST [LAST]] [--select KEY ...]
 """
@@ -57,11 +57,11 @@ def build_command(
 
 def materialize(
     file: Path, home: Path, *, select: Sequence[str] = (), first: str = "", last: str = ""
-) -> None:
-    """Run the command to its end. Its output goes to `<home>/logs/materialize.log`.
+) -> list[str]:
+    """Run the command to its end, and return its result in lines.
 
-    Raise UserError for an invalid file or invalid partitions, and PipelineStateError with a one-line reason
-    if the run fails.
+    Its output goes to `<home>/logs/materialize.log`. Raise UserError for an invalid file or invalid
+    partitions, and PipelineStateError with a one-line reason if the run fails.
     """
     command = build_command(read_pipeline(file), select=select, first=first, last=last)
     path = home / "logs" / "materialize.log"
@@ -70,16 +70,47 @@ def materialize(
         process = subprocess.run(
             command, env=child_environment(home, file), stdout=output, stderr=subprocess.STDOUT, check=False
         )
+    text = path.read_text(encoding="utf-8", errors="replace")
     if process.returncode:
-        reason = (
-            _find_failure_reason(path.read_text(encoding="utf-8", errors="replace"))
-            or f"exit code {process.returncode}"
-        )
+        reason = _find_failure_reason(text) or f"exit code {process.returncode}"
         msg = f"materializing failed: {reason}"
         raise PipelineStateError(
             msg,
             hint=f"Dagster's output is in {path}. A run that started is also in the Dagster UI: headrace ui.",
         )
+
+    return _summarize_run(text)
+
+
+def _summarize_run(output: str) -> list[str]:
+    """Return a line for each asset that the run in `output` wrote, then one for its checks."""
+    with dg.DagsterInstance.from_config(str(dagster_home())) as instance:
+        run = next(iter(instance.get_runs(limit=1)), None)
+        if run is None or run.run_id not in output:
+            return []
+        reported = {dg.DagsterEventType.ASSET_MATERIALIZATION, dg.DagsterEventType.ASSET_OBSERVATION}
+        checked = dg.DagsterEventType.ASSET_CHECK_EVALUATION
+        events = [
+            entry.get_dagster_event() for entry in instance.all_logs(run.run_id, of_type=reported | {checked})
+        ]
+    rows: dict[str, int] = {}
+    for event in events:
+        if event.event_type in reported and event.asset_key is not None:
+            written = (
+                event.step_materialization_data.materialization
+                if event.event_type == dg.DagsterEventType.ASSET_MATERIALIZATION
+                else event.asset_observation_data.asset_observation
+            ).metadata.get("rows_written")
+            if written is not None:
+                rows[event.asset_key.to_user_string()] = int(str(written.value))
+    found = [event.asset_check_evaluation_data for event in events if event.event_type == checked]
+    checks = {(one.asset_key.to_user_string(), one.check_name) for one in found}
+    failed = {(one.asset_key.to_user_string(), one.check_name) for one in found if not one.passed}
+    return [
+        *(f"{key}: {count} row{'s' if count != 1 else ''} written" for key, count in sorted(rows.items())),
+        *([f"checks: {len(checks) - len(failed)} passed, {len(failed)} failed"] if checks else []),
+        *(f"  failed: {key}: {check}" for key, check in sorted(failed)),
+    ]
 
 
 def _select_partitions(pipeline: Pipeline, first: str, last: str) -> list[str]:
@@ -106,13 +137,20 @@ def _find_failure_reason(output: str) -> str:
                     if data.user_failure_data
                     else data.error and data.error.message
                 )
-                return " ".join((message or "").split())
+                return _to_line(message or "")
     errors = [match["message"] for line in output.splitlines() if (match := _ERROR.match(line.strip()))]
     return errors[-1] if errors else ""
 
 
+def _to_line(text: str) -> str:
+    """Return sentences on several lines as one line."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    ended = [line if line[-1] in ".:;!?," else f"{line}." for line in lines[:-1]]
+    return " ".join([*ended, *lines[-1:]])
+
+
 def main() -> int:
-    """Run the script. Return 0 on success, else 1 after printing the reason to standard error."""
+    """Run the script and print its result. Return 1 after printing the reason of a failure, else 0."""
     parser = argparse.ArgumentParser(prog="python -m headrace.orchestration.materialize")
     parser.add_argument("file", type=Path)
     parser.add_argument("first", nargs="?", default="", help="first partition")
@@ -122,7 +160,7 @@ def main() -> int:
     )
     arguments = parser.parse_args()
     try:
-        materialize(
+        lines = materialize(
             arguments.file,
             load_settings().home,
             select=arguments.select,
@@ -132,6 +170,7 @@ def main() -> int:
     except HeadraceError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
+    sys.stdout.writelines(f"{line}\n" for line in lines)
     return 0
 
 

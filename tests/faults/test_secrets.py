@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import gzip
 import os
+import re
 import secrets
 import sqlite3
 import sys
@@ -184,6 +185,7 @@ def good(scene: Scene) -> None:
     call = (sys.executable, "-m", "headrace.orchestration.materialize", "pipeline.yaml", "2024-01-01")
     code, output = scene.watched.run("dagster", *call)
     assert code == 0, output
+    assert re.search(r"rows written\n(?s:.)*^checks: \d+ passed, 0 failed$", output, re.MULTILINE), output
     code, output = scene.headrace(
         "run", "-v", "run", "pipeline.yaml", "--until", "caught-up", HEADRACE__LOG_FORMAT="json"
     )
