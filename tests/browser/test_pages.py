@@ -10,7 +10,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from helpers.dagster_ui import DagsterUi, dagster_ui
-from helpers.pipeline_world import World, until
+from helpers.pipeline_world import HISTORY, World, until
 from playwright.sync_api import Page, expect, sync_playwright
 
 PARTITIONS = """query($key: AssetKeyInput!) { assetNodeOrError(assetKey: $key) { ... on AssetNode {
@@ -18,6 +18,9 @@ PARTITIONS = """query($key: AssetKeyInput!) { assetNodeOrError(assetKey: $key) {
 CHECKS = """query($key: AssetKeyInput!) { assetNodeOrError(assetKey: $key) { ... on AssetNode {
   assetChecksOrError { ... on AssetChecks { checks { name executionForLatestMaterialization { status } } } } } } }"""
 RUNS = "{ runsOrError { ... on Runs { results { runId jobName status } } } }"
+TICKS = """query($name: String!) { instigationStateOrError(instigationSelector: {name: $name,
+  repositoryName: "__repository__", repositoryLocationName: "headrace"}) { ... on InstigationState {
+  ticks(limit: 20) { status skipReason } } } }"""
 TARGET = ["postgres", "public", "target"]
 
 
@@ -119,3 +122,41 @@ def test_a_person_loads_history_ends_the_stream_and_repairs_a_table(
     person.open("/assets/postgres/public/target?view=checks&checkDetail=content_matches")
 
     person.picture("check", "id=0: missing", "what to do")
+
+
+SCHEDULED = """
+name: {name}
+sources: {{src: {{type: clickhouse, table_name: {database}.history, columns: [id, day, name, amount]}}}}
+sinks: {{pg: {{type: postgres, from: src, table: target, primary_key: id}}}}
+partitions: {{column: day, every: month, start: 2024-01, end: open, any_order: true}}
+schedule: {{cron: "* * * * *"}}
+"""
+
+
+@pytest.mark.timeout(1800)
+def test_a_person_looks_at_a_scheduled_run(world: World, page: Page, tmp_path: Path) -> None:
+    """`headrace ui` turns the schedule on. A tick starts one run of all partitions, the next tick none."""
+    world.file.write_text(SCHEDULED.format(name=world.name, database=world.database))
+    pictures = Path(os.environ.get("HEADRACE_TEST_PICTURES") or tmp_path)
+    schedule, job = f"{world.name}_schedule", f"{world.name}_history"
+    with dagster_ui(world.folder, world.env() | {"HEADRACE_PIPELINES": str(world.file)}) as services:
+        person = Person(services, page, pictures)
+        person.open("/automation")
+        person.picture("automation", schedule, "Scheduled Every minute")
+        (run,) = until(lambda: person.runs(job, "SUCCESS"), "the scheduled run", 300)
+        person.open(f"/runs/{run}")
+        person.picture("scheduled-run", schedule, "Success")
+        listed = services.ask(PARTITIONS, key={"path": TARGET})["assetNodeOrError"]["partitionStats"]
+        assert listed["numMaterialized"] == listed["numPartitions"]
+
+        def reasons() -> list[str]:
+            ticks = services.ask(TICKS, name=schedule)["instigationStateOrError"]["ticks"]
+            return [tick["skipReason"] for tick in ticks if tick["status"] == "SKIPPED"]
+
+        done = "all partitions up to"
+        until(lambda: any(done in (reason or "") for reason in reasons()), "a tick without work", 200)
+        person.open(f"/automation/schedules/headrace/{schedule}")
+        person.picture("ticks", schedule)
+        assert person.runs(job, "SUCCESS") == [run]
+    with psycopg.connect(world.conninfo) as connection:
+        assert connection.execute("SELECT count(*) FROM target").fetchone() == (HISTORY,)
