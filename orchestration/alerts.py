@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import dagster as dg
 
-from headrace.orchestration.pipelines import PIPELINE_TAG
+from headrace.orchestration.pipelines import PIPELINE_TAG, WRITE_SUFFIX
 
 log = logging.getLogger(__name__)
 
@@ -76,9 +76,9 @@ def describe_failure(context: dg.RunFailureSensorContext) -> Alert | None:
     """Return the alert of a failed run. None for runs of other jobs."""
     run = context.dagster_run
     steps = context.get_step_failure_events()
+    keys = [event.step_key or "" for event in steps]
     pipeline = run.tags.get(PIPELINE_TAG) or next(
-        (key.removesuffix("_lane") for event in steps if (key := event.step_key or "").endswith("_lane")),
-        "",
+        (key.removesuffix(WRITE_SUFFIX) for key in keys if key.endswith(WRITE_SUFFIX)), ""
     )
     if not pipeline:
         return None

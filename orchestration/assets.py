@@ -24,6 +24,7 @@ from headrace.orchestration.operations import suggest_operations
 from headrace.orchestration.pipelines import (
     PIPELINE_TAG,
     REFRESH_TAG,
+    WRITE_SUFFIX,
     Pipeline,
     applicable_checks,
     partition_error,
@@ -52,7 +53,7 @@ def sink_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
     lineage = {sink: catalog.lineage(sink, pipeline.sources) for sink in pipeline.sinks}
 
     @dg.multi_asset(
-        name=f"{pipeline.name}_lane",
+        name=f"{pipeline.name}{WRITE_SUFFIX}",
         specs=sink_specs(pipeline, catalog),
         check_specs=check_specs(pipeline),
         can_subset=True,

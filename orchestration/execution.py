@@ -118,7 +118,7 @@ def run_pipeline(
             raise DagsterExecutionInterruptedError
         return result
 
-    future = _in_thread(work, f"lane-{pipeline.name}")
+    future = _in_thread(work, f"pipeline-{pipeline.name}")
     future.add_done_callback(lambda _: events.put(None))  # wakes the loop below
     try:
         while not future.done():

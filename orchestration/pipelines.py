@@ -38,6 +38,8 @@ PIPELINE_TAG = "headrace/pipeline"
 STREAM_TAG = "headrace/stream"
 REFRESH_TAG = "headrace/refresh"
 """A run with this tag and the value `false` does not read complete partitions again."""
+WRITE_SUFFIX = "_write"
+"""The op that writes the sinks of a pipeline has the pipeline's name and this."""
 _MOST_CHARACTERS = 63
 """Of the value of a tag in Dagster."""
 ICONS = {"delta": "deltalake"}

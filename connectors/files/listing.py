@@ -19,7 +19,7 @@ from headrace.pipeline.errors import PipelineStateError, SchemaError, TargetErro
 from headrace.pipeline.protocol.epochs import Json
 
 MOST = 20_000
-"""Files that one pin lists: its list stays in every position of the lane."""
+"""Files that one pin lists: its list stays in every position of the pipeline."""
 NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 _PLAIN = frozenset({"", ".csv", ".json", ".jsonl", ".ndjson", ".txt", ".tsv"})
 _DIGITS = re.compile(r"(\d+)")

@@ -55,7 +55,7 @@ headrace.jobs.checks.audit.audit = audit
 with dg.DagsterInstance.ephemeral() as instance:
     job = build_definitions([path]).resolve_job_def("flights_history")
     result = job.execute_in_process(instance=instance, raise_on_error=False)
-    failure = result.failure_data_for_node("flights_lane")
+    failure = result.failure_data_for_node("flights_write")
     types = [event.event_type_value for event in result.all_events]
     answer = {
         "calls": calls,

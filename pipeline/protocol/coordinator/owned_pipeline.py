@@ -79,7 +79,7 @@ class OwnedPipeline:
     def _load_state(self) -> PipelineState:
         state = self.ledger.state(self.lease.name, self.lease.lane)
         if state is None or state.pipeline != self.lease.pipeline:
-            msg = f"the ledger no longer knows lane '{self.lease.lane}' of pipeline '{self.lease.name}'"
+            msg = f"the ledger no longer knows pipeline '{self.lease.name}'"
             raise FencedError(msg, hint="Was the ledger removed while the pipeline ran?")
         return state
 

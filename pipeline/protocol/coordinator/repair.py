@@ -193,7 +193,7 @@ class CoordinatorRepairs(CoordinatorInterventions):
                 msg, hint=f"`headrace run {self._file}` finishes that epoch; then replay.", node=sink
             )
         if row is None or row.state not in ("joined", "replaying", "left") or sink not in self.sinks:
-            msg = f"lane '{self.lease.lane}' has no such sink that joined"
+            msg = f"pipeline '{self.lease.name}' has no such sink that joined"
             raise PipelineStateError(
                 msg, hint=f"It has {', '.join(sorted(self._state.sinks)) or 'none yet'}.", node=sink
             )

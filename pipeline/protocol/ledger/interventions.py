@@ -24,10 +24,7 @@ class LedgerInterventions(RollUps):
         with self._store.write() as tx:
             committed, former = self._hold(tx, lease)
             if (plan := self._open_plan(tx, lease)) is not None:
-                msg = (
-                    f"lane '{lease.lane}' of pipeline '{lease.name}' has an open epoch, {plan.number}; it"
-                    " must be finished first"
-                )
+                msg = f"pipeline '{lease.name}' has an open epoch, {plan.number}; it must be finished first"
                 raise PipelineStateError(
                     msg, hint="`headrace run FILE` finishes it, `headrace replay FILE --skip-open` skips it."
                 )

@@ -78,7 +78,7 @@ class Leases(StopRequests):
         former = json.loads(text) if text else None
         is_dead = former is None or self._store.is_owner_dead(uuid, lane, old)
         if not is_dead and expires > tx.now:
-            msg = f"lane '{lane}' of pipeline '{name}' is held by another run ({format_owner(former or {})})"
+            msg = f"pipeline '{name}' is held by another run ({format_owner(former or {})})"
             left = (
                 f"Stop that run, or wait for its end; its lease expires in {expires - tx.now:.0f} s"
                 " unless it is renewed."
@@ -113,7 +113,7 @@ class Leases(StopRequests):
             **ids_of(lease),
         )
         if changed != 1:
-            msg = f"lane '{lease.lane}' of pipeline '{lease.name}' was taken by another run in this moment"
+            msg = f"pipeline '{lease.name}' was taken by another run in this moment"
             raise LeaseHeldError(msg)
 
     def _assert_not_paused(self, tx: Tx, lease: Lease, holder: Json) -> None:
@@ -196,10 +196,7 @@ class Leases(StopRequests):
             **ids_of(lease),
         )
         if row is None:
-            msg = (
-                f"generation {lease.generation} no longer holds lane '{lease.lane}' of pipeline"
-                f" '{lease.name}'"
-            )
+            msg = f"generation {lease.generation} no longer holds the lease of pipeline '{lease.name}'"
             raise FencedError(msg, hint="Another run has taken over; this one must end.")
         return row[0], json.loads(row[1] or "{}")
 

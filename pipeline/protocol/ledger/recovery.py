@@ -37,16 +37,12 @@ def from_records(
     """
     if not records:
         msg = (
-            f"no sink of lane '{lane}' of pipeline '{name}' holds a record, so there is nothing to"
-            " rebuild a ledger from"
+            f"no sink of pipeline '{name}' has a commit record, so there is nothing to rebuild a ledger from"
         )
         raise SinkStateError(msg, hint=_HINT)
     for sink, record in records.items():
         if (record.key.name, record.key.lane, record.key.sink) != (name, lane, sink):
-            msg = (
-                f"its record is that of sink '{record.key.sink}', lane '{record.key.lane}', pipeline"
-                f" '{record.key.name}'"
-            )
+            msg = f"its record is that of sink '{record.key.sink}' of pipeline '{record.key.name}'"
             raise SinkStateError(msg, hint=_HINT, node=sink)
     if len(uuids := sorted({record.key.pipeline for record in records.values()})) > 1:
         msg = f"the sinks' records belong to different pipelines named '{name}': {', '.join(uuids)}"

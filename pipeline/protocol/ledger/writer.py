@@ -283,7 +283,7 @@ class Ledger(LedgerInterventions):
             "select 1 from headrace_ledger_lane where uuid = :uuid and lane <> :lane", **ids_of(lease)
         )
         if others and found.pipeline != lease.pipeline:
-            raise _not_empty(lease, "another lane of it has begun")
+            raise _not_empty(lease, "another run of it has begun")
         if state is not None and (state.committed or state.open_plan or state.sinks):
             if found.pipeline != lease.pipeline:
                 raise _not_empty(lease, "under another identity")
@@ -313,7 +313,7 @@ class Ledger(LedgerInterventions):
 
 def _not_empty(lease: Lease, reason: str) -> SinkStateError:
     return SinkStateError(
-        f"the ledger already knows lane '{lease.lane}' of pipeline '{lease.name}': {reason}",
+        f"the ledger already knows pipeline '{lease.name}': {reason}",
         hint="Only an empty ledger, or one that is older than the targets, is rebuilt. Move the ledger away"
         " first if it is the wrong one.",
     )

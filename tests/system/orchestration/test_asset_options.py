@@ -134,7 +134,7 @@ def test_component_options_are_below_those_of_the_file(written):
         for name in ("flights_stream", "flights_history"):
             assert defs.resolve_job_def(name).tags["priority"] == "low"
             assert defs.resolve_job_def(name).tags["headrace/pipeline"] == "flights"
-        for op in ("flights_lane", "onward_lane"):
+        for op in ("flights_write", "onward_write"):
             job = defs.resolve_implicit_global_asset_job_def()
             assert job.graph.node_named(op).definition.pool == "warehouse"
 

@@ -78,7 +78,7 @@ def statuses(instance, check, key=PG):
     return [(record.partition, record.status.value) for record in history]
 
 
-def reason(result, step="flights_lane"):
+def reason(result, step="flights_write"):
     return result.failure_data_for_node(step).error.message
 
 
@@ -249,7 +249,7 @@ class TestWindows:
                 key, MONTHS, dg.MonthlyPartitionsDefinition("2013-01-01", end_date="2014-01-01")
             )
             assert [status[month].name for month in MONTHS[:3]] == ["MATERIALIZED", "MATERIALIZED", "FAILED"]
-        data = result.failure_data_for_node("flights_lane").user_failure_data
+        data = result.failure_data_for_node("flights_write").user_failure_data
         if failing != "the selection":
             assert "epoch 4 failed 3 times" in data.description
             assert data.metadata["what to do"].value == "Correct the target."

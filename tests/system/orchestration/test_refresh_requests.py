@@ -159,7 +159,7 @@ def test_refresh_that_the_owner_refuses_fails_the_run_with_the_reason(
     with meanwhile(refuse):
         result = materialize(JANUARY)
     assert not result.success
-    failure = result.failure_data_for_node("flights_lane").user_failure_data
+    failure = result.failure_data_for_node("flights_write").user_failure_data
     assert "the refresh of 2013-01-01 was refused: the topic is compacted" in failure.description
     assert failure.metadata["what to do"].value == "Start over."
     assert stand_in.calls == []
