@@ -52,9 +52,9 @@ def install(counter: CommitCounter) -> None:
     write, commit = SqliteStore.write, psycopg.Connection.commit
 
     @contextmanager
-    def counted_write(store: Any) -> Iterator[Any]:
+    def counted_write(self: Any) -> Iterator[Any]:
         # The inner block ends before the commit, so the counter's context is entered first.
-        stack = write(store)
+        stack = write(self)
         tx = stack.__enter__()
         try:
             yield tx
@@ -65,9 +65,9 @@ def install(counter: CommitCounter) -> None:
         with counter.commit():
             stack.__exit__(None, None, None)
 
-    def counted_commit(connection: Any) -> None:
+    def counted_commit(self: Any) -> None:
         with counter.commit():
-            commit(connection)
+            commit(self)
 
     SqliteStore.write = counted_write
     psycopg.Connection.commit = counted_commit
