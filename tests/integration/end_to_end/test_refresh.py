@@ -265,6 +265,36 @@ def test_an_old_run_that_wakes_in_a_refresh_changes_nothing(
     assert leftovers(sales) == []
 
 
+@pytest.mark.slow  # a kill, and sinks that differ
+@pytest.mark.parametrize(("point", "lacking"), [("postgres-only", "lake"), ("delta-only", "pg")])
+def test_a_skipped_epoch_of_a_refresh_is_replayed(
+    sales: Sales,
+    spark: SparkSession,
+    go: Callable[..., RunResult],
+    monkeypatch: pytest.MonkeyPatch,
+    point: str,
+    lacking: str,
+) -> None:
+    """One sink has the refreshed day, the other keeps its old rows until the epoch is replayed there."""
+    sales.create(sinks=("pg", "lake"))
+    last = go().last_epoch
+    former = dict(sales.rows)
+    sales.revise()
+    monkeypatch.setenv("HEADRACE_TEST_REFRESH", DAYS[0])
+    sales.crash(point, 2, "group")
+    monkeypatch.delenv("HEADRACE_TEST_REFRESH")
+    file, settings = load_pipeline(sales.file), sales.settings()
+    assert f"skipped at: {lacking}." in sales.run_cli("replay", str(sales.file), "--skip-open")
+    assert go().history_complete
+    old = sorted(row for row in former.values() if row[2] >= 0)
+    assert sales.target(spark, TABLES[lacking]) == old
+    found = audit(file, settings, spark=spark)
+    assert {one.sink for one in found if one.passed is False} == {lacking}
+    replay(file, settings, sink=lacking, from_epoch=last + 1, spark=spark)
+    sales.check_sinks(spark, former, DAYS[0])
+    check_audit(sales, spark)
+
+
 @pytest.mark.slow  # three runs and two replays
 def test_a_replay_of_rows_that_a_refresh_replaced_is_refused(
     sales: Sales, spark: SparkSession, go: Callable[..., RunResult]
