@@ -270,7 +270,7 @@ def _partitions(file: PipelineFile, position: Position) -> Iterator[PipelineStat
             continue
         elif not isinstance(file.model.partitions, TimePartitionsConfig):
             if former != now:
-                yield from _keys_changed(file, name, here)
+                yield from _keys_changed(file, name, here, positions.stream_begun(position))
         elif _last(former) != _last(now):
             yield from _end_changed(file, name, here, position)
 
@@ -346,7 +346,9 @@ def _end_changed(
         )
 
 
-def _keys_changed(file: PipelineFile, name: str, here: Json) -> Iterator[PipelineStateError | str]:
+def _keys_changed(
+    file: PipelineFile, name: str, here: Json, stream_begun: bool
+) -> Iterator[PipelineStateError | str]:
     """Yield the effects of another list of values, or of another end of ranges of integers.
 
     The snapshots of the history have no rows of added partitions, so these are read from new ones.
@@ -365,6 +367,12 @@ def _keys_changed(file: PipelineFile, name: str, here: Json) -> Iterator[Pipelin
         msg = (
             f"partition {added[0]} cannot be added to the history of source `{name}`: the stream begins where"
             " the history ended at its first start"
+        )
+        yield PipelineStateError(msg, hint=f"{restore} {_reset(file, 'read more history')}", place=place)
+    elif added and stream_begun:
+        msg = (
+            f"partition {added[0]} cannot be added: the stream has begun, and history rows of source `{name}`"
+            " would be written over newer rows of the stream"
         )
         yield PipelineStateError(msg, hint=f"{restore} {_reset(file, 'read more history')}", place=place)
     elif added:

@@ -110,6 +110,9 @@ class TimePartitionsConfig(Strict):
         if self.every == "hour" and self.timezone != UTC_ZONE:
             msg = f"`timezone: {self.timezone}` cannot be set with `every: hour`: hours are in UTC"
             raise ValueError(msg)
+        if self.timezone != UTC_ZONE and self.start.year == date.min.year:
+            msg = f"`start` {self.start} must be 0002-01-01 or later with a `timezone`"
+            raise ValueError(msg)
         if self.every in ("month", "year") and any(day.day != 1 for day in fixed):
             msg = f"{self.every}ly partitions start and end on the first day of a {self.every}"
             raise ValueError(msg)

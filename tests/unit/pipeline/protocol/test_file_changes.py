@@ -171,8 +171,9 @@ class TestPartitions:
             (MONTHS, MONTHS.replace("column: day", "column: at")),
             (MONTHS, MONTHS.replace("start: 2024-01", "start: 2023-12")),
             (MONTHS, MONTHS.replace("start: 2024-01", "start: 2024-02")),
+            (MONTHS, MONTHS.replace("end: 2024-04", "end: 2024-04, timezone: Europe/Berlin")),
         ],
-        ids=["added", "removed", "month-to-day", "column", "earlier", "later"],
+        ids=["added", "removed", "month-to-day", "column", "earlier", "later", "time-zone"],
     )
 
     @EDITS
@@ -245,6 +246,35 @@ class TestPartitions:
         assert not file_changes(after, carried(before, "2024-01-01") | stream).refused
         position = carried(before, "2024-01-01", "2024-02-01", "2024-03-01") | stream
         assert "the stream has begun" in refusal(file_changes(after, position))
+
+    @pytest.mark.parametrize(
+        ("former", "now", "keys"),
+        [
+            ("{column: v, values: [a, b]}", "{column: v, values: [a, b, c]}", ("a", "b")),
+            ("{column: id, every: 10, end: 20}", "{column: id, every: 10, end: 30}", ("0", "10")),
+        ],
+        ids=["values", "integers"],
+    )
+    def test_a_partition_is_added_only_before_a_stream(
+        self, former: str, now: str, keys: tuple[str, ...]
+    ) -> None:
+        before, after = (parsed(f"{HYBRID}partitions: {by}\n") for by in (former, now))
+        assert "the stream begins where the history ended" in refusal(
+            file_changes(after, carried(before, keys[0]))
+        )
+        two = TABLE.replace(
+            "sinks:", "  live: {type: kafka, topic: t, primary_key: id, schema: {id: int64}}\nsinks:"
+        )
+        two += "  out: {type: print, from: live}\n"
+        before, after = (parsed(f"{two}partitions: {by}\n") for by in (former, now))
+        stream = {
+            "live": {"source": content_ref(source_identity(before.model.sources["live"])), "stream": AT}
+        }
+        partly = carried(before, keys[0]) | stream
+        assert "are read from a new snapshot" in file_changes(after, partly).notes[0]
+        message = refusal(file_changes(after, carried(before, *keys) | stream))
+        assert "the stream has begun" in message
+        assert "Restore the former value: `partitions: " in message
 
     def test_an_earlier_end_leaves_rows_out_where_a_stream_follows(self) -> None:
         before, after = (
