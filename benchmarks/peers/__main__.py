@@ -234,7 +234,7 @@ def main() -> int:
                 print(scenario, outcomes[-1], flush=True)
             results[scenario] = figures, outcomes
     if not arguments.only:
-        PAGE.write_text(format_page(results))
+        PAGE.write_text(format_page(results, arguments.rounds))
     return 0
 
 

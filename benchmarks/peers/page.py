@@ -12,7 +12,7 @@ from pathlib import Path
 PAGE = Path(__file__).parents[2] / "docs" / "internals" / "peers.md"
 HEAD = """# Compared with other tools
 
-Written by `make bench-peers` on {day}: {machine}, {cores} cores, medians of three. Compare inside a table. "Whole" is the whole command with
+Written by `make bench-peers` on {day}: {machine}, {cores} cores, {runs}. Compare inside a table. "Whole" is the whole command with
 its start; "work" begins when the tool is ready to read. CPU and memory are those of the tool's processes, without the servers. Every
 result was compared with the source before its figure counted. "After kill -9" says what the target lacked or had twice after the tool
 was killed in the middle and started again with the same command. The programs are in `benchmarks/peers`.
@@ -68,10 +68,12 @@ class PeerOutcome:
         return ", ".join(parts) or "right"
 
 
-def format_page(results: Mapping[str, tuple[list[PeerFigure], list[PeerOutcome]]]) -> str:
+def format_page(results: Mapping[str, tuple[list[PeerFigure], list[PeerOutcome]]], rounds: int) -> str:
     """Return the page as Markdown."""
     machine = f"{platform.system()} on {platform.machine()}, Python {platform.python_version()}"
-    lines = [HEAD.format(day=datetime.now(UTC).date(), machine=machine, cores=os.cpu_count())]
+    runs = "one run each" if rounds == 1 else f"medians of {rounds} runs"
+    day = datetime.now(UTC).date()
+    lines = [HEAD.format(day=day, machine=machine, cores=os.cpu_count(), runs=runs)]
     for scenario, (figures, outcomes) in results.items():
         ends = {outcome.peer: outcome.cell() for outcome in outcomes}
         lines += [
