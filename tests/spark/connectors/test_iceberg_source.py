@@ -24,7 +24,7 @@ from headrace.pipeline.config.sections import IcebergSettings
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import PipelineStateError, SchemaError, SettingsError, TargetError
 from headrace.pipeline.model.sources import OffsetTable
-from headrace.pipeline.protocol.partitions import HistoryPartition
+from headrace.pipeline.protocol.partitions import HistoryPartition, PartitionGap, UnpartitionedRows
 from headrace.pipeline.protocol.table_offsets import HandoffFilter
 
 MERGE_ON_READ = "TBLPROPERTIES ('format-version' = '2', 'write.delete.mode' = 'merge-on-read')"
@@ -158,6 +158,28 @@ def test_windows_and_filter(warehouse: Warehouse) -> None:
     assert table.splits(spark, snapshot, HistoryPartition("w", "d", "2020-01-01", "2020-02-01"), None) == []
     with pytest.raises(SchemaError, match="the filter `nope = 1` is wrong"):
         warehouse.source(name, filter="nope = 1").create_snapshot(spark, "token")
+
+
+def test_partitions_by_values_and_integers(warehouse: Warehouse) -> None:
+    spark = warehouse.spark
+    name = warehouse.table("id bigint, region string")
+    spark.sql(f"INSERT INTO w.{name} SELECT id, IF(id % 3 = 0, 'eu', 'us') FROM range(90)")
+    spark.sql(f"INSERT INTO w.{name} VALUES (100, 'asia'), (101, NULL)")
+    table = warehouse.source(name)
+    snapshot = table.create_snapshot(spark, "token")
+
+    def read(column: str, start: str, end: str) -> list[int]:
+        splits = table.splits(spark, snapshot, HistoryPartition("k", column, start, end), None)
+        return sorted(flat(ids(table, spark, snapshot, splits)))
+
+    assert read("region", "eu", "eu") == list(range(0, 90, 3))
+    assert read("region", "us", "us") == [key for key in range(90) if key % 3]
+    assert read("id", "9", "10") == [9], "numbers have no order of text"
+    assert read("id", "90", "200") == [100, 101]
+    others = PartitionGap("region", values=("eu", "us"))
+    assert table.count_unpartitioned_rows(spark, snapshot, others, None) == UnpartitionedRows(1, 1, "asia")
+    beyond = PartitionGap("id", start="90", before="10")
+    assert table.count_unpartitioned_rows(spark, snapshot, beyond, None) == UnpartitionedRows(0, 12, "101")
 
 
 def test_the_cut_is_exact(warehouse: Warehouse) -> None:
