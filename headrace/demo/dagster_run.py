@@ -10,10 +10,12 @@ code 0 if both succeeded.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
 import dagster as dg
+import psutil
 
 from headrace.jobs.run.status import history_complete
 from headrace.orchestration.build import build_definitions
@@ -21,6 +23,9 @@ from headrace.orchestration.instance import dagster_home
 from headrace.orchestration.pipelines import partition_range_tags, read_pipeline
 from headrace.orchestration.state import read_pipeline_state
 from headrace.pipeline.protocol.epochs import Json
+
+_PROCESS_TAG = "headrace/demo_process"
+"""Of a run: the process that executes it."""
 
 
 def run_history_and_stream(file: Path, first: str, last: str) -> bool:
@@ -30,12 +35,21 @@ def run_history_and_stream(file: Path, first: str, last: str) -> bool:
         build_definitions([file]), dg.Definitions(executor=dg.in_process_executor)
     ).get_repository_def()
     with dg.DagsterInstance.from_config(str(dagster_home())) as instance:
+        _report_killed_runs(instance)
         if not history_complete(pipeline.file, read_pipeline_state(pipeline)):
             tags = partition_range_tags(first, last)
             if not _run_job(repository, f"{pipeline.name}_history", instance, tags, {}):
                 return False
         caught_up: Json = {"ops": {f"{pipeline.name}_stream_op": {"config": {"until": "caught-up"}}}}
         return _run_job(repository, f"{pipeline.name}_stream", instance, {}, caught_up)
+
+
+def _report_killed_runs(instance: dg.DagsterInstance) -> None:
+    """Report runs whose process the demo killed as failed. Dagster watches only processes that it starts."""
+    for run in instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED])):
+        process = run.tags.get(_PROCESS_TAG)
+        if process and not psutil.pid_exists(int(process)):
+            instance.report_run_failed(run, message="The demo killed the process of this run with -9.")
 
 
 def _run_job(
@@ -47,7 +61,10 @@ def _run_job(
 ) -> bool:
     definition = repository.get_job(job)
     return definition.execute_in_process(
-        instance=instance, tags=tags, run_config=config, raise_on_error=False
+        instance=instance,
+        tags=tags | {_PROCESS_TAG: str(os.getpid())},
+        run_config=config,
+        raise_on_error=False,
     ).success
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import dagster as dg
 import psutil
 import pytest
 from helpers.depth import FULL
@@ -63,6 +64,9 @@ def test_the_whole_story(fresh_home: Path, tmp_path: Path) -> None:
     assert len(re.findall(r"^(?:Postgres|Delta) +336,461 +0 +0 +0$", first.stdout, re.MULTILINE)) == 2
     assert len(re.findall(r"^  ok   ", first.stdout, re.MULTILINE)) == 6
     assert "every check passed" in first.stdout
+    with dg.DagsterInstance.from_config(str(tmp_path / ".dagster")) as instance:
+        statuses = [run.status.value for run in instance.get_runs()]  # the newest first
+    assert statuses == ["SUCCESS", "FAILURE", "SUCCESS"], "the killed run is not shown as running"
 
     if FULL:  # daily: tests/integration/end_to_end/test_checks.py finds such a row, and repairs it
         check_again(fresh_home, tmp_path)
