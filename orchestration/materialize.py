@@ -82,11 +82,16 @@ def materialize(
     return _summarize_run(text)
 
 
+def _find_run(instance: dg.DagsterInstance, output: str) -> dg.DagsterRun | None:
+    """Return the newest run if `output` is of it."""
+    run = next(iter(instance.get_runs(limit=1)), None)
+    return run if run is not None and run.run_id in output else None
+
+
 def _summarize_run(output: str) -> list[str]:
     """Return a line for each asset that the run in `output` wrote, then one for its checks."""
     with dg.DagsterInstance.from_config(str(dagster_home())) as instance:
-        run = next(iter(instance.get_runs(limit=1)), None)
-        if run is None or run.run_id not in output:
+        if (run := _find_run(instance, output)) is None:
             return []
         reported = {dg.DagsterEventType.ASSET_MATERIALIZATION, dg.DagsterEventType.ASSET_OBSERVATION}
         checked = dg.DagsterEventType.ASSET_CHECK_EVALUATION
@@ -128,8 +133,7 @@ def _find_failure_reason(output: str) -> str:
     It comes from the event log of the run. Without a run it is the last error in `output`.
     """
     with dg.DagsterInstance.from_config(str(dagster_home())) as instance:
-        run = next(iter(instance.get_runs(limit=1)), None)
-        if run is not None and run.run_id in output:
+        if (run := _find_run(instance, output)) is not None:
             for entry in instance.all_logs(run.run_id, of_type=dg.DagsterEventType.STEP_FAILURE):
                 data = entry.get_dagster_event().step_failure_data
                 message = (

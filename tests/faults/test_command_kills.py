@@ -33,8 +33,8 @@ def lose_ledger(world: World) -> None:
         world.ledger.with_name(world.ledger.name + suffix).unlink(missing_ok=True)
 
 
-def find_arguments(world: World, command: str) -> list[str]:
-    """Return the arguments after the file."""
+def build_command(world: World, command: str) -> list[str]:
+    """Return the command with the file and its options."""
     options: Mapping[str, Sequence[str]] = {
         "rebuild": ("--sink", "pg", "--yes"),
         "accept-target": ("--sink", "pg"),
@@ -106,7 +106,7 @@ def test_a_killed_command_is_finished_by_the_next(world: World, command: str, wh
     assert world.run()["caught_up"]
     for nth in range(1, MOST_COMMITS) if FULL else (3, 12):
         PREPARATIONS.get(command, lambda _: None)(world)
-        call = find_arguments(world, command)
+        call = build_command(world, command)
         if not kill(world, nth, when, call):
             assert nth > 1, "the command wrote nothing"
             assert FULL, "the command has fewer commits than the daily test needs"

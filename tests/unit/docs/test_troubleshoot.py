@@ -40,7 +40,7 @@ def texts() -> tuple[str, ...]:
 
 
 def test_the_guide_has_messages() -> None:
-    assert len(list(messages_of(GUIDE))) >= 16
+    assert len(messages_of(GUIDE)) >= 16
 
 
 @pytest.mark.parametrize("message", messages_of(GUIDE))
