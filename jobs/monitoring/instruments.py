@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from headrace import __version__
 from headrace.jobs.monitoring.catalog import BY_NAME, DURATIONS, INSTANCE, METRICS, MetricType
 from headrace.jobs.monitoring.prometheus import exposition
-from headrace.pipeline.config.sections import MetricsSettings
+from headrace.pipeline.config.monitoring import MetricsSettings
 from headrace.pipeline.config.values import is_url
 
 if TYPE_CHECKING:

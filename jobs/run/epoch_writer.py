@@ -301,3 +301,10 @@ def _in_pool(
         return function(*args)
 
     return run
+
+
+def step_seconds(writer: EpochWriter | None, started: float, planning: float) -> dict[str, float]:
+    """Return the seconds of each step of an epoch, of its ledger writes, and in total since `started`."""
+    total = time.monotonic() - started
+    ledger = planning + max(0.0, total - (writer.seconds if writer else 0.0))
+    return {**(writer.steps if writer else {}), "ledger": ledger, "total": total}

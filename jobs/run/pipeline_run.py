@@ -15,7 +15,8 @@ from headrace.jobs.dynamic_tables.factory import EVENT
 from headrace.jobs.monitoring.monitor import open_monitor
 from headrace.jobs.planning.compiled_pipeline import CompiledPipeline, PipelineSink
 from headrace.jobs.planning.resolution import resolve_file
-from headrace.jobs.run.epoch_writer import EpochWriter
+from headrace.jobs.run.compiled_versions import CompiledVersions
+from headrace.jobs.run.epoch_writer import EpochWriter, step_seconds
 from headrace.jobs.run.events import (
     AttemptFailed,
     EpochCommitted,
@@ -38,7 +39,7 @@ from headrace.jobs.staging.pending_calls import waits_folder
 from headrace.jobs.staging.store import ResultStore
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import FencedError, HeadraceError, PipelineStateError, SparkJvmError
-from headrace.pipeline.file.loader import PipelineFile, from_compiled, hash_of
+from headrace.pipeline.file.loader import PipelineFile, hash_of
 from headrace.pipeline.protocol.coordinator import EpochCoordinator, Pending
 from headrace.pipeline.protocol.epochs import EpochPlan, Json, Phase, Position, WriteCounts
 from headrace.pipeline.protocol.ledger import Ledger, PipelineState, StopRequest, describe_launcher
@@ -89,8 +90,7 @@ class PipelineRun:
         self._heartbeat = HeartbeatDetails()
         self.reporter = RunReporter(file, create_event_stream(self._heartbeat, self.monitor, listener))
         self.session = RunSession(file, settings, spark)
-        self._assemblies: dict[str, CompiledPipeline] = {}
-        self._versions: dict[str, PipelineFile] = {}
+        self._versions = CompiledVersions(file, settings, self.session, self._stop, lambda: self._ledger)
         self._stack = ExitStack()
         self._published_notes: set[str] = set()
         self._pipeline = ""
@@ -105,7 +105,7 @@ class PipelineRun:
         with ExitStack() as stack:
             stack.enter_context(log_context(pipeline=self.file.name, run_id=self._run_id))
             stack.callback(self.session.stop)
-            stack.callback(self._close_assemblies)
+            stack.callback(self._versions.close)
             self._ledger = ledger = open_ledger(self.settings)
             stack.callback(ledger.close)
             self.coordinator = EpochCoordinator.open(
@@ -157,7 +157,7 @@ class PipelineRun:
         self._ledger = ledger
         with ExitStack() as stack:
             stack.callback(self.session.stop)
-            stack.callback(self._close_assemblies)
+            stack.callback(self._versions.close)
             opened = self.assembly.open_sinks(uuid, LANE, ledger)
             try:
                 yield opened
@@ -171,26 +171,10 @@ class PipelineRun:
     @property
     def assembly(self) -> CompiledPipeline:
         """The compiled pipeline of the current file."""
-        return self.assembly_of(self.file)
-
-    def assembly_of(self, file: PipelineFile) -> CompiledPipeline:
-        """Return the compiled pipeline of a version of the file. Each version is compiled once."""
-        if file.hash not in self._assemblies:
-            compiled = self._assemblies[file.hash] = CompiledPipeline(file, self.settings, self.session.spark)
-            for source in compiled.sources.values():
-                source.contents = self._ledger.content
-                source.watch_stop(self._stop)
-        return self._assemblies[file.hash]
-
-    def _version(self, compiled: Json) -> PipelineFile:
-        stored = hash_of(compiled)
-        if stored not in self._versions:
-            found = from_compiled(compiled, self.file.path, self.file)
-            self._versions[stored] = self.file if found.hash == self.file.hash else found
-        return self._versions[stored]
+        return self._versions.current
 
     def _open_sinks(self, uuid: str, compiled: Json) -> Mapping[str, PipelineSink]:
-        assembly = self.assembly_of(self._version(compiled))
+        assembly = self._versions.find(compiled)
         assembly.open_tables(uuid, LANE, self._ledger, self._note_table)
         return assembly.open_sinks(uuid, LANE, self._ledger)
 
@@ -274,7 +258,7 @@ class PipelineRun:
             with log_context(epoch=pending.plan.number):
                 writer = self._writer(pending)
                 if isinstance(target := self.coordinator.sinks[sink], PipelineSink):
-                    version = self.assembly_of(self._version(pending.compiled))
+                    version = self._versions.find(pending.compiled)
                     target.prepare_version(version.planner.schemas[sink], self.coordinator.generation)
                 counts = writer.write(pending.plan, pending.sinks, replayed=True)
                 # No sweep here: later epochs of the replay still need their stored results.
@@ -304,9 +288,7 @@ class PipelineRun:
                     counts = self.coordinator.commit(
                         writer.write(pending.plan, pending.sinks) if writer else {}
                     )
-                    self._after_commit(
-                        pending.plan, counts, _step_seconds(writer, started, planning), backlog
-                    )
+                    self._after_commit(pending.plan, counts, step_seconds(writer, started, planning), backlog)
                     return
                 except FencedError:
                     raise
@@ -338,7 +320,7 @@ class PipelineRun:
 
     def _writer(self, pending: Pending) -> EpochWriter:
         """Return the writer of a pending epoch. Raises FencedError if this run lost its lease."""
-        assembly = self.assembly_of(self._version(pending.compiled))
+        assembly = self._versions.find(pending.compiled)
         assembly.open_former_tables(self.coordinator.lease.pipeline, LANE, self._ledger, self._note_table)
         assembly.planner.pipeline = self.coordinator.lease.pipeline
         sinks = {
@@ -408,14 +390,3 @@ class PipelineRun:
             self.reporter.publish(RunMessage(f"{reason} requested {self._request}"))
             return reason
         return "signal" if self._stop.is_set() else "max_run_time" if self.stopping else "completed"
-
-    def _close_assemblies(self) -> None:
-        for assembly in self._assemblies.values():
-            assembly.close()
-
-
-def _step_seconds(writer: EpochWriter | None, started: float, planning: float) -> dict[str, float]:
-    """Return the seconds of each step of an epoch, of its ledger writes, and in total since `started`."""
-    total = time.monotonic() - started
-    ledger = planning + max(0.0, total - (writer.seconds if writer else 0.0))
-    return {**(writer.steps if writer else {}), "ledger": ledger, "total": total}

@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from headrace.pipeline.config.errors import describe_settings_errors
+from headrace.pipeline.config.monitoring import InspectSettings, MetricsSettings
 from headrace.pipeline.config.plugins import PluginSettings
 from headrace.pipeline.config.secrets import Secret
 from headrace.pipeline.config.sections import (
@@ -23,11 +24,9 @@ from headrace.pipeline.config.sections import (
     ClickHouseConnection,
     ClickHouseTarget,
     IcebergSettings,
-    InspectSettings,
     KafkaCluster,
     KafkaConnection,
     LedgerSettings,
-    MetricsSettings,
     PostgresConnection,
     PythonTransforms,
     RedisConnection,

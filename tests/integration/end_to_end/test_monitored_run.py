@@ -27,7 +27,7 @@ from headrace.commands import watch as watch_command
 from headrace.connectors.ledger.factory import open_ledger
 from headrace.jobs.run.events import Until
 from headrace.jobs.run.runner import run
-from headrace.pipeline.config.sections import InspectSettings, MetricsSettings
+from headrace.pipeline.config.monitoring import InspectSettings, MetricsSettings
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.file.loader import load_pipeline
 

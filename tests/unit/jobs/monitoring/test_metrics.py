@@ -21,7 +21,7 @@ from headrace.jobs.monitoring.monitor import NullMonitor, RunMonitor, open_monit
 from headrace.jobs.monitoring.plugin_metrics import offer
 from headrace.jobs.monitoring.spark_observation import EpochObservation, upstream_nodes
 from headrace.jobs.staging.determinism import nondeterministic_nodes
-from headrace.pipeline.config.sections import MetricsSettings
+from headrace.pipeline.config.monitoring import MetricsSettings
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import TransientError, UserError
 from headrace.pipeline.file.loader import parse_pipeline
