@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import zoneinfo
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -247,8 +246,7 @@ def _timezones(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserError
         try:
             zoneinfo.ZoneInfo(config.timezone)
         except (KeyError, ValueError, OSError):
-            close = difflib.get_close_matches(config.timezone, zoneinfo.available_timezones(), n=1)
-            said = f"; did you mean `{close[0]}`?" if close else ""
-            msg = f"time zone `{config.timezone}` is not known{said}"
+            closest = suggest_closest(config.timezone, zoneinfo.available_timezones())
+            msg = f"time zone `{config.timezone}` is not known{closest}"
             hint = "Write a name of the tz database, such as UTC or Europe/Berlin."
             yield UserError(msg, hint=hint, place=place(part, "timezone"))
