@@ -168,6 +168,32 @@ def test_a_damaged_delta_table_is_repaired_by_a_replay(
     assert found == {1: 10, 2: 2, 3: 3} == dict(rows(world, f"{topic}_one"))
 
 
+def test_a_replay_keeps_the_stored_results_of_its_later_epochs(
+    world: World, topic: str, shared_spark: SparkSession
+) -> None:
+    """`staging.keep_epochs` was lowered since the epochs were written: only the next run removes files."""
+    path, settings, spark = Path(world.folder) / f"{topic}.yaml", world.settings(), shared_spark
+    path.write_text(
+        PIPELINE.format(name=topic, topic=topic, more="")
+        .replace(
+            "sinks:", "transforms:\n  drawn: {type: sql, sql: 'SELECT id, rand() AS v FROM src'}\nsinks:"
+        )
+        .replace("from: src", "from: drawn")
+    )
+    file = load_pipeline(path)
+    for number in range(1, 4):
+        produce(world, topic, ("c", number, 0))
+        run(file, settings, until=Until.CAUGHT_UP, spark=spark)
+    written = rows(world, f"{topic}_one")
+    settings.staging.keep_epochs = 0
+    assert replay(file, settings, sink="pg", from_epoch=1, spark=spark).epochs == 3
+    assert rows(world, f"{topic}_one") == written
+    assert len([*settings.staging_folder.rglob("manifest.json")]) == 3
+    produce(world, topic, ("c", 4, 0))
+    run(file, settings, until=Until.CAUGHT_UP, spark=spark)
+    assert not [*settings.staging_folder.rglob("manifest.json")]
+
+
 def test_a_sink_that_was_out_of_the_file_and_a_rewind(
     world: World, topic: str, shared_spark: SparkSession
 ) -> None:

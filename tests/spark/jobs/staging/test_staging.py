@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,7 +22,6 @@ from pyspark.sql import SparkSession
 from headrace.connectors.row_errors import explain_failure
 from headrace.connectors.spark_types import arrow_schema, spark_schema
 from headrace.jobs.run.epoch_writer import EpochWriter
-from headrace.jobs.run.pipeline_run import PipelineRun
 from headrace.jobs.spark.session import spark_conf
 from headrace.jobs.staging import folder_files
 from headrace.jobs.staging.store import EpochResultStore, ResultStore
@@ -33,7 +31,6 @@ from headrace.pipeline.config.sections import SparkSettings, StagingSettings
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import PipelineStateError, SettingsError, SinkStateError, UserError
 from headrace.pipeline.file.loader import parse_pipeline
-from headrace.pipeline.protocol.coordinator import Pending
 from headrace.pipeline.protocol.epochs import EpochPlan, Phase
 from headrace.pipeline.sql.system_columns import POS_TYPE
 from headrace.pipeline.types.int256 import UINT256
@@ -307,25 +304,6 @@ def test_the_sweep_keeps_the_last_epochs(tmp_path: Path) -> None:
     assert left == [3, 4, 5]
     lane(tmp_path, keep=0).sweep(5)
     assert not list((tmp_path / "staging" / UUID / "main").iterdir())
-
-
-def test_a_replay_leaves_what_its_later_epochs_need(tmp_path: Path) -> None:
-    """`staging.keep_epochs` was lowered since: the next run sweeps."""
-    run = object.__new__(PipelineRun)
-    run._stages, run._stop = lane(tmp_path, keep=2), threading.Event()
-    later = folder_of(run._stages.for_epoch(plan(2), "hash"))
-    later.mkdir(parents=True)
-    epochs: list[int] = []
-    faked: Any = run
-    faked.file = SimpleNamespace(path="p.yaml", hash="hash")
-    faked._assemblies = {"hash": SimpleNamespace(sources={})}
-    faked._writer = lambda _: SimpleNamespace(steps={}, write=lambda *_, **__: {})
-    faked.reporter = SimpleNamespace(record_commit=lambda event: epochs.append(event.plan.number))
-    faked.coordinator = SimpleNamespace(
-        committed=9, sinks={"sink": None}, replay=lambda sink, write, *_: write(Pending(plan(1), {}, (sink,)))
-    )
-    run.rewrite("sink", 1)
-    assert (epochs, later.exists()) == ([1], True)
 
 
 INPUTS = {
