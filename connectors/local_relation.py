@@ -14,11 +14,11 @@ from headrace.connectors.java_classes import java_class
 from headrace.connectors.session_options import with_options
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 _BATCH_ROWS = 20_000
 """Rows of one batch on the way to Python."""
-_LOCAL_EVALUATION = "org.apache.spark.sql.catalyst.optimizer.ConvertToLocalRelation"
+LOCAL_EVALUATION = "org.apache.spark.sql.catalyst.optimizer.ConvertToLocalRelation"
 """Catalyst's rule that evaluates projections and filters over local rows."""
 _MOST_ROWS = 200_000
 """Larger results reach Python by a Spark job, which converts them in parallel."""
@@ -61,7 +61,7 @@ def compute_by_job(frame: DataFrame) -> DataFrame:
     Spark pushes a filter below the columns that it protects, such as a division. Catalyst's evaluation of
     local rows comes before that, and can fail for rows that the filter leaves out.
     """
-    with with_options(frame.sparkSession, {"spark.sql.optimizer.excludedRules": _LOCAL_EVALUATION}):
+    with with_options(frame.sparkSession, {"spark.sql.optimizer.excludedRules": LOCAL_EVALUATION}):
         rows = frame.select("*").toArrow()
     return frame.sparkSession.createDataFrame(rows, frame.schema)
 
@@ -71,12 +71,15 @@ def compute_locally(frame: DataFrame) -> DataFrame | None:
 
     Several readers of that frame do not compute the rows again.
     """
+    plan = _jvm(frame).queryExecution().optimizedPlan()
+    return frame_of_plan(frame.sparkSession, plan) if plan.nodeName() == "LocalRelation" else None
+
+
+def frame_of_plan(spark: SparkSession, plan: Any) -> DataFrame:
+    """Return a frame of a logical plan of the JVM."""
     from pyspark.sql import DataFrame as Frame
 
-    plan = _jvm(frame).queryExecution().optimizedPlan()
-    if plan.nodeName() != "LocalRelation":
-        return None
-    session = cast("Any", frame.sparkSession)
+    session = cast("Any", spark)
     dataset = _scala_object(session._jvm, "org.apache.spark.sql.classic", "Dataset")  # noqa: SLF001
     return cast("Any", Frame)(dataset.ofRows(session._jsparkSession, plan), session)  # noqa: SLF001
 

@@ -34,7 +34,7 @@ def _draw(pipeline: Pipeline, node: str, drawn: set[str]) -> Iterator[str]:
 
 def _readers(pipeline: Pipeline, node: str) -> list[str]:
     model = pipeline.file.model
-    names = [*errors_outputs(model.sources), *graph.in_order(model), *model.sinks]
+    names = [*errors_outputs(model), *graph.in_order(model), *model.sinks]
     return [name for name in names if node in graph.inputs_of(model, name)]
 
 

@@ -199,7 +199,7 @@ def _check_sql(
 ) -> None:
     if spark is None:
         findings.add(file, *shared_problems(file, retractions_of(file.model)))
-        findings.schemas = with_errors(file.model.sources, findings.schemas)
+        findings.schemas = with_errors(file.model, findings.schemas)
         for name, sink in file.model.sinks.items():
             findings.schemas |= {name: findings.schemas[sink.from_]} if sink.from_ in findings.schemas else {}
             if name in findings.schemas:

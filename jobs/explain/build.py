@@ -16,7 +16,7 @@ from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.file.loader import PipelineFile
 from headrace.pipeline.lineage.columns import lineage
 from headrace.pipeline.model import graph
-from headrace.pipeline.model.error_outputs import errors_outputs
+from headrace.pipeline.model.error_outputs import errors_name, errors_outputs
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.partitions import partition_length
 
@@ -84,7 +84,7 @@ class _ExplanationBuilder:
         self._settings = settings
         self._lookup = lookup
         self._found = found
-        self._errors = errors_outputs(file.model.sources)
+        self._errors = errors_outputs(file.model)
         self._columns = found.columns(lookup.sources)
         self._lineage = lineage(file.model, self._columns)
 
@@ -95,14 +95,14 @@ class _ExplanationBuilder:
                 descriptions.notes_of(self._model, name),
             )
             yield replace(self._node(name, "source"), parts=parts, notes=notes)
-        for name in self._errors:
-            yield self._node(name, "errors")
+            yield from self._errors_of(name)
         for name in graph.in_order(self._model):
             yield replace(
                 self._node(name, "transform"),
                 notes=descriptions.program_of(self._model.transforms[name])
                 + descriptions.staged_of(self._model, name),
             )
+            yield from self._errors_of(name)
         for name, node in graph.dynamic_tables(self._model).items():
             askers = tuple(
                 other
@@ -116,6 +116,11 @@ class _ExplanationBuilder:
             )
         for name in self._model.sinks:
             yield replace(self._node(name, "sink"), target=self._target(name))
+
+    def _errors_of(self, name: str) -> Iterator[ExplainedNode]:
+        """Yield the errors output of a node, if it has one."""
+        if (output := errors_name(name)) in self._errors:
+            yield self._node(output, "errors")
 
     def _target(self, sink: str) -> ExplainedTarget:
         def spreads(source: str, key: Sequence[str]) -> str | None:
@@ -131,9 +136,8 @@ class _ExplanationBuilder:
     def _load_path(self, sink: str) -> LoadPath | None:
         """Return the load path of history to a sink, or None if no history reaches it."""
         sources = self._lookup.sources
-        if graph.reads_errors(self._model, sink) or not any(
-            sources[name].bounded for name in graph.upstream_sources(self._model, sink)
-        ):
+        is_empty = graph.reads_errors(self._model, sink) and not graph.rejecting_transforms(self._model, sink)
+        if is_empty or not any(sources[name].bounded for name in graph.upstream_sources(self._model, sink)):
             return None
         columns = Columns(
             self._found.payloads,

@@ -59,7 +59,7 @@ def _facts(
 ) -> Iterator[tuple[str, bool]]:
     """Yield the facts that the order depends on, and whether each is guaranteed."""
     if graph.reads_errors(model, sink):
-        yield "guaranteed: the key is the place of a message", True
+        yield "guaranteed: the key is the position of the rejected row", True
         return
     sources = graph.upstream_sources(model, sink)
     if len(sources) > 1:

@@ -181,7 +181,7 @@ class SchemaDiscovery:
         found.plan = planner.plan_text() if spark_plan else ""
 
     def _sinks(self, found: DiscoveredSchemas) -> None:
-        found.nodes |= with_errors(self.file.model.sources, found.nodes)
+        found.nodes |= with_errors(self.file.model, found.nodes)
         for name, sink in self.file.model.sinks.items():
             if (schema := found.nodes.get(sink.from_)) is None:
                 found.unchecked[name] = [f"columns and types: those of `{sink.from_}` are not checked"]

@@ -64,7 +64,7 @@ METRICS: tuple[Metric, ...] = (
         node=True,
     ),
     Metric("input_rows_total", _C, "Rows that a transform or a sink was given.", node=True),
-    Metric("rejected_rows_total", _C, "Rows that a source with dead letters rejected.", node=True),
+    Metric("rejected_rows_total", _C, "Rows that a node with dead letters rejected.", node=True),
     Metric("checkpoint_markers_sent_total", _C, "Epochs that were planned."),
     Metric("checkpoint_acks_received_total", _C, "Epochs that a sink acknowledged.", node=True),
     Metric("checkpoint_epochs_succeeded_total", _C, "Epochs that were committed."),

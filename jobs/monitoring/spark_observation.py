@@ -167,7 +167,7 @@ def _millis(frame: DataFrame, event_time: EventTime) -> Column | None:
 def upstream_nodes(model: PipelineModel, sinks: Collection[str]) -> frozenset[str]:
     """Return the sources and transforms that lead to these sinks, or that fill dynamic tables."""
     found: set[str] = set()
-    outputs = errors_outputs(model.sources)
+    outputs = errors_outputs(model)
     left = [model.sinks[name].from_ for name in sinks]
     left += [upstream for table in graph.dynamic_tables(model) for upstream in graph.inputs_of(model, table)]
     while left:

@@ -124,7 +124,9 @@ class _UnknownError(Exception):
 
 
 def _dead_letters(file: PipelineFile, sink: str) -> str:
-    """Return why dead letters of a source or of the sink rule out a bulk copy, or an empty string."""
+    """Return why dead letters of a node or of the sink rule out a bulk copy, or an empty string."""
+    if rejecting := graph.rejecting_transforms(file.model, sink):
+        return f"Spark finds the rows that `{rejecting[0]}` rejects"
     if graph.reads_errors(file.model, sink):
         return "history has no rejected rows"
     if getattr(file.model.sinks[sink], "on_error", "fail") == "dead_letter":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -17,7 +17,6 @@ import pyarrow as pa
 
 from headrace.connectors.frame import EpochFrame
 from headrace.connectors.lazy_session import create_frame
-from headrace.connectors.local_relation import collect_local_rows, compute_by_job, compute_locally
 from headrace.jobs.dynamic_tables.base import (
     DynamicTableBackend,
     EmptyLookup,
@@ -25,12 +24,13 @@ from headrace.jobs.dynamic_tables.base import (
     distinct_texts,
     register,
 )
-from headrace.jobs.planning.column_checks import has_types, missing_key, version_problems
+from headrace.jobs.planning.column_checks import missing_key, version_problems
 from headrace.jobs.planning.estimates import estimate_bytes, estimate_rows
+from headrace.jobs.planning.local_nodes import LocalNodes
+from headrace.jobs.planning.rejections import EpochRejections
 from headrace.jobs.planning.sql_nodes import SqlNodePlanner
 from headrace.jobs.sources.source_batch import SourceBatch
 from headrace.jobs.spark.columns import check_staged, payload_of
-from headrace.jobs.spark.errors import as_headrace_error
 from headrace.jobs.staging.determinism import nondeterminism_reason
 from headrace.jobs.staging.stored_results import StoredResults
 from headrace.jobs.transforms.base import RowTransform, TransformContext
@@ -43,10 +43,10 @@ from headrace.jobs.transforms.retractions import (
     without_marked,
 )
 from headrace.pipeline.config.settings import Settings
-from headrace.pipeline.errors import DataError, PipelineFileError, SchemaError, UserError
+from headrace.pipeline.errors import PipelineFileError, SchemaError, UserError
 from headrace.pipeline.file.loader import PipelineFile
 from headrace.pipeline.model import graph
-from headrace.pipeline.model.error_outputs import with_errors
+from headrace.pipeline.model.error_outputs import errors_outputs, with_errors
 from headrace.pipeline.protocol.epochs import EpochPlan
 from headrace.pipeline.sql.system_columns import HIDDEN
 
@@ -95,7 +95,7 @@ class PipelinePlanner:
         self._transforms: dict[str, RowTransform] = {}
         self.spark = spark.newSession()
         columns = {name: source.schema(self.spark) for name, source in sources.items()}
-        self.source_schemas = with_errors(file.model.sources, columns)
+        self.source_schemas = with_errors(file.model, columns)
         self.keys: dict[str, tuple[str, ...]] = {}
         self.schemas: dict[str, pa.Schema] = {}
         self.tables: Mapping[str, DynamicTableBackend] = {}
@@ -107,8 +107,6 @@ class PipelinePlanner:
             table for name in file.model.transforms for table in graph.looked_up_tables(file.model, name)
         )
         self.retractions = retractions_of(file.model)
-        self._needs_jobs: set[str] = set()
-        """The nodes that Spark did not compute in the driver from local rows: joins, functions in Python …"""
         self._steps = graph.steps(file.model)
         self._read_by_transforms = frozenset(
             upstream for name in self._steps for upstream in graph.inputs_of(file.model, name)
@@ -117,6 +115,8 @@ class PipelinePlanner:
         self._sql_nodes = SqlNodePlanner(file, self.spark, self.retractions)
         self.texts: Mapping[str, str] = self._sql_nodes.texts
         """The last SQL that Spark got for each sql node."""
+        self._local_nodes = LocalNodes(file.model, self.retractions, self.texts, self.schemas)
+        self._errors = {one.node: one for one in errors_outputs(file.model).values()}
         if self._lookups:
             register(self.spark, self._lookups)
         with file.locate_errors():
@@ -135,6 +135,7 @@ class PipelinePlanner:
                     why := nondeterminism_reason(self.file.model, name)
                 ):
                     check_staged(frame, why)
+                    problems += self._refuse_rejections(name, why)
             except UserError as error:
                 problems.append(UserError(error.message, hint=error.hint, node=name, keys=("sql",)))
         model = self.file.model
@@ -158,6 +159,13 @@ class PipelinePlanner:
         if problems:
             raise problems[0] if len(problems) == 1 else PipelineFileError(problems)
 
+    def _refuse_rejections(self, name: str, why: str) -> Iterator[UserError]:
+        """Yield the mistake of a non-deterministic node with dead letters."""
+        if name in self._errors:
+            msg = f"rows that it rejects would not be the same when an epoch is written again: {why}"
+            hint = "Compute the columns that may fail in a transform of their own."
+            yield UserError(msg, hint=hint, node=name, keys=("on_error",))
+
     def _empty(self, name: str) -> DataFrame:
         return create_frame(self.spark, [], self.source_schemas[name])
 
@@ -168,6 +176,7 @@ class PipelinePlanner:
         problems: list[UserError] | None = None,
         staged: Mapping[str, Callable[[str, DataFrame], SourceBatch]] | None = None,
         each: FrameObserver | None = None,
+        rejections: EpochRejections | None = None,
     ) -> dict[str, DataFrame]:
         """Return the lazy frame of every source and transform.
 
@@ -175,7 +184,7 @@ class PipelinePlanner:
         before the transforms that look them up are planned. With `problems`, user errors are added to it, and
         nodes that read a node without a frame get none. `staged` nodes are computed immediately and replaced
         by their stored rows. `each` receives every frame of a transform, and of a source that has rows, and
-        returns the one to use.
+        returns the one to use. Transforms of `rejections` are computed immediately too.
         """
         found = {
             name: each(name, reading.frame) if each and reading.rows != 0 else reading.frame
@@ -197,7 +206,7 @@ class PipelinePlanner:
                 if name in self._lookups:
                     self._table(name, names, plan)
                     continue
-                found[name] = self._frame(name, found, names, plan)
+                found |= self._outputs(name, found, names, plan, rejections)
             except UserError as error:
                 if not error.keys and self.file.model.transforms[name].type in ("sql", "dynamic_table"):
                     error.keys = ("sql",)
@@ -212,6 +221,33 @@ class PipelinePlanner:
             if name in self._read_by_transforms:
                 found[name].createOrReplaceTempView(names[name])
         return found
+
+    def _outputs(
+        self,
+        name: str,
+        found: Mapping[str, DataFrame],
+        views: dict[str, str],
+        plan: EpochPlan | None,
+        rejections: EpochRejections | None,
+    ) -> dict[str, DataFrame]:
+        """Return a transform's rows, and its rejected rows if it has an errors output."""
+        output = self._errors.get(name)
+        if output is None:
+            return {name: self._frame(name, found, views, plan)}
+        if rejections is None or name not in rejections.nodes:
+            empty = create_frame(self.spark, [], output.schema)
+            return {name: self._frame(name, found, views, plan), output.name: empty}
+        (upstream,) = graph.inputs_of(self.file.model, name)
+
+        def compute(rows: DataFrame) -> DataFrame:
+            rows.createOrReplaceTempView(views[upstream])
+            return self._frame(name, found, views, plan)
+
+        try:
+            good, rejected = rejections.separate(output, found[upstream], compute)
+        finally:
+            found[upstream].createOrReplaceTempView(views[upstream])
+        return {name: good, output.name: rejected}
 
     def _frame(
         self, name: str, found: Mapping[str, DataFrame], views: dict[str, str], plan: EpochPlan | None
@@ -282,55 +318,19 @@ class PipelinePlanner:
         ]
         return "\n".join(f"== {name} ==\n{text}" for name, text in texts)
 
-    def nodes(self, readings: Mapping[str, SourceBatch], plan: EpochPlan) -> dict[str, DataFrame]:
+    def nodes(
+        self, readings: Mapping[str, SourceBatch], plan: EpochPlan, *, separate: bool = False
+    ) -> dict[str, DataFrame]:
         """Return the lazy frame of every source and transform for these readings, with the system columns.
 
-        The frames are valid until the next call.
+        The frames are valid until the next call. With `separate`, transforms with dead letters are computed
+        immediately, and their rejected rows are apart. By default such a row fails who reads the frame.
         """
-        return self._views(self._complete(readings), plan)
+        rejections = self._rejections(plan, self._errors) if separate else None
+        return self._views(self._complete(readings), plan, rejections=rejections)
 
-    def _compute_locally(
-        self, views: Mapping[str, DataFrame], readings: Mapping[str, SourceBatch], nodes: Collection[str]
-    ) -> tuple[dict[str, DataFrame], dict[str, pa.Table]]:
-        """Compute nodes in the driver if they need no Spark job.
-
-        Return their frames, and their rows as Arrow where they have the types of the payload. Raise the
-        errors of the rows.
-        """
-        frames: dict[str, DataFrame] = {}
-        tables: dict[str, pa.Table] = {}
-        for name in nodes:
-            sources = graph.upstream_sources(self.file.model, name)
-            if name in self._needs_jobs or not all(readings[source].is_local for source in sources):
-                continue
-            if (
-                name not in self.retractions.marked
-                and name in readings
-                and (table := readings[name].table) is not None
-            ):
-                frames[name], tables[name] = views[name], table
-                continue
-            try:
-                frame = self._compute_node(name, views[name])
-                table = collect_local_rows(frame) if frame is not None else None
-            except Exception as error:
-                raise as_headrace_error(error, node=name, texts=self.texts) from error
-            if frame is None:
-                self._needs_jobs.add(name)
-                continue
-            frames[name] = frame
-            if table is not None and has_types(table, self.schemas[name]):
-                tables[name] = table
-        return frames, tables
-
-    def _compute_node(self, name: str, view: DataFrame) -> DataFrame | None:
-        """Return the rows of a node in the driver, or None if they need a Spark job."""
-        try:
-            return compute_locally(view)
-        except Exception as error:
-            if not isinstance(as_headrace_error(error, node=name, texts=self.texts), DataError):
-                raise
-            return compute_by_job(view)
+    def _rejections(self, plan: EpochPlan, nodes: Collection[str]) -> EpochRejections:
+        return EpochRejections(plan.number, nodes, self._local_nodes, self.texts)
 
     def _complete(self, readings: Mapping[str, SourceBatch]) -> dict[str, SourceBatch]:
         return {
@@ -356,26 +356,29 @@ class PipelinePlanner:
         every = self._complete(readings)
         filled = [name for name, table in self.tables.items() if table.needs_values(plan)]
         wanted = staging.required_nodes([*sinks, *filled]) if staging else ()
-        views = self._views(
-            every, plan, staged=dict.fromkeys(wanted, staging.load_or_compute) if staging else None, each=each
-        )
-        counts = staging.rows if staging else {}
         model = self.file.model
-        boundary = SinkBoundary(model, self.retractions, self.keys)
-        shared = {
-            model.sinks[sink].from_
-            for sink in sinks
-            if sum(model.sinks[other].from_ == model.sinks[sink].from_ for other in sinks) > 1
+        rejecting = {
+            name for reader in (*sinks, *filled) for name in graph.rejecting_transforms(model, reader)
         }
-        read = {model.sinks[sink].from_ for sink in sinks} - set(counts)
-        local, tables = self._compute_locally(views, every, read) if each is None else ({}, {})
-        there = {*counts, *local, *(name for name, one in every.items() if one.persisted is not None)}
-        persisted = {name: views[name].persist() for name in shared - there if readings}
-        if each is not None:
-            for frame in persisted.values():
-                each.share(frame)
-        views |= persisted | local
-        try:
+        with ExitStack() as stack:
+            rejections = stack.enter_context(closing(self._rejections(plan, rejecting)))
+            kept = dict.fromkeys(wanted, staging.load_or_compute) if staging else None
+            views = self._views(every, plan, staged=kept, each=each, rejections=rejections)
+            counts = staging.rows if staging else {}
+            boundary = SinkBoundary(model, self.retractions, self.keys)
+            from_ = [model.sinks[sink].from_ for sink in sinks]
+            shared = {node for node in from_ if from_.count(node) > 1}
+            read = {*from_} - set(counts)
+            local, tables = self._local_nodes.compute(views, every, read) if each is None else ({}, {})
+            there = {*counts, *local, *rejecting}
+            there |= {name for name, one in every.items() if one.persisted is not None}
+            for name in shared - there if readings else ():
+                views[name] = views[name].persist()
+                stack.callback(views[name].unpersist, blocking=False)
+                if each is not None:
+                    each.share(views[name])
+            views |= local
+            counts = counts | rejections.counts
             yield {
                 sink: EpochFrame(
                     node_rows=views[model.sinks[sink].from_],
@@ -392,6 +395,3 @@ class PipelinePlanner:
                 )
                 for sink in sinks
             }
-        finally:
-            for frame in persisted.values():
-                frame.unpersist(blocking=False)

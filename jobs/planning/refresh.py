@@ -21,7 +21,7 @@ from headrace.pipeline.errors import GuaranteeError, InternalError
 from headrace.pipeline.file.loader import PipelineFile
 from headrace.pipeline.lineage.partition_columns import partition_column_at
 from headrace.pipeline.model import graph
-from headrace.pipeline.model.error_outputs import errors_output
+from headrace.pipeline.model.error_outputs import errors_output, transform_errors
 from headrace.pipeline.model.nodes import PipelineModel
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.epochs import EpochPlan, Phase
@@ -47,6 +47,9 @@ def find_refresh_obstacle(file: PipelineFile) -> GuaranteeError | None:
     if others or positions.bounded_phases(source) != 1:
         msg = "only a pipeline with one source, which has one table of history, can be refreshed"
         obstacle = GuaranteeError(msg, hint=_RESET, node=name)
+    elif rejecting := [name for name, node in model.transforms.items() if transform_errors(name, node)]:
+        msg = "with `on_error: dead_letter`, a row that is rejected now would leave the targets"
+        obstacle = GuaranteeError(msg, hint=_RESET, node=rejecting[0])
     elif tables := graph.dynamic_tables(model):
         msg = "the values that a dynamic table has of a partition cannot be replaced"
         obstacle = GuaranteeError(msg, hint=_RESET, node=next(iter(tables)))

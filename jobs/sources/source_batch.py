@@ -71,7 +71,7 @@ def _count_rejected(read: DataFrame, output: ErrorsOutput) -> int:
     reason = F.col(f"{ERROR}.{dead_letters.REASON}")
     first = F.min(F.when(reason.isNotNull(), F.struct(POS, reason.alias(REASON))))
     ((total, rejected, example),) = read.agg(F.count(F.lit(1)), F.count(reason), first).collect()
-    _check_rate(output, rejected, total, example[REASON] if rejected else "")
+    check_rate(output, rejected, total, example[REASON] if rejected else "")
     return rejected
 
 
@@ -82,7 +82,7 @@ def _rejected(read: DataFrame, count: int, output: ErrorsOutput, epoch: int) -> 
         frame = read.sparkSession.createDataFrame([], row_schema(output.schema))
         return SourceBatch(frame, 0, 0, is_local=True)
     columns = {
-        NODE: F.lit(output.source),
+        NODE: F.lit(output.node),
         REASON: F.col(f"{ERROR}.{dead_letters.REASON}"),
         EPOCH: F.lit(epoch).cast("bigint"),
         **{name: F.col(f"{ERROR}.{name}") for name in output.columns},
@@ -103,9 +103,9 @@ def _separate_table(
     if bad.num_rows:
         errors = bad[ERROR].combine_chunks()
         reasons = errors.field(dead_letters.REASON)
-        _check_rate(output, bad.num_rows, read.num_rows, reasons[0].as_py())
+        check_rate(output, bad.num_rows, read.num_rows, reasons[0].as_py())
         values = [
-            pa.repeat(output.source, bad.num_rows),
+            pa.repeat(output.node, bad.num_rows),
             reasons,
             pa.repeat(pa.scalar(epoch, pa.int64()), bad.num_rows),
             *[errors.field(name) for name in output.columns],
@@ -126,12 +126,17 @@ def read_in_driver(rows: pa.Table, columns: pa.Schema, spark: SparkSession) -> S
     return SourceBatch(frame, None, None, rows, is_local=True)
 
 
-def _check_rate(output: ErrorsOutput, rejected: int, total: int, reason: str) -> None:
+def check_rate(output: ErrorsOutput, rejected: int, total: int, reason: str, *, more: bool = False) -> None:
+    """Raise DataError if an epoch has more rejected rows than `max_error_rate` allows.
+
+    `more`: there may be more of them.
+    """
     if total < LIMITED_ROWS or rejected <= total * output.max_error_rate:
         return
+    count = f"{rejected:,} or more" if more else f"{rejected:,}"
     msg = (
-        f"{rejected:,} of {total:,} rows are rejected, more than `max_error_rate` {output.max_error_rate:g}"
+        f"{count} of {total:,} rows are rejected, more than `max_error_rate` {output.max_error_rate:g}"
         f" allows; the first one: {reason[:_SHOWN]}"
     )
     hint = "Nothing of the epoch is written. Correct the producer or the node, or raise `max_error_rate`."
-    raise DataError(msg, hint=hint, node=output.source)
+    raise DataError(msg, hint=hint, node=output.node)

@@ -191,7 +191,7 @@ def _views(planner: PipelinePlanner, case: Case, tables: Mapping[str, pa.Table])
             frame = _filtered(frame, case, name, marks=name in planner.retractions.marked)
             readings[name] = SourceBatch(frame, table.num_rows)
     now = case.node.now or datetime.now(UTC)
-    return planner.nodes(readings, EpochPlan(1, Phase.LIVE, {}, {}, case.file.hash, now))
+    return planner.nodes(readings, EpochPlan(1, Phase.LIVE, {}, {}, case.file.hash, now), separate=True)
 
 
 def _values(given: pa.Table | None, case: Case, name: str) -> list[str]:

@@ -93,7 +93,7 @@ def computable(model: nodes.PipelineModel, roots: Mapping[str, Any]) -> set[str]
         for name, node in graph.dynamic_tables(model).items()
         if all(upstream in found for upstream in node.inputs(name))
     }
-    errors = {name for name, output in errors_outputs(model.sources).items() if output.source in found}
+    errors = {name for name, output in errors_outputs(model).items() if output.node in found}
     return found | filled | {name for name, sink in model.sinks.items() if sink.from_ in found | errors}
 
 

@@ -65,7 +65,7 @@ def lineage(model: PipelineModel, schemas: Schemas) -> dict[str, NodeLineage]:
             open_source="" if known else name,
         )
         types[name] = known or {}
-    outputs = errors_outputs(model.sources)
+    outputs = errors_outputs(model)
     for name, output in outputs.items():
         types[name] = {field.name: spark_type(field.type) for field in output.schema}
         relations[name] = Relation([(column, ColumnLineage(())) for column in types[name]])

@@ -16,12 +16,12 @@ from headrace.pipeline.sql import dynamic_tables as dynamic
 def inputs_of(model: nodes.PipelineModel, name: str) -> tuple[str, ...]:
     """Return the nodes that a transform or sink reads. A source has none. Raise UserError for invalid SQL.
 
-    An errors output reads its source.
+    An errors output reads the node that rejects its rows.
     """
     if name in model.transforms:
         return model.transforms[name].inputs(name)
-    if output := errors_outputs(model.sources).get(name):
-        return (output.source,)
+    if output := errors_outputs(model).get(name):
+        return (output.node,)
     return (model.sinks[name].from_,) if name in model.sinks else ()
 
 
@@ -74,8 +74,8 @@ def steps(model: nodes.PipelineModel) -> list[str]:
 
 
 def reads_errors(model: nodes.PipelineModel, sink: str) -> bool:
-    """Return whether a sink reads the rejected rows of a source. History has none."""
-    return model.sinks[sink].from_ in errors_outputs(model.sources)
+    """Return whether a sink reads the rejected rows of a node. History has none of a source."""
+    return model.sinks[sink].from_ in errors_outputs(model)
 
 
 def is_shared(sink: Any) -> bool:
@@ -85,7 +85,7 @@ def is_shared(sink: Any) -> bool:
 
 def key_of(model: nodes.PipelineModel, name: str) -> tuple[str, ...]:
     """Return the node's primary key, or the one that its inputs agree on, or (). Dynamic tables have none."""
-    known = {**model.nodes(), **errors_outputs(model.sources)}
+    known = {**model.nodes(), **errors_outputs(model)}
     if isinstance(known[name], DynamicTableConfig):
         return ()
     if own := known[name].primary_key:
@@ -112,6 +112,19 @@ def key_sources(model: nodes.PipelineModel, name: str) -> tuple[str, ...]:
     return tuple(
         dict.fromkeys(giver for upstream in inputs_of(model, name) for giver in key_sources(model, upstream))
     )
+
+
+def rejecting_transforms(model: nodes.PipelineModel, name: str) -> tuple[str, ...]:
+    """Return the transforms with dead letters whose rows reach a node, itself included."""
+    outputs = errors_outputs(model).values()
+    return tuple(
+        one.node for one in outputs if one.node in model.transforms and is_upstream(model, one.node, name)
+    )
+
+
+def is_upstream(model: nodes.PipelineModel, node: str, name: str) -> bool:
+    """Return whether rows of `node` reach the node `name`, which may be the same."""
+    return name == node or any(is_upstream(model, node, upstream) for upstream in inputs_of(model, name))
 
 
 def upstream_sources(model: nodes.PipelineModel, name: str) -> tuple[str, ...]:

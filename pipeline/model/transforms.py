@@ -34,6 +34,18 @@ class SqlTransformConfig(NodeConfig):
         " UNION ALL."
     )
     dialect: DialectName = Field(default="spark", description=_DIALECT)
+    on_error: Literal["fail", "dead_letter"] = Field(
+        default="fail",
+        description="What happens with a row that the SQL cannot compute: it fails the epoch, or it goes to"
+        " the sinks with `from: <transform>.errors`.",
+    )
+    max_error_rate: float = Field(
+        default=0.1,
+        ge=0,
+        le=1,
+        description="With `on_error: dead_letter`: the largest fraction of rejected rows in an epoch of at"
+        " least 100 rows. More fail the epoch before anything is written.",
+    )
     parallelism: PositiveInt | None = Field(default=None, description=PARALLELISM)
 
     def inputs(self, node: str) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ class _FileStructure:
     tables: frozenset[str] = frozenset()
     """Dynamic tables. No node reads their rows, and they are no orphans."""
     errors: dict[str, str] = field(default_factory=dict)
-    """The sources with `on_error: dead_letter`, by the name of their errors output."""
+    """The nodes with `on_error: dead_letter`, by the name of their errors output."""
 
 
 def check_shape(tree: YamlDocument) -> list[UserError]:
@@ -53,7 +53,10 @@ def check_shape(tree: YamlDocument) -> list[UserError]:
         {part: list(nodes) for part, nodes in parts.items()}, whole=bool(parts["sinks"]), tables=tables
     )
     shape.errors = {
-        errors_name(name): name for name, node in parts["sources"].items() if _has_dead_letters(node)
+        errors_name(name): name
+        for part in ("sources", "transforms")
+        for name, node in parts[part].items()
+        if _has_dead_letters(node)
     }
     problems = [*_twice(shape, tree), *_reads(shape, parts, tree)]
     problems += _unknown(shape, tree)
@@ -62,8 +65,8 @@ def check_shape(tree: YamlDocument) -> list[UserError]:
     return problems or _orphans(shape, tree)
 
 
-def _has_dead_letters(source: Any) -> bool:
-    found = source.get("unbounded_source", source) if isinstance(source, dict) else None
+def _has_dead_letters(node: Any) -> bool:
+    found = node.get("unbounded_source", node) if isinstance(node, dict) else None
     return isinstance(found, dict) and found.get("on_error") == "dead_letter"
 
 
@@ -152,12 +155,10 @@ def _wrong_errors(of: str, name: str, place: FileLocation, shape: _FileStructure
     upstream = errors_name(of)
     if upstream in shape.errors:
         msg, hint = f"reads `{upstream}`, and only sinks can", f"Give `from: {upstream}` to a sink."
-    elif of in shape.names["sources"]:
-        msg = f"reads `{upstream}`, and source `{of}` rejects no rows: it has no `on_error: dead_letter`"
-        hint = f"Set `on_error: dead_letter` at the kafka source `{of}`, or remove this sink."
     else:
-        msg = f"reads `{upstream}`, and only sources reject rows"
-        hint = "Read the errors of a source with `on_error: dead_letter`."
+        msg = f"reads `{upstream}`, and `{of}` rejects no rows: it has no `on_error: dead_letter`"
+        kind = "kafka source" if of in shape.names["sources"] else "sql transform"
+        hint = f"Set `on_error: dead_letter` at the {kind} `{of}`, or remove this node."
     return UserError(msg, hint=hint, node=name, place=place)
 
 

@@ -148,7 +148,7 @@ class ContentAudit:
             if why := self._unreadable(name, sink, content):
                 return _unknown(name, why)
             scope = find_scope(
-                self._ledger, self._file.name, record.key.lane, name, content.record, row.epoch
+                self._ledger, assembly.file.model, record.key.lane, name, content.record, row.epoch
             )
             return (
                 _unknown(name, scope)

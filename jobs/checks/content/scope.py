@@ -8,6 +8,7 @@ from typing import Any
 
 from headrace.jobs.staging.determinism import nondeterministic_upstream
 from headrace.pipeline.model import graph
+from headrace.pipeline.model.error_outputs import error_sinks
 from headrace.pipeline.model.nodes import PipelineModel
 from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Json
 from headrace.pipeline.protocol.ledger import Ledger
@@ -59,9 +60,15 @@ def _epoch_values(model: PipelineModel, sink: str) -> str:
 
 
 def find_scope(
-    ledger: Ledger, name: str, lane: str, sink: str, record: CommitRecord, joined: int
+    ledger: Ledger, model: PipelineModel, lane: str, sink: str, record: CommitRecord, joined: int
 ) -> AuditScope | str:
-    """Return the epochs up to the commit record that the same file loaded, or why there are none."""
+    """Return the epochs up to the commit record that the same file loaded, or why there are none.
+
+    `model` is the file that wrote the last of them.
+    """
+    name, rejecting = model.name, graph.rejecting_transforms(model, sink)
+    readers = error_sinks({one: node.from_ for one, node in model.sinks.items()})
+    errors = {one: node for one, node in readers.items() if node in rejecting}
     first: EpochPlan | None = None
     last: EpochPlan | None = None
     plans: list[EpochPlan] = []
@@ -72,6 +79,9 @@ def find_scope(
         if row.plan.number <= joined:
             continue
         plan = row.plan
+        for one, node in errors.items():
+            if one in row.counts and row.counts[one].rows:
+                return f"`{node}` rejected rows of epoch {plan.number}"
         if plan.pipeline_hash not in compiled:
             compiled[plan.pipeline_hash] = _rows_by(ledger.compiled(plan.pipeline_hash), sink)
         if last is not None and compiled[plan.pipeline_hash] != compiled[last.pipeline_hash]:
@@ -89,11 +99,6 @@ def find_scope(
     if first.number == 1 and not whole:
         limits.append("the target had rows before the first epoch")
     return AuditScope(first, last, whole, tuple(plans), tuple(limits))
-
-
-def sink_reads(model: PipelineModel, name: str, node: str) -> bool:
-    """Return whether rows of `node` reach the node `name`."""
-    return name == node or any(sink_reads(model, upstream, node) for upstream in graph.inputs_of(model, name))
 
 
 def _rows_by(body: Json, sink: str) -> str:

@@ -30,5 +30,22 @@ def test_rejected_rows_are_a_node() -> None:
     assert nodes["bad"].target.load_path is None
     shown = text(found, lineage=True)
     assert "rejected rows\n  orders.errors  errors, reads orders\n" in shown
-    assert "guaranteed: the key is the place of a message" in shown
+    assert "guaranteed: the key is the position of the rejected row" in shown
     assert '(["orders.errors<br/>errors"])' in mermaid(found)
+
+
+def test_rejected_rows_of_a_transform_follow_it() -> None:
+    file = FILE.replace("from: orders.errors", "from: priced.errors").replace(
+        "from: orders,", "from: priced,"
+    )
+    file = file.replace(", on_error: dead_letter", "").replace(
+        "sinks:",
+        "transforms:\n  priced: {type: sql, sql: SELECT id FROM orders, on_error: dead_letter}\nsinks:",
+    )
+    found = explain(parse_pipeline(file), Settings(), offline=True)
+    nodes = {node.name: node for node in found.nodes}
+    assert nodes["priced.errors"].inputs == ("priced",)
+    assert nodes["bad"].key == ("epoch", "position")
+    names = [column.name for column in nodes["bad"].columns]
+    assert names == ["node", "reason", "epoch", "operation", "position", "row"]
+    assert "  priced.errors  errors, reads priced\n" in text(found)
