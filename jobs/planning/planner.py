@@ -244,7 +244,7 @@ class PipelinePlanner:
             return self._frame(name, found, views, plan)
 
         try:
-            good, rejected = rejections.separate(output, found[upstream], compute)
+            good, rejected = rejections.separate(output, found[upstream], self.keys[upstream], compute)
         finally:
             found[upstream].createOrReplaceTempView(views[upstream])
         return {name: good, output.name: rejected}

@@ -3,13 +3,14 @@
 The transform is computed completely before a sink gets a row, so a sink that reads few of its columns rejects
 the same rows. If that fails, the rows are found by halves: a row costs about log2(n) computations of rows
 around it, and nothing is read again. A row is rejected if the transform cannot compute it alone, so a replay
-rejects the same rows.
+rejects the same rows. A delete needs only its key: its other columns are set to NULL if they cannot be
+computed, because a rejected delete would leave the row in the targets.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -58,21 +59,22 @@ class EpochRejections:
     _persisted: list[DataFrame] = field(default_factory=list)
 
     def separate(
-        self, output: ErrorsOutput, rows: DataFrame, compute: Compute
+        self, output: ErrorsOutput, rows: DataFrame, key: Sequence[str], compute: Compute
     ) -> tuple[DataFrame, DataFrame]:
         """Return the output of a transform for the rows that it can compute, and the rejected rows.
 
-        `rows` are the rows of its input. Raise DataError if more are rejected than `max_error_rate` or the
-        limit of one epoch allows, and the error of the input if that cannot be computed.
+        `rows` are the rows of its input, `key` is their key. Raise DataError if more are rejected than
+        `max_error_rate` or the limit of one epoch allows, and the error of the input if that cannot be
+        computed.
         """
         rows, rejected = ensure_started(rows), {}
         try:
             good = self._compute(output.node, compute(rows))
         except DataError:
             rows = self._keep(rows)
-            search = _RejectionSearch(output, rows, compute, self.texts)
+            search = _RejectionSearch(output, rows, key, compute, self.texts)
             rejected = search.run()
-            good = self._compute(output.node, compute(rows.where(f"NOT {_among(rejected)}")))
+            good = self._compute(output.node, compute(search.remaining_rows()))
             log.warning(
                 "event=rows_rejected node=%s epoch=%d rows=%d of=%d computations=%d error=%s",
                 output.node,
@@ -80,7 +82,7 @@ class EpochRejections:
                 len(rejected),
                 search.total,
                 search.computations,
-                next(iter(rejected.values())),
+                next(iter(rejected.values()), "-"),
             )
         self.counts[output.name] = len(rejected)
         return good, self._errors(output, rows, rejected)
@@ -149,25 +151,57 @@ class _RejectionSearch:
     """Finds the rows that a transform cannot compute, by halves of the positions."""
 
     def __init__(
-        self, output: ErrorsOutput, rows: DataFrame, compute: Compute, texts: Mapping[str, str]
+        self,
+        output: ErrorsOutput,
+        rows: DataFrame,
+        key: Sequence[str],
+        compute: Compute,
+        texts: Mapping[str, str],
     ) -> None:
         self._output = output
+        self._key = frozenset(name.lower() for name in key)
         self._compute = compute
         self._texts = texts
         self._rows = rows
-        every = _places(collect_arrow(rows.select(POS)))
-        self._places = sorted({*every})
+        table = collect_arrow(rows.select(OP, POS))
+        every = _places(table)
+        operations = dict(zip(every, table[OP].to_pylist(), strict=True))
+        self._deletes = {place for place, operation in operations.items() if operation == "d"}
+        self._places = sorted(operations)
         self.total = len(every)
         self.computations = 0
         self._found: dict[Place, str] = {}
+        self._bare: list[Place] = []
+        """The deletes that have only their key."""
 
     def run(self) -> dict[Place, str]:
-        """Return the positions of the rejected rows, with the reasons. At least one."""
+        """Return the positions of the rejected rows, with the reasons."""
         self._search(self._rows, 0, len(self._places), fails=True)
-        if not self._found:
+        if not self._found and not self._bare:
             msg = "the rows of an epoch cannot be computed, but each alone can"
             raise DataError(msg, node=self._output.node)
         return self._found
+
+    def remaining_rows(self) -> DataFrame:
+        """Return the input rows that are not rejected. Deletes that fail have only their key."""
+        rows = self._rows.where(f"NOT {_among(self._found)}") if self._found else self._rows
+        return self._without_payload(rows, self._bare) if self._bare else rows
+
+    def _without_payload(self, rows: DataFrame, places: Collection[Place]) -> DataFrame:
+        """Return the rows with NULL in all columns but the key at these positions."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        kept, bare = {*self._key, *HIDDEN}, F.expr(_among(places))
+        return rows.select(
+            *[
+                F.col(quote_identifier(field.name))
+                if field.name.lower() in kept
+                else F.when(~bare, F.col(quote_identifier(field.name))).alias(
+                    field.name, metadata=field.metadata or {}
+                )
+                for field in rows.schema.fields
+            ]
+        )
 
     def _search(self, rows: DataFrame, low: int, high: int, *, fails: bool) -> None:
         """Add the rejected rows from `low` to `high`. `fails`: at least one is known to be among them."""
@@ -175,14 +209,21 @@ class _RejectionSearch:
         if high - low <= 1:
             self._check_row(part, low)
         elif fails or self._error(part) is not None:
-            middle, before = (low + high) // 2, len(self._found)
+            middle, before = (low + high) // 2, self._count()
             self._search(part, low, middle, fails=False)
-            self._search(part, middle, high, fails=len(self._found) == before)
+            self._search(part, middle, high, fails=self._count() == before)
+
+    def _count(self) -> int:
+        return len(self._found) + len(self._bare)
 
     def _check_row(self, row: DataFrame, place: int) -> None:
         if (error := self._error(row)) is None:
             return
-        self._found[self._places[place]] = error.message
+        at = self._places[place]
+        if self._key and at in self._deletes and self._error(self._without_payload(row, [at])) is None:
+            self._bare.append(at)
+            return
+        self._found[at] = error.message
         count, first = len(self._found), next(iter(self._found.values()))
         check_rate(self._output, count, self.total, first, more=True)
         if count > _MOST:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from datetime import date, timedelta
 
 import psycopg
 import pytest
 from helpers.broken_messages import BrokenWorld
-from helpers.kafka_sink import read_messages
-from helpers.pipeline_world import FROM_TOPIC, HISTORY, Row, World
+from helpers.pipeline_world import World
+from helpers.rejected_changes import RejectingWorld, replay_changes
 from pyspark.sql import SparkSession
 
 from headrace.jobs.checks.audit import audit
@@ -107,26 +106,22 @@ def test_every_row_is_in_the_table_or_among_the_refused(
     assert all(one.passed is not False for one in checks), checks
 
 
-def replay_changes(world: World) -> tuple[list[Row], list[tuple[str, int, int]]]:
-    """The rows of the table, and the refused ones, worked out change by change."""
-    rows: dict[int, Row] = {}
-    refused: list[tuple[str, int, int]] = []
-
-    def apply(op: str, row: Row) -> None:
-        key, *_, amount = row
-        if op == "d":
-            rows.pop(key, None)
-        elif amount % 97 == 0:
-            refused.append((op, key, amount))
-        else:
-            rows[key] = row
-
-    for key in range(HISTORY):
-        apply("i", (key, date(2024, 1, 1) + timedelta(days=key % 60), f"n{key}", key * 3))
-    for message in read_messages(world.services.kafka.brokers, world.name):
-        if message.partition == 0 and message.offset < FROM_TOPIC:
-            continue
-        row = json.loads(message.value or b"")
-        op = (message.operation or "c").replace("c", "i")
-        apply(op, (row["id"], date.fromisoformat(row["day"]), row["name"], row["amount"]))
-    return sorted(rows.values()), sorted(refused)
+@pytest.mark.slow
+@pytest.mark.parametrize(("point", "nth", "who", "driver_rows"), STEPS)
+def test_every_row_is_computed_or_among_the_rejected(
+    world: World,
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+    point: str,
+    nth: int,
+    who: str,
+    driver_rows: int,
+) -> None:
+    """A transform cannot compute every 97th amount, of history and of the stream."""
+    monkeypatch.setenv("HEADRACE__KAFKA_SOURCE__DRIVER_ROWS", str(driver_rows))
+    rejecting = RejectingWorld(world)
+    assert world.crash(point, nth, who) != 0
+    assert world.run_here(spark).caught_up
+    rejecting.check(spark)
+    checks = audit(load_pipeline(world.file), world.settings(), spark=spark)
+    assert all(one.passed is not False for one in checks), checks
