@@ -241,7 +241,7 @@ class PipelinePlanner:
 
         def compute(rows: DataFrame) -> DataFrame:
             rows.createOrReplaceTempView(views[upstream])
-            return self._frame(name, found, views, plan)
+            return self._frame(name, {upstream: rows}, views, plan)
 
         try:
             good, rejected = rejections.separate(output, found[upstream], self.keys[upstream], compute)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from headrace.pipeline.model.strict import Columns, Strict
@@ -28,4 +30,21 @@ class NodeConfig(Strict):
     )
     telemetry: Telemetry | None = Field(
         default=None, description="Labels and event time of the node's metrics."
+    )
+
+
+class RejectingConfig(NodeConfig):
+    """A transform that can reject rows."""
+
+    on_error: Literal["fail", "dead_letter"] = Field(
+        default="fail",
+        description="What happens with a row that it cannot compute: it fails the epoch, or it goes to"
+        " the sinks with `from: <transform>.errors`.",
+    )
+    max_error_rate: float = Field(
+        default=0.1,
+        ge=0,
+        le=1,
+        description="With `on_error: dead_letter`: the largest fraction of rejected rows in an epoch of at"
+        " least 100 rows. More fail the epoch before anything is written.",
     )

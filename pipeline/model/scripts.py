@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt, WithJsonSchema
 
-from headrace.pipeline.model.base import FLUSH, PARALLELISM, NodeConfig
+from headrace.pipeline.model.base import FLUSH, PARALLELISM, RejectingConfig
 from headrace.pipeline.model.run_options import Duration, parse_size
 
 _LANGUAGES = {"js": "javascript", "ts": "typescript"}
@@ -44,7 +44,7 @@ FunctionName = Annotated[
 ]
 
 
-class ScriptTransformConfig(NodeConfig):
+class ScriptTransformConfig(RejectingConfig):
     """A JavaScript or TypeScript function, called per row in a sandbox without files, network or clock."""
 
     type: Literal["script"] = "script"
@@ -88,7 +88,7 @@ class ScriptTransformConfig(NodeConfig):
         return (self.from_,)
 
 
-class PythonTransformConfig(NodeConfig):
+class PythonTransformConfig(RejectingConfig):
     """A function of your own Python package over Arrow batches, in Spark's workers.
 
     Trusted only by the settings.

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeInt, PositiveInt
 from sqlglot import exp
 
-from headrace.pipeline.model.base import PARALLELISM, NodeConfig
+from headrace.pipeline.model.base import PARALLELISM, RejectingConfig
 from headrace.pipeline.model.handler import HandlerTransformConfig
 from headrace.pipeline.model.scripts import PythonTransformConfig, ScriptTransformConfig
 from headrace.pipeline.model.strict import Columns, Strict
@@ -25,7 +25,7 @@ _DIALECT = (
 )
 
 
-class SqlTransformConfig(NodeConfig):
+class SqlTransformConfig(RejectingConfig):
     """A projection, a filter, an unnest or a union in SQL."""
 
     type: Literal["sql"] = "sql"
@@ -34,18 +34,6 @@ class SqlTransformConfig(NodeConfig):
         " UNION ALL."
     )
     dialect: DialectName = Field(default="spark", description=_DIALECT)
-    on_error: Literal["fail", "dead_letter"] = Field(
-        default="fail",
-        description="What happens with a row that the SQL cannot compute: it fails the epoch, or it goes to"
-        " the sinks with `from: <transform>.errors`.",
-    )
-    max_error_rate: float = Field(
-        default=0.1,
-        ge=0,
-        le=1,
-        description="With `on_error: dead_letter`: the largest fraction of rejected rows in an epoch of at"
-        " least 100 rows. More fail the epoch before anything is written.",
-    )
     parallelism: PositiveInt | None = Field(default=None, description=PARALLELISM)
 
     def inputs(self, node: str) -> tuple[str, ...]:

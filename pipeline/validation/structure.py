@@ -157,7 +157,7 @@ def _wrong_errors(of: str, name: str, place: FileLocation, shape: _FileStructure
         msg, hint = f"reads `{upstream}`, and only sinks can", f"Give `from: {upstream}` to a sink."
     else:
         msg = f"reads `{upstream}`, and `{of}` rejects no rows: it has no `on_error: dead_letter`"
-        kind = "kafka source" if of in shape.names["sources"] else "sql transform"
+        kind = "kafka source" if of in shape.names["sources"] else "transform"
         hint = f"Set `on_error: dead_letter` at the {kind} `{of}`, or remove this node."
     return UserError(msg, hint=hint, node=name, place=place)
 

@@ -156,6 +156,43 @@ def test_a_bad_row_ends_the_epoch_with_its_name_and_place(
     assert "org.apache.spark" not in str(outcome.error)
 
 
+@pytest.mark.parametrize("name", ["boom", "hang"])
+def test_rejected_rows_of_a_script_are_apart(bench: PipelineTestRunner, tmp_path: Path, name: str) -> None:
+    pipeline = PIPELINE.replace("timeout: 500ms", "timeout: 500ms\n    on_error: dead_letter")
+    pipeline += "  bad: {type: blackhole, from: x.errors, delivery: at_least_once}\n"
+    tests = f"""
+  apart:
+    given: {{s: {{rows: [{{id: 3, name: a}}, {{id: 4, name: {name}, price: "1.50", _gs_op: u}}, {{id: 5, name: b}}]}}}}
+    expect:
+      x: {{columns: [id, name], rows: [{{id: 3, name: a!}}, {{id: 5, name: b!}}]}}
+      bad:
+        columns: [node, epoch, operation, row]
+        rows:
+          - node: x
+            epoch: 1
+            operation: u
+            row: '{{"id":4,"name":"{name}","price":1.50,"at":null,"big":null,"raw":null}}'
+"""
+    outcome = ran(bench, tmp_path, tests, pipeline)
+    assert failure(outcome) == []
+    assert outcome.passed
+
+
+def test_rejected_rows_of_a_function_are_apart(bench: PipelineTestRunner, tmp_path: Path) -> None:
+    pipeline = PIPELINE.replace("options: {by: 2}", "options: {by: 1}\n    on_error: dead_letter")
+    pipeline += "  bad: {type: blackhole, from: p.errors, delivery: at_least_once}\n"
+    tests = """
+  apart:
+    given: {y: {rows: [{id: 3, n: "12"}, {id: 4, n: "13"}, {id: 5, n: "14"}]}}
+    expect:
+      q: {columns: [id], rows: [{id: 3}, {id: 5}]}
+      bad: {columns: [node, row], rows: [{node: p, row: '{"id":4,"n":"13","t":null}'}]}
+"""
+    outcome = ran(bench, tmp_path, tests, pipeline)
+    assert failure(outcome) == []
+    assert outcome.passed
+
+
 def test_a_function_that_fails_is_told_with_its_line(bench: PipelineTestRunner, tmp_path: Path) -> None:
     outcome = ran(
         bench,
