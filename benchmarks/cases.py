@@ -20,6 +20,8 @@ import psycopg
 from confluent_kafka import Producer
 from psycopg import sql
 
+from benchmarks.avro import avro
+from benchmarks.clickhouse import clickhouse
 from benchmarks.functions import format_call, format_capped_rate, format_ratio
 from benchmarks.kit import (
     HISTORY,
@@ -314,6 +316,8 @@ CASES: dict[str, Callable[[BenchmarkRunner, int], list[str]]] = {
     "history": history,
     "upsert": upsert,
     "publishing": publishing,
+    "avro": avro,
+    "clickhouse": clickhouse,
     "epoch": epoch,
     "live": live,
     "startup": startup,

@@ -31,7 +31,7 @@ class EpochCommitted:
     steps: Mapping[str, float]
     backlog: int | None = None
     rejected: Mapping[str, int] = field(default_factory=dict)
-    """Rejected rows by source with dead letters."""
+    """Rejected rows by node with dead letters."""
 
     @property
     def largest_rows(self) -> int:
@@ -138,7 +138,7 @@ class RunResult:
     history_complete: bool
     caught_up: bool
     rejected: Mapping[str, int] = field(default_factory=dict)
-    """Rejected rows by source with dead letters."""
+    """Rejected rows by node with dead letters."""
 
 
 @dataclass(frozen=True, slots=True)
