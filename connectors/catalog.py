@@ -84,6 +84,7 @@ CONNECTORS: tuple[Connector, ...] = (
             capabilities=SinkCapabilities(
                 **_EXACTLY_ONCE,
                 visibility=Visibility.PARTITION,
+                direct=Visibility.PARTITION,
                 can_truncate=True,
                 versions=True,
                 without_spark=True,

@@ -27,6 +27,7 @@ import pyarrow as pa
 from headrace.connectors.clickhouse.client import SINK, connect
 from headrace.connectors.clickhouse.commit_table import CommitTable, PendingEpoch, TableSinkState
 from headrace.connectors.clickhouse.config import ClickHouseSinkConfig
+from headrace.connectors.clickhouse.direct import DirectSplits
 from headrace.connectors.clickhouse.loader import StageLoad, now_micros
 from headrace.connectors.clickhouse.sink_content import TableReader
 from headrace.connectors.clickhouse.sink_table import SinkTable, TargetTable
@@ -41,7 +42,8 @@ from headrace.connectors.lakehouse_rows import (
     select_append_rows,
 )
 from headrace.connectors.row_errors import explain_failure
-from headrace.connectors.sink_base import SinkContext
+from headrace.connectors.sink_base import DirectSink, SinkContext
+from headrace.connectors.source_base import SplitReader
 from headrace.connectors.transactional_sink import CommitKind, SinkCommit, SinkState, TransactionalSink
 from headrace.pipeline.errors import TargetError, TransientError
 from headrace.pipeline.model.capabilities import SinkCapabilities
@@ -51,12 +53,12 @@ from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Json, Wri
 
 if TYPE_CHECKING:
     from clickhouse_connect.driver.client import Client
+    from pyspark.sql import SparkSession
 
-    from headrace.connectors.frame import EpochFrame
     from headrace.connectors.target_query import TargetQuery
 
 
-class ClickHouseSink(TransactionalSink):
+class ClickHouseSink(TransactionalSink, DirectSink):
     """One table. Delivery is exactly once: see this module.
 
     With a key the table is a ReplacingMergeTree: its readers use FINAL.
@@ -140,8 +142,8 @@ class ClickHouseSink(TransactionalSink):
         state = self._state or TableSinkState(change.generation, info.uuid, None)
         try:
             attempt = None
-            if change.kind is CommitKind.EPOCH and change.frame is not None:
-                state, record, attempt = self._write_epoch(stage, state, change, change.frame)
+            if change.kind is CommitKind.EPOCH:
+                state, record, attempt = self._write_epoch(stage, state, change)
             elif change.kind is CommitKind.TRUNCATE:
                 stage.empty_target()
             else:
@@ -159,6 +161,16 @@ class ClickHouseSink(TransactionalSink):
             raise self._explain(error) from error
         self._state = state
         return _state_in(info, state)
+
+    def write_direct(self, plan: EpochPlan, fetch: SplitReader, spark: SparkSession) -> WriteCounts | None:
+        """Let tasks stage the splits. A version decides between rows of a key, which needs Spark."""
+        if self._key and self._node.version_column:
+            return None
+        master = self._context.settings.spark.master
+        splits = DirectSplits.of(fetch, self._context.schema, self._key, spark, master)
+        if splits is None:
+            return None
+        return self._advance_epoch(plan, lambda change: replace(change, files=splits))
 
     def claim_target(self) -> None:
         """Add this sink's claim, then read all claims, and withdraw if there is a rival.
@@ -313,7 +325,7 @@ class ClickHouseSink(TransactionalSink):
         return state
 
     def _write_epoch(
-        self, stage: GenerationStage, state: TableSinkState, change: SinkCommit, frame: EpochFrame
+        self, stage: GenerationStage, state: TableSinkState, change: SinkCommit
     ) -> tuple[TableSinkState, CommitRecord, int | None]:
         """Stage and attach the rows of an epoch. Return the state, the record to write, and the attempt.
 
@@ -321,7 +333,7 @@ class ClickHouseSink(TransactionalSink):
         """
         assert change.plan is not None  # noqa: S101
         load = self._load(stage, change.plan.number, max(now_micros(), state.clock + 1))
-        rows = self._stage_rows(load, frame)
+        rows = self._stage_rows(load, change)
         self._check_staged(stage, rows)
         record = change.complete(WriteCounts(rows, None, None, None))
         state = replace(state, generation=change.generation, clock=load.clock)
@@ -346,8 +358,12 @@ class ClickHouseSink(TransactionalSink):
             self._node.version_column,
         )
 
-    def _stage_rows(self, load: StageLoad, frame: EpochFrame) -> int:
+    def _stage_rows(self, load: StageLoad, change: SinkCommit) -> int:
         """Stage the rows of an epoch: with a key the last row of each. Return their number."""
+        frame, splits = change.frame, change.files
+        if isinstance(splits, DirectSplits):
+            return splits.stage(load)
+        assert frame is not None  # noqa: S101
         if frame.key:
             version = self._node.version_column
             few = collect_last_rows(self._name, frame, version)

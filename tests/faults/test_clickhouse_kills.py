@@ -56,6 +56,17 @@ STEPS = [
 ]
 
 
+# Of the splits of history, which tasks stage without Spark.
+DIRECT_STEPS = [
+    ("stage-filled", 1, "driver"),
+    ("stage-filled", 2, "group"),
+    ("stage-announced", 2, "driver"),
+    ("stage-attaching", 1, "group"),
+    ("stage-attached", 2, "driver"),
+    ("stage-recorded", 3, "group"),
+]
+
+
 @pytest.fixture
 def keyed(world: World) -> World:
     """The world with a pipeline into a table that the sink creates."""
@@ -122,6 +133,24 @@ def test_every_row_without_a_key_is_there_once(
     assert appended.crash(point, nth, who) != 0
     assert appended.run_here(spark).caught_up
     assert rows(appended, final=False) == expected_appends(appended)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("point", "nth", "who"), DIRECT_STEPS)
+def test_every_row_of_a_direct_load_is_there_once(
+    appended: World, spark: SparkSession, point: str, nth: int, who: str
+) -> None:
+    """A table with a key has the same steps. The history of this world has its keys in several splits."""
+    world, text = appended, appended.file.read_text()
+    shaped = next(line for line in text.splitlines() if "shaped: {" in line)
+    text = text.replace("transforms:\n", "").replace(f"{shaped}\n", "").replace("from: shaped", "from: src")
+    world.file.write_text(text.replace("source_type: kafka,", "source_type: kafka, filter: _gs_op <> 'd',"))
+    explained = world.run_cli("explain", str(world.file))
+    assert "history goes from source to sink as Arrow" in " ".join(explained.split()), explained
+    assert world.crash(point, nth, who) != 0
+    assert world.run_here(spark).caught_up
+    expected = [(key, day, name.lower(), amount // 2) for key, day, name, amount in expected_appends(world)]
+    assert rows(world, final=False) == expected
 
 
 @pytest.mark.slow

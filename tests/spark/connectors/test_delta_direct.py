@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -13,12 +12,12 @@ import pyarrow as pa
 import pytest
 from helpers.depth import with_slow
 from helpers.lakehouse_tables import SCHEMA, plan
+from helpers.split_rows import GivenSplits
 from pyspark.sql import SparkSession
 
 from headrace.connectors.delta.log_writer import LogWriter
-from headrace.connectors.source_base import SplitReader
 from headrace.pipeline.errors import DataError, FencedError, TransientError
-from headrace.pipeline.protocol.epochs import Json, WriteCounts
+from headrace.pipeline.protocol.epochs import WriteCounts
 from tests.spark.connectors.test_delta_sink import Table, kill_at_gate
 
 TYPES = pa.schema(
@@ -44,32 +43,8 @@ VALUES = [
 ]
 
 
-@dataclass
-class Splits(SplitReader):
-    """Splits of given rows, by name; a row of None is an error. `reads` are the splits that were read."""
-
-    schema: pa.Schema
-    rows: Mapping[str, list[Any]]
-    reads: list[str]
-
-    @property
-    def splits(self) -> list[Json]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return [{"name": name} for name in self.rows]
-
-    def fetch(self, split: Json) -> Iterator[pa.RecordBatch]:
-        self.reads.append(split["name"])
-        for row in self.rows[split["name"]]:
-            if row is None:
-                msg = "the row cannot be read"
-                raise DataError(msg)
-            yield pa.RecordBatch.from_arrays(
-                [pa.array([value], kind) for value, kind in zip(row, self.schema.types, strict=True)],
-                schema=self.schema,
-            )
-
-
-def splits(schema: pa.Schema = SCHEMA, **rows: Any) -> Splits:
-    return Splits(schema, rows, [])
+def splits(schema: pa.Schema = SCHEMA, **rows: Any) -> GivenSplits:
+    return GivenSplits(schema, rows, [])
 
 
 def data_files(table: Table) -> set[str]:
