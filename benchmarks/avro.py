@@ -36,7 +36,7 @@ transforms:
     sql: SELECT id, upper(symbol) AS symbol, price * amount AS total, day FROM src WHERE id % 10 <> 0
 sinks:
   out: {{type: blackhole, from: priced}}
-epoch: {{interval: 0s}}
+epoch: {{interval: 0s, stream_rows: 1000000}}
 """
 
 

@@ -15,7 +15,7 @@ from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING
 
 from headrace.connectors.task_failures import TaskFailure
-from headrace.pipeline.errors import ROW_ERROR, DataError, HeadraceError, RetentionError
+from headrace.pipeline.errors import ROW_ERROR, DataError, HeadraceError, RetentionError, TransientError
 from headrace.pipeline.protocol.epochs import Json
 
 if TYPE_CHECKING:
@@ -73,6 +73,14 @@ class RowConditions:
 
         text = F.lit(what) if isinstance(what, str) else what
         self._checks.append(RowCheck(holds, text, row_error(self._node, text, hint, **facts)))
+        return self._checks[-1]
+
+    def require_or_retry(self, holds: Column, what: str) -> RowCheck:
+        """Add a check that fails the task with TransientError, so that the epoch is tried again."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        failure = TaskFailure.of(TransientError(what, node=self._node)).to_json()
+        self._checks.append(RowCheck(holds, F.lit(what), F.raise_error(F.lit(ROW_ERROR + failure))))
         return self._checks[-1]
 
     def guard(self, value: Column, *checks: RowCheck) -> Column:

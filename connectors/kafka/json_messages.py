@@ -48,8 +48,9 @@ class JsonMessages:
     def check_order(self) -> None:
         """Do nothing: the columns are in the file."""
 
-    def decode(self, messages: DataFrame) -> DataFrame:
+    def decode(self, messages: DataFrame, *, is_first: bool = False) -> DataFrame:
         """Return the rows of messages, lazily."""
+        del is_first
         return self._decoder_of(messages).decode(messages)
 
     def decode_batch(self, spark: SparkSession, batch: MessageBatch, topic: str) -> pa.Table | None:

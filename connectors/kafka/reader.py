@@ -64,8 +64,11 @@ class MessageFormat(Protocol):
         """Raise TransientError if messages before the current end may not fit the columns."""
         ...
 
-    def decode(self, messages: DataFrame) -> DataFrame:
-        """Return the rows of messages, lazily."""
+    def decode(self, messages: DataFrame, *, is_first: bool = False) -> DataFrame:
+        """Return the rows of messages, lazily.
+
+        `is_first`: they may raise TransientError, because the range is decoded once more without it.
+        """
         ...
 
     def decode_batch(self, spark: SparkSession, batch: MessageBatch, topic: str) -> pa.Table | None:
@@ -111,10 +114,16 @@ class MessageReader:
         self._failures = 0
         self._skipped = 0
 
-    def read(self, spark: SparkSession, ranges: Mapping[str, tuple[int, int]]) -> DataFrame:
-        """Return the rows of the offsets [start, end) by partition. No range is empty."""
-        rows = self.read_with_errors(spark, ranges)
-        return good_rows(rows) if self._node.on_error == "dead_letter" else rows
+    def read(
+        self, spark: SparkSession, ranges: Mapping[str, tuple[int, int]], *, is_first: bool = False
+    ) -> DataFrame:
+        """Return the rows of the offsets [start, end) by partition. No range is empty.
+
+        For `is_first` see `MessageFormat.decode`.
+        """
+        if self._node.on_error == "dead_letter":
+            return good_rows(self.read_with_errors(spark, ranges))
+        return self.format.decode(self._messages(spark, ranges), is_first=is_first)
 
     def read_with_errors(self, spark: SparkSession, ranges: Mapping[str, tuple[int, int]]) -> DataFrame:
         """Return the rows as `read`. With dead letters, rejected ones are among them; see `dead_letters`."""

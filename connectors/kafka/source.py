@@ -57,6 +57,8 @@ class KafkaStream(UnboundedSource):
         self._sizes = SizeEstimator(self._peeker)
         self._sized: tuple[dict[int, tuple[int, int]], int] = ({}, 0)
         self._checked: Json | None = None
+        self._planned: Json | None = None
+        """The end of the last planned epoch until it is read by Spark."""
         self._reader = MessageReader(name, node, self._connection, self.group, ordinal)
 
     @classmethod
@@ -245,7 +247,7 @@ class KafkaStream(UnboundedSource):
             offsets |= bounded
             self._sized = {part: (start, offsets[part]) for part, start in starts.items()}, size
         found = self._position(topic, offsets, at.get("growing"))
-        self._checked = found
+        self._checked = self._planned = found
         return found
 
     def estimate_bytes(self, start: Json, end: Json, most: int) -> int:
@@ -262,7 +264,8 @@ class KafkaStream(UnboundedSource):
 
     def read(self, spark: SparkSession, start: Json, end: Json) -> DataFrame:
         """Return the rows in [start, end). Raise the errors of `check_range`."""
-        return self.filter_rows(self._reader.read(spark, self._ranges(start, end)))
+        is_first, self._planned = end == self._planned, None
+        return self.filter_rows(self._reader.read(spark, self._ranges(start, end), is_first=is_first))
 
     def read_with_errors(self, spark: SparkSession, start: Json, end: Json) -> DataFrame | pa.Table:
         """See `UnboundedSource.read_with_errors`. A small range is read in the driver."""

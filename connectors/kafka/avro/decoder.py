@@ -82,21 +82,31 @@ class AvroMessageDecoder:
         """The expressions of the last branches. Building them costs more than a small epoch."""
 
     def decode(
-        self, messages: DataFrame, values: Branches, keys: Branches, *, in_driver: bool = False
+        self,
+        messages: DataFrame,
+        values: Branches,
+        keys: Branches,
+        *,
+        in_driver: bool = False,
+        may_retry: bool = False,
     ) -> DataFrame:
         """Return the decoded rows, lazily.
 
         `values` and `keys` have a branch for every frame of the messages' payloads, and of the keys of
-        tombstones. With `in_driver`, the plan is one that Spark computes over local rows without a job.
+        tombstones. With `in_driver`, the plan is one that Spark computes over local rows without a job. With
+        `may_retry`, a frame without a branch raises TransientError.
         """
-        cached = messages.sparkSession.sparkContext, dict(values), dict(keys), in_driver
+        cached = messages.sparkSession.sparkContext, dict(values), dict(keys), in_driver, may_retry
         if self._cached != cached:
-            self._cached, self._steps = cached, self._build(values, keys, in_driver=in_driver)
+            self._cached = cached
+            self._steps = self._build(values, keys, in_driver=in_driver, may_retry=may_retry)
         for step in self._steps:
             messages = messages.select(*step)
         return messages
 
-    def _build(self, values: Branches, keys: Branches, *, in_driver: bool) -> list[list[Column]]:
+    def _build(
+        self, values: Branches, keys: Branches, *, in_driver: bool, may_retry: bool
+    ) -> list[list[Column]]:
         """Return the columns of the steps: frame, from_avro, checks, conversions, rows."""
         from pyspark.sql import functions as F  # noqa: N812
 
@@ -110,7 +120,7 @@ class AvroMessageDecoder:
             body.alias(_BODY),
         ]
         read, whole, values_, last = (RowConditions(self._node, collect=self._dead_letters) for _ in range(4))
-        decoded = self._decoded(read, values, keys).alias(_DECODED)
+        decoded = self._decoded(read, values, keys, may_retry=may_retry).alias(_DECODED)
         checked = self._checked(whole).alias(_DECODED)
         convert = ValueConverter(values_, place_columns()).convert
         columns = [
@@ -135,7 +145,7 @@ class AvroMessageDecoder:
             first.append(read.reason().alias(REASON))
         return [framed, first, [*message, *rows], [*message, *columns], [*payload, *final]]
 
-    def _decoded(self, checks: RowConditions, values: Branches, keys: Branches) -> Column:
+    def _decoded(self, checks: RowConditions, values: Branches, keys: Branches, *, may_retry: bool) -> Column:
         """Return the record that from_avro reads, with `LAST`; NULL for a payload that it cannot read."""
         from pyspark.sql import functions as F  # noqa: N812
 
@@ -162,8 +172,14 @@ class AvroMessageDecoder:
                     required.append(checks.require(~condition, branch, hint, **where, payload=shown))
                 else:
                     found = found.when(condition, _from_avro(branch))
-        what = F.concat(F.lit("the message has no branch for the frame "), F.hex(_FRAME))
-        required.append(checks.require(known, what, "Please report this.", **where))
+        if may_retry:
+            what = (
+                "a message has another schema than those before, so the schemas of the epoch are read first"
+            )
+            required.append(checks.require_or_retry(known, what))
+        else:
+            what = F.concat(F.lit("the message has no branch for the frame "), F.hex(_FRAME))
+            required.append(checks.require(known, what, "Please report this.", **where))
         return checks.guard(found, *required)
 
     def _checked(self, checks: RowConditions) -> Column:

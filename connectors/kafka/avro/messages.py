@@ -50,6 +50,8 @@ class AvroMessages:
         self._client = SchemaRegistryClient(name, connection)
         self._overrides = {one.from_: one.to for one in node.schema_id_overrides}
         self.driver_rows = _DRIVER_ROWS
+        self._frames: set[tuple[bytes, bool]] = set()
+        """The frames of messages that Spark has read, see `_read_frames`."""
 
     @cached_property
     def _reader(self) -> AvroType:
@@ -106,8 +108,24 @@ class AvroMessages:
         ids = self._node.skip_schema_resolution_for_reader_schema_ids
         return self._node.skip_schema_resolution or self._node.reader_schema_id in ids
 
-    def decode(self, messages: DataFrame) -> DataFrame:
-        """Return the rows of messages, lazily. A job reads the schema ids of the messages before."""
+    def decode(self, messages: DataFrame, *, is_first: bool = False) -> DataFrame:
+        """Return the rows of messages, lazily.
+
+        A job reads the schema ids of the messages before, which costs about as much as decoding them. With
+        `is_first`, the ids of earlier ranges are used, and a message with another one raises TransientError.
+        """
+        if not is_first or not self._frames:
+            self._frames |= self._read_frames(messages)
+            is_first = False
+        return self._decoder.decode(
+            messages,
+            self._branches(frame for frame, of_key in self._frames if not of_key),
+            self._branches((frame for frame, of_key in self._frames if of_key), of_keys=True),
+            may_retry=is_first,
+        )
+
+    def _read_frames(self, messages: DataFrame) -> set[tuple[bytes, bool]]:
+        """Return the frames of the messages, and whether they are of the key of a tombstone."""
         from pyspark.sql import functions as F  # noqa: N812
 
         is_tombstone = F.col("value").isNull()
@@ -120,12 +138,7 @@ class AvroMessages:
             .limit(2 * _MOST_SCHEMAS + 1)
             .collect()
         )
-        found = [(bytes(row.frame), row.of_key) for row in frames]
-        return self._decoder.decode(
-            messages,
-            self._branches(frame for frame, of_key in found if not of_key),
-            self._branches((frame for frame, of_key in found if of_key), of_keys=True),
-        )
+        return {(bytes(row.frame), row.of_key) for row in frames}
 
     def decode_batch(self, spark: SparkSession, batch: MessageBatch, topic: str) -> pa.Table:
         """Return the rows of messages that are in the driver. Spark decodes them there, without a job."""

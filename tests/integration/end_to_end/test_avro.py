@@ -22,13 +22,14 @@ from helpers.avro_messages import encode, frame, number, record
 from helpers.schema_registry import SchemaRegistry
 from helpers.spark_settings import SHORT_LIVED_SPARK_ENVIRONMENT
 from psycopg.conninfo import conninfo_to_dict
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
+from headrace.connectors.kafka.avro.messages import AvroMessages
 from headrace.connectors.kafka.driver_reader import DriverReader
 from headrace.jobs.checks.audit import ContentAuditOptions, audit
 from headrace.jobs.checks.preflight import check_pipeline
 from headrace.jobs.explain.build import explain
-from headrace.jobs.run.events import EpochCommitted, RunResult, Until
+from headrace.jobs.run.events import EpochCommitted, RunMessage, RunResult, Until
 from headrace.jobs.run.repair import replay
 from headrace.jobs.run.runner import run
 from headrace.pipeline.config.sections import ClickHouseConnection
@@ -250,6 +251,44 @@ def test_without_the_check_of_order_the_old_columns_stay(place: Place) -> None:
 
     run(file, settings, until=Until.FOREVER, spark=place.spark, listener=on_commit, stop=stop)
     assert place.rows("id, name") == [(1, "a"), (2, "b")]
+
+
+def test_the_schema_ids_of_an_epoch_are_read_once_unless_there_is_a_new_one(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An epoch with a schema that no earlier one had is tried again, with all its rows."""
+    place.write(rows=2)
+    one, two = place.register(FIRST), place.register(SECOND)
+    place.send(one, FIRST, first(1, "a"), first(2, "b"), first(3, "c"))
+    second = {"name": "d", "city": (1, "Ulm"), "rank": 1}
+    place.send(two, SECOND, second | {"id": 4}, second | {"id": 5})
+    place.send(one, FIRST, first(6, "f"))
+    reads: list[int] = []
+    read = AvroMessages._read_frames
+
+    def count_reads(self: AvroMessages, messages: DataFrame) -> set[tuple[bytes, bool]]:
+        reads.append(messages.count())
+        return read(self, messages)
+
+    monkeypatch.setattr(AvroMessages, "_read_frames", count_reads)
+    events: list[Any] = []
+    run(
+        load_pipeline(place.file),
+        place.settings(driver_rows=0),
+        until=Until.CAUGHT_UP,
+        spark=place.spark,
+        listener=events.append,
+    )
+    assert place.rows("id, name, city, rank") == [
+        *((key, name, None, 7) for key, name in ((1, "a"), (2, "b"), (3, "c"))),
+        *((key, "d", "Ulm", 1) for key in (4, 5)),
+        (6, "f", None, 7),
+    ]
+    assert len([event for event in events if isinstance(event, EpochCommitted)]) == 3
+    (message,) = [event.message for event in events if isinstance(event, RunMessage)]
+    assert "attempt 1 failed, trying again in 0.5 s: " in message
+    assert "a message has another schema than those before" in message
+    assert reads == [2, 2], "the first epoch, and the second attempt at the second one"
 
 
 # Daily ones: test_a_replay_writes_the_former_columns, and kills with an open epoch in test_start_without_spark.py.
