@@ -90,7 +90,7 @@ def read_messages(task: PeerTask, group: str, batch: int = BATCH) -> Iterator[tu
         }
     )
     partitions = [TopicPartition(task.topic, number) for number in range(4)]
-    committed = consumer.committed(partitions, timeout=30)
+    committed = _read_committed(consumer, partitions)
     positions = [TopicPartition(task.topic, p.partition, max(p.offset, 0)) for p in committed]
     ends = [consumer.get_watermark_offsets(p, timeout=30)[1] for p in partitions]
     left = sum(end - p.offset for end, p in zip(ends, positions, strict=True))
@@ -105,3 +105,20 @@ def read_messages(task: PeerTask, group: str, batch: int = BATCH) -> Iterator[tu
             left -= len(values)
             yield values, consumer
     consumer.close()
+
+
+def _read_committed(consumer: Any, partitions: list[Any]) -> list[Any]:
+    """Return the committed offsets of the group. A broker that has just started has no coordinator yet."""
+    from confluent_kafka import KafkaError, KafkaException
+
+    for _ in range(30):
+        try:
+            return consumer.committed(partitions, timeout=30)
+        except KafkaException as error:
+            if error.args[0].code() not in (
+                KafkaError.NOT_COORDINATOR,
+                KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+            ):
+                raise
+            time.sleep(0.5)
+    return consumer.committed(partitions, timeout=30)
