@@ -64,16 +64,12 @@ class ArrowMessageDecoder:
             return None
         if OP not in self._kinds:
             operations = pa.array(batch.operations, pa.string())
-        named = _name_operations(operations)
+        named = name_operations(operations)
         if named is None:
             return None
         if self._metadata:
-            at = pa.array(batch.timestamps, pa.timestamp("ms", tz="UTC"))
-            places = (pa.array(batch.partitions, pa.int32()), pa.array(batch.offsets, pa.int64()), at)
-            columns |= {
-                name: column.cast(kind) for (name, kind), column in zip(METADATA, places, strict=True)
-            }
-        return pa.table(columns | {OP: named, POS: self._positions(batch)})
+            columns |= metadata_columns(batch)
+        return pa.table(columns | {OP: named, POS: message_positions(batch, self._ordinal)})
 
     def _parse(self, text: bytes, rows: int) -> dict[str, Any] | None:
         schema = pa.schema([pa.field(name, _read_as(kind)) for name, kind in self._kinds.items()])
@@ -92,15 +88,24 @@ class ArrowMessageDecoder:
             return None
         return {name: _convert(table[name], kind) for name, kind in self._kinds.items()}
 
-    def _positions(self, batch: MessageBatch) -> pa.Array:
-        rows = len(batch)
-        parts = (
-            pa.repeat(pa.scalar(self._ordinal, pa.int32()), rows),
-            pa.array(batch.partitions, pa.int32()),
-            pa.array(batch.offsets, pa.int64()),
-            pa.repeat(pa.scalar(0, pa.int64()), rows),
-        )
-        return pa.StructArray.from_arrays(list(parts), fields=list(POS_ARROW))
+
+def message_positions(batch: MessageBatch, ordinal: int) -> pa.Array:
+    """Return `_gs_pos` of each message."""
+    rows = len(batch)
+    parts = (
+        pa.repeat(pa.scalar(ordinal, pa.int32()), rows),
+        pa.array(batch.partitions, pa.int32()),
+        pa.array(batch.offsets, pa.int64()),
+        pa.repeat(pa.scalar(0, pa.int64()), rows),
+    )
+    return pa.StructArray.from_arrays(list(parts), fields=list(POS_ARROW))
+
+
+def metadata_columns(batch: MessageBatch) -> dict[str, pa.Array]:
+    """Return the columns of `include_metadata`."""
+    at = pa.array(batch.timestamps, pa.timestamp("ms", tz="UTC"))
+    places = (pa.array(batch.partitions, pa.int32()), pa.array(batch.offsets, pa.int64()), at)
+    return {name: column.cast(kind) for (name, kind), column in zip(METADATA, places, strict=True)}
 
 
 def _is_supported(kind: pa.DataType) -> bool:
@@ -185,7 +190,7 @@ def _all_match(column: pa.ChunkedArray, pattern: str) -> bool:
     return pc.all(pc.match_substring_regex(column, pattern)).as_py() is not False
 
 
-def _name_operations(texts: Any) -> pa.Array | None:
+def name_operations(texts: Any) -> pa.Array | None:
     """Return i, u or d for each text; i where there is none. Return None for an unknown text."""
     if isinstance(texts, pa.ChunkedArray):
         texts = texts.combine_chunks()

@@ -22,8 +22,12 @@ class SchemaIdOverride(Strict):
     to: PositiveInt = Field(description="The id of the schema that they were written with.")
 
 
+PLAIN_FORMATS = ("text", "bytes")
+"""Formats whose columns are the key and the value of a message."""
+
+
 class KafkaSourceConfig(SourceConfig):
-    """A Kafka topic with one JSON object, or one Avro record in Confluent's frame, per message."""
+    """A Kafka topic. A message is a JSON object, an Avro record in Confluent's frame, a text, or bytes."""
 
     identity_keys: ClassVar[frozenset[str]] = frozenset({"topic", "starting_offsets"})
     metric_labels: ClassVar[tuple[str, ...]] = ("topic", "partition")
@@ -44,9 +48,10 @@ class KafkaSourceConfig(SourceConfig):
 
     type: Literal["kafka"] = "kafka"
     topic: str = Field(description="The topic's name.")
-    data_format: Literal["json", "avro"] | None = Field(
+    data_format: Literal["json", "avro", "text", "bytes"] | None = Field(
         default=None,
-        description="How a message is encoded. Defaults to `json` with a `schema`, and to `avro` without.",
+        description="How a message is encoded. Defaults to `json` with a `schema`, and to `avro` without."
+        " `text` and `bytes` give the columns `key` and `value` as they are.",
     )
     schema_: dict[str, str] = Field(
         default_factory=dict,
@@ -120,7 +125,7 @@ class KafkaSourceConfig(SourceConfig):
     parallelism: PositiveInt | None = Field(default=None, description=PARALLELISM)
 
     @property
-    def format(self) -> Literal["json", "avro"]:
+    def format(self) -> Literal["json", "avro", "text", "bytes"]:
         """How a message is encoded."""
         return self.data_format or ("json" if self.schema_ else "avro")
 

@@ -12,11 +12,12 @@ from headrace.connectors.filter_marks import mark_filtered_rows
 from headrace.connectors.kafka.avro.messages import AvroMessages
 from headrace.connectors.kafka.avro.reader_schema import avro_columns, parse_file_schema
 from headrace.connectors.kafka.client_config import spark_options
-from headrace.connectors.kafka.config import KafkaSourceConfig
+from headrace.connectors.kafka.config import PLAIN_FORMATS, KafkaSourceConfig
 from headrace.connectors.kafka.driver_reader import DriverReader
 from headrace.connectors.kafka.json_decoder import payload_schema
 from headrace.connectors.kafka.json_messages import JsonMessages
 from headrace.connectors.kafka.message_batch import MessageBatch
+from headrace.connectors.kafka.plain_messages import PlainMessages, plain_schema
 from headrace.connectors.lazy_session import ensure_started
 from headrace.connectors.spark_plan import refuse_relative_timestamps
 from headrace.pipeline.config.sections import KafkaConnection
@@ -86,11 +87,15 @@ def message_format(
     """Return the format of a node's messages."""
     if node.format == "avro":
         return AvroMessages(name, node, connection, ordinal)
+    if node.format in PLAIN_FORMATS:
+        return PlainMessages(name, node, ordinal)
     return JsonMessages(name, node, ordinal)
 
 
 def declared_columns(name: str, node: Any) -> pa.Schema | None:
     """Return the columns that a node of a file or a phase declares, or None if only the registry has them."""
+    if node.format in PLAIN_FORMATS:
+        return plain_schema(name, node)
     if node.schema_:
         return payload_schema(name, node.schema_, metadata=node.include_metadata)
     if node.reader_schema is None:

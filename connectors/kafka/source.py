@@ -69,7 +69,7 @@ class KafkaStream(UnboundedSource):
     @property
     def is_resolved(self) -> bool:
         """See `UnboundedSource.is_resolved`."""
-        return self._node.format == "json" or self._node.reader_schema is not None
+        return self._node.format != "avro" or self._node.reader_schema is not None
 
     @property
     def group(self) -> str:

@@ -71,7 +71,8 @@ class EpochRejections:
         try:
             good = self._compute(output.node, compute(rows))
         except DataError:
-            rows = self._keep(rows)
+            # Computed once. An error in them is one of another node, which its SQL tells.
+            rows = self._compute("", rows)
             search = _RejectionSearch(output, rows, key, compute, self.texts)
             rejected = search.run()
             good = self._compute(output.node, compute(search.remaining_rows()))
@@ -91,15 +92,6 @@ class EpochRejections:
         """Release the rows that Spark keeps."""
         for frame in self._persisted:
             frame.unpersist(blocking=False)
-
-    def _keep(self, rows: DataFrame) -> DataFrame:
-        """Return the input rows, computed once. An error in them is one of another node."""
-        try:
-            if (local := compute_locally(rows)) is not None:
-                return local
-            return self._persist(rows)
-        except Exception as error:
-            raise as_headrace_error(error, texts=self.texts) from error
 
     def _compute(self, node: str, frame: DataFrame) -> DataFrame:
         """Return a frame with all its rows and columns computed."""

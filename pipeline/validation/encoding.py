@@ -28,20 +28,27 @@ def check_encoding(
         hint = "Add `schema:` with the columns and their types, such as `id: int64`."
         msg = "`schema` is required when data_format is json"
         yield UserError(msg, hint=hint, node=name, place=place(*path))
-    if encoding == "avro" and stream.schema_:
-        hint = "Remove it: the columns are those of the schema in the registry, or of `reader_schema`."
+    if encoding != "json" and stream.schema_:
+        hint = (
+            "Remove it: the columns are those of the schema in the registry, or of `reader_schema`."
+            if encoding == "avro"
+            else "Remove it: the columns are `key` and `value`."
+        )
         msg = "`schema` is only supported with data_format: json"
         yield UserError(msg, hint=hint, node=name, place=place(*path, "schema"))
-    for given in _AVRO_KEYS if encoding == "json" else ():
+    for given in _AVRO_KEYS if encoding != "avro" else ():
         if given in stream.model_fields_set:
             hint = "Remove it, or change data_format."
-            msg = f"`{given}` has no effect with data_format: json"
+            msg = f"`{given}` has no effect with data_format: {encoding}"
             yield UserError(msg, hint=hint, node=name, place=place(*path, given))
     ids = [one.from_ for one in stream.schema_id_overrides]
     if twice := next((one for one in ids if ids.count(one) > 1), None):
         msg = f"`schema_id_overrides` has `from: {twice}` more than once"
         place_of_list = place(*path, "schema_id_overrides")
         yield UserError(msg, hint="Keep one of them.", node=name, place=place_of_list)
+    if stream.tombstone == "delete" and encoding in ("text", "bytes") and [*key] != ["key"]:
+        msg = f"`tombstone: delete` with data_format: {encoding} needs the key of the message"
+        yield UserError(msg, hint="Set `primary_key: key`.", node=name, place=place(*path, "tombstone"))
     if stream.tombstone == "delete" and encoding == "json" and not key:
         msg = "`tombstone: delete` needs a key: the columns that a message's key has"
         yield UserError(msg, hint="Set `primary_key`.", node=name, place=place(*path, "tombstone"))

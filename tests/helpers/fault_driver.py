@@ -10,6 +10,7 @@ HEADRACE_TEST_REDIS_ROWS the rows of one script of a redis sink, HEADRACE_TEST_U
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -17,6 +18,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import date
 from typing import Any
 
@@ -48,6 +50,7 @@ from headrace.pipeline.errors import HeadraceError
 from headrace.pipeline.file.loader import load_pipeline
 from headrace.pipeline.protocol import partitions
 from headrace.pipeline.protocol.ledger import Ledger
+from headrace.pipeline.protocol.ledger.sqlite import SqliteStore
 
 POINTS: dict[str, tuple[type, str, str]] = {
     "pinned": (PipelineSource, "create_initial_position", "after"),
@@ -117,7 +120,12 @@ def act(action: str) -> None:
         case "group":
             os.killpg(os.getpgrp(), signal.SIGKILL)
         case "stop":
-            os.kill(os.getpid(), signal.SIGSTOP)
+            # A process that stops while its heartbeat writes the ledger keeps SQLite's lock from all others.
+            with ExitStack() as stack:
+                for store in gc.get_objects():
+                    if isinstance(store, SqliteStore):
+                        stack.enter_context(store._lock)
+                os.kill(os.getpid(), signal.SIGSTOP)
         case "jvm":
             from pyspark import SparkContext
 
