@@ -18,7 +18,7 @@ from pyarrow import types as kinds
 
 from headrace.connectors.kafka.json_decoder import arrives_as
 from headrace.connectors.kafka.message_batch import MessageBatch
-from headrace.connectors.kafka.message_columns import METADATA, OPERATIONS
+from headrace.connectors.kafka.message_columns import FRAME_BYTES, METADATA, OPERATIONS
 from headrace.connectors.spark_types import POS_ARROW
 from headrace.pipeline.sql.system_columns import OP, POS
 from headrace.pipeline.types.arrow import parse_type
@@ -139,6 +139,9 @@ def _join_objects(values: Sequence[bytes | None]) -> bytes | None:
         return None
     plain: Sequence[bytes] = values  # pyright: ignore[reportAssignmentType]
     text = b"\n".join(plain)
+    if b"\0" in text[:1] or b"\n\0" in text:
+        plain = [value[FRAME_BYTES:] if value[:1] == b"\0" else value for value in plain]
+        text = b"\n".join(plain)
     if not _is_object_per_line(text, len(plain)) and not all(
         value[:1] == b"{" and value[-1:] == b"}" for value in plain
     ):

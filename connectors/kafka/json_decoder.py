@@ -2,7 +2,7 @@
 
 Every message is checked as a whole, also where only some of its columns are used: a broken one fails the task
 that meets it and is named by topic, partition and offset. Keys that `schema` does not name are ignored; a
-missing key is null.
+missing key is null. The frame of a schema registry (JSON Schema) may come before the object.
 
 Numbers: decimals may come as numbers or as text and are taken exactly; more digits after the point than the
 scale has are refused up to 37 digits and rounded half up at 38, where Spark has no room to see them. Integers
@@ -21,6 +21,7 @@ import pyarrow as pa
 from pyarrow import types as kinds
 
 from headrace.connectors.kafka.message_columns import (
+    FRAME_BYTES,
     OF_MESSAGE,
     PLACE,
     REASON,
@@ -47,6 +48,7 @@ _HALF = (
 )
 """An escaped surrogate without its other half; escaped backslashes before it count for themselves."""
 _ISO_DATE = 10  # characters
+_ALL = 2**31 - 1
 _ROW = OF_MESSAGE + "row"
 
 _WIDER = {
@@ -137,7 +139,7 @@ class JsonMessageDecoder:
             *[F.col(name) for name in carried],
             F.col("value").isNull().alias(TOMBSTONE),
             value.alias("value"),
-            *parsed(value, declared),
+            *parsed(_without_frame(value), declared),
         ]
         checks = RowConditions(node, collect=dead_letters)
         row = checked(checks, declared, {name: F.col(name) for name in PLACE})
@@ -170,6 +172,14 @@ class JsonMessageDecoder:
         for step in steps:
             messages = messages.select(*step)
         return messages
+
+
+def _without_frame(value: Column) -> Column:
+    """Return the payload without the frame of a schema registry. No JSON begins with its first byte, a 0."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    is_framed = F.substring(value, 1, 1) == F.lit(bytearray(1))
+    return F.when(is_framed, F.substring(value, FRAME_BYTES + 1, _ALL)).otherwise(value)
 
 
 def parsed(value: Column, declared: Mapping[str, str]) -> list[Column]:

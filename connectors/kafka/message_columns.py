@@ -26,6 +26,8 @@ OF_MESSAGE = "_headrace_"
 REASON = OF_MESSAGE + "reason"
 """Why a message is rejected, or NULL."""
 PLACE = ("topic", "partition", "offset")
+FRAME_BYTES = 5
+"""Bytes before a payload with a schema of a registry: 0, and its id as a big-endian number."""
 TOMBSTONE = "tombstone"
 """Whether the message has no payload."""
 

@@ -15,6 +15,7 @@ from headrace.connectors.kafka.avro.resolution import END, LAST, VALUE, SchemaPa
 from headrace.connectors.kafka.avro.schema import AvroType
 from headrace.connectors.kafka.avro.values import ValueConverter, any_of, column_of, has_broken_text
 from headrace.connectors.kafka.message_columns import (
+    FRAME_BYTES,
     OF_MESSAGE,
     PLACE,
     REASON,
@@ -31,8 +32,6 @@ from headrace.pipeline.sql.system_columns import OP
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-FRAME_BYTES = 5
-"""Bytes of the frame: 0, and the id of the schema as a big-endian number."""
 _SHOWN_BYTES = 100
 """Bytes of a payload that an error shows."""
 _FRAME, _BODY, _DECODED = "_hr_frame", "_hr_body", "_hr_avro"

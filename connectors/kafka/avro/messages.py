@@ -7,11 +7,7 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, cast
 
-from headrace.connectors.kafka.avro.decoder import (
-    FRAME_BYTES,
-    AvroMessageDecoder,
-    schema_id_of,
-)
+from headrace.connectors.kafka.avro.decoder import AvroMessageDecoder, schema_id_of
 from headrace.connectors.kafka.avro.reader_schema import avro_columns, parse_file_schema, subject_of
 from headrace.connectors.kafka.avro.registry_client import SchemaRegistryClient
 from headrace.connectors.kafka.avro.resolution import (
@@ -23,6 +19,7 @@ from headrace.connectors.kafka.avro.resolution import (
 from headrace.connectors.kafka.avro.schema import AvroType
 from headrace.connectors.kafka.config import KafkaSourceConfig
 from headrace.connectors.kafka.message_batch import MessageBatch
+from headrace.connectors.kafka.message_columns import FRAME_BYTES
 from headrace.connectors.local_relation import collect_arrow
 from headrace.connectors.spark_types import row_schema
 from headrace.pipeline.config.sections import KafkaConnection

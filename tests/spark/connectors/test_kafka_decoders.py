@@ -114,6 +114,19 @@ def test_plain_messages_are_read_in_the_driver(spark: SparkSession) -> None:
     assert check_equal(spark, SCHEMA, batch) == len(texts)
 
 
+def test_the_frame_of_a_registry_is_skipped(spark: SparkSession) -> None:
+    """As with JSON Schema. The id of a schema may have any bytes."""
+    objects = [b'{"long": 1, "price": 1.25}', b'{"name": "a"}', b"{}", b'{"long":\n3}']
+    frames = [b"\0\0\0\0\1", b"", b"\0\n{}\n", b"\0}\n{\xff"]
+    batch = batch_of([one + value for one, value in zip(frames, objects, strict=True)], [None] * 4)
+    assert check_equal(spark, SCHEMA, batch) == 4
+    found = ArrowMessageDecoder(SCHEMA, 3, metadata=False).decode(batch)
+    assert found is not None
+    assert found["long"].to_pylist() == [1, None, None, 3]
+    for value in (b"\0", b"\0\0\0\0\1", b"\0\0\0\0\1{}{}", b"{}\0"):
+        assert ArrowMessageDecoder(SCHEMA, 0, metadata=False).decode(batch_of([value], [None])) is None
+
+
 @pytest.mark.parametrize(
     "value",
     [None, b"", b"{}{}", b'{"long": 1}\n{"long": 2}', b'{"long": 1.0}', b'{"name": 1}', b'{"ratio": NaN}'],
