@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
+from headrace.connectors.direct_types import explain_unfit_columns
 from headrace.pipeline.model.sinks import KeyedSinkConfig
 from headrace.pipeline.model.sources import SourceConfig
 from headrace.pipeline.model.strict import Columns
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class ClickHouseSourceConfig(SourceConfig):
@@ -76,6 +81,12 @@ class ClickHouseSinkConfig(KeyedSinkConfig):
         if not isinstance(values, dict):
             return values
         return {_STREAMLING[key] if _is_free(key, values) else key: value for key, value in values.items()}
+
+    def explain_direct_obstacle(self, payload: pa.Schema, key: Sequence[str]) -> str:
+        """See `SinkConfig.explain_direct_obstacle`."""
+        if key and self.version_column:
+            return f"rows of a key compete by `{self.version_column}`, which only Spark compares"
+        return explain_unfit_columns(payload, key)
 
 
 _STREAMLING = {"schema_overrides": "schema_override", "version_column_name": "version_column"}

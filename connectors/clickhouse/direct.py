@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from pyarrow import types as kinds
 
 from headrace.connectors.arrow_batches import cast_batch
 from headrace.connectors.clickhouse.loader import StageLoad
-from headrace.connectors.keys import canonical, floats_in
+from headrace.connectors.keys import canonical
 from headrace.connectors.lakehouse_rows import check_null_keys, last_of_sorted
 from headrace.connectors.source_base import SplitReader
-from headrace.connectors.split_tasks import count_task_threads, run_split_tasks
+from headrace.connectors.split_tasks import run_split_tasks
 from headrace.connectors.task_failures import TaskFailure, raise_task_failure
 from headrace.pipeline.errors import HeadraceError
 from headrace.pipeline.protocol.epochs import Json
@@ -26,12 +25,6 @@ from headrace.pipeline.sql.system_columns import OP
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-_PLAIN = (
-    *(kinds.is_boolean, kinds.is_integer, kinds.is_float32, kinds.is_float64, kinds.is_decimal128),
-    *(kinds.is_string, kinds.is_date32, kinds.is_timestamp),
-)
-"""Types whose values reach the server in the same way from a source and from Spark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +36,6 @@ class DirectSplits:
     key: tuple[str, ...]
     spark: SparkSession
     threads: int
-
-    @classmethod
-    def of(
-        cls, fetch: SplitReader, payload: pa.Schema, key: tuple[str, ...], spark: SparkSession, master: str
-    ) -> DirectSplits | None:
-        """Return the splits, or None if Spark has to write the rows because of a type."""
-        is_plain = all(any(fits(field.type) for fits in _PLAIN) for field in payload)
-        if not is_plain or floats_in(payload, list(key)):
-            return None
-        return cls(fetch, payload, key, spark, count_task_threads(master))
 
     def stage(self, load: StageLoad) -> int:
         """Insert the rows of all splits. Return their number, or raise the error of a task.

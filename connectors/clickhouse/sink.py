@@ -44,6 +44,7 @@ from headrace.connectors.lakehouse_rows import (
 from headrace.connectors.row_errors import explain_failure
 from headrace.connectors.sink_base import DirectSink, SinkContext
 from headrace.connectors.source_base import SplitReader
+from headrace.connectors.split_tasks import count_task_threads
 from headrace.connectors.transactional_sink import CommitKind, SinkCommit, SinkState, TransactionalSink
 from headrace.pipeline.errors import TargetError, TransientError
 from headrace.pipeline.model.capabilities import SinkCapabilities
@@ -163,13 +164,11 @@ class ClickHouseSink(TransactionalSink, DirectSink):
         return _state_in(info, state)
 
     def write_direct(self, plan: EpochPlan, fetch: SplitReader, spark: SparkSession) -> WriteCounts | None:
-        """Let tasks stage the splits. A version decides between rows of a key, which needs Spark."""
-        if self._key and self._node.version_column:
+        """Let tasks stage the splits."""
+        payload, master = self._context.schema, self._context.settings.spark.master
+        if self._node.explain_direct_obstacle(payload, self._key):
             return None
-        master = self._context.settings.spark.master
-        splits = DirectSplits.of(fetch, self._context.schema, self._key, spark, master)
-        if splits is None:
-            return None
+        splits = DirectSplits(fetch, payload, self._key, spark, count_task_threads(master))
         return self._advance_epoch(plan, lambda change: replace(change, files=splits))
 
     def claim_target(self) -> None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar, Literal
 
+from pyarrow.types import is_binary
 from pydantic import Field
 
+from headrace.connectors.direct_types import explain_unfit_columns
 from headrace.pipeline.model.sinks import KeyedSinkConfig
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class DeltaSinkConfig(KeyedSinkConfig):
@@ -19,3 +25,9 @@ class DeltaSinkConfig(KeyedSinkConfig):
     path: str = Field(
         description="A folder or a URI that Spark can write; the table is made if it is missing."
     )
+
+    def explain_direct_obstacle(self, payload: pa.Schema, key: Sequence[str]) -> str:
+        """See `SinkConfig.explain_direct_obstacle`."""
+        if key and self.version_column:
+            return f"rows of a key compete by `{self.version_column}`, which only Spark compares"
+        return explain_unfit_columns(payload, key, is_binary)

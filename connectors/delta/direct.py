@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import stamina
-from pyarrow import types as kinds
+from pyarrow.types import is_binary
 
 from headrace.connectors.arrow_batches import cast_batch
 from headrace.connectors.delta.arrow_merge import align_columns
 from headrace.connectors.delta.data_files import may_contain, write_data_file
 from headrace.connectors.delta.log_replay import DataFile
-from headrace.connectors.keys import canonical, floats_in
+from headrace.connectors.direct_types import explain_unfit_columns
+from headrace.connectors.keys import canonical
 from headrace.connectors.lakehouse_rows import bounds_of, check_null_keys, last_of_sorted
 from headrace.connectors.source_base import SplitReader
 from headrace.connectors.split_tasks import run_split_tasks
@@ -36,12 +37,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _TASK_TRIES = 3
-_PLAIN = (
-    *(kinds.is_boolean, kinds.is_signed_integer, kinds.is_uint8, kinds.is_uint16, kinds.is_uint32),
-    *(kinds.is_float32, kinds.is_float64, kinds.is_decimal128, kinds.is_string, kinds.is_binary),
-    *(kinds.is_date32, kinds.is_timestamp),
-)
-"""Types whose values are the same in files of Arrow and of Spark."""
 Bounds = Mapping[str, tuple[Any, Any]]
 
 
@@ -118,10 +113,9 @@ class DirectFileLoad:
         That is on a cluster, whose tasks do not see the driver's disk, and for types that Arrow and Spark
         write or compare in different ways.
         """
-        plain = all(any(fits(field.type) for fits in _PLAIN) for field in task.payload)
         names = {name.lower() for name in task.payload.names}
         same = names <= {name.lower() for name in task.columns.names}
-        if not threads or not plain or not same or floats_in(task.payload, list(task.key)):
+        if not threads or not same or explain_unfit_columns(task.payload, task.key, is_binary):
             return None
         return cls(task, threads)
 

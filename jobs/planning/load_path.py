@@ -89,6 +89,7 @@ def plan_load_path(
         query = _query(file, sink, source, columns, have)
         key = carried_key(file.model, columns.nodes, sink, source.name)
         spread = columns.spreads(source, key) if graph.key_of(file.model, sink) else ""
+        _check_columns(file, columns, sink)
     except UserError as error:
         return LoadPath("rows", error.message)
     except _UnknownError as error:
@@ -103,6 +104,14 @@ def plan_load_path(
         return LoadPath("rows", apart)
     why = "history goes from source to sink as Arrow, the SQL runs in the source"
     return LoadPath("direct", why, source.name, query, key, last=bool(filtering))
+
+
+def _check_columns(file: PipelineFile, columns: Columns, sink: str) -> None:
+    """Raise UserError if only Spark can write the columns of a sink."""
+    node = file.model.sinks[sink]
+    payload = _get_schema(columns.nodes, node.from_)
+    if unfit := node.explain_direct_obstacle(payload, graph.key_of(file.model, sink)):
+        raise UserError(unfit)
 
 
 def carried_key(

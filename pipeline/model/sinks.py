@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, PositiveInt
 
@@ -11,6 +12,9 @@ from headrace.pipeline.model.capabilities import SinkCapabilities
 from headrace.pipeline.model.checks import SinkCheckConfig
 from headrace.pipeline.model.connectors import sink_entries
 from headrace.pipeline.model.run_options import Duration
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class SinkConfig(NodeConfig):
@@ -47,6 +51,14 @@ class SinkConfig(NodeConfig):
     def capabilities(self) -> SinkCapabilities:
         """What the connector's sink can do."""
         return sink_entries()[str(getattr(self, "type", ""))].capabilities
+
+    def explain_direct_obstacle(self, payload: pa.Schema, key: Sequence[str]) -> str:
+        """Return why tasks cannot load rows with these columns, or an empty string.
+
+        Called for sinks with the capability `direct`, by runs and by `explain`. The target is not read.
+        """
+        del payload, key
+        return ""
 
 
 class KeyedSinkConfig(SinkConfig):

@@ -19,6 +19,7 @@ from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 from headrace.connectors.clickhouse import direct
+from headrace.connectors.clickhouse import sink as clickhouse_sink
 from headrace.connectors.clickhouse.loader import StageLoad
 from headrace.connectors.clickhouse.sink import ClickHouseSink
 from headrace.pipeline.errors import DataError, FencedError, TransientError
@@ -178,7 +179,7 @@ def test_an_older_run_that_stages_splits_is_fenced(make: Make, monkeypatch: pyte
 
 def test_tasks_of_a_cluster_stage_splits(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     maker = make()
-    monkeypatch.setattr(direct, "count_task_threads", lambda _: 0)
+    monkeypatch.setattr(clickhouse_sink, "count_task_threads", lambda _: 0)
     cloudpickle.register_pickle_by_value(split_rows)  # workers do not have the tests
     sink, rows = joined(maker), splits(a=[(1, "a")], b=[(2, "b")])
     assert sink.write_direct(plan(1), replace(rows, reads=[]), maker.spark) is not None

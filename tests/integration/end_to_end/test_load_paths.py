@@ -27,7 +27,9 @@ FILE = """
 name: {name}
 sources: {{src: {{type: clickhouse, table_name: {database}.shapes, primary_key: id}}}}
 {transforms}
-sinks: {{pg: {{type: postgres, from: {last}, table: target}}}}
+sinks:
+  pg: {{type: postgres, from: {last}, table: target}}
+  lake: {{type: delta, from: {last}, path: {lake}}}
 """
 PLAIN = "transforms: {plain: {type: sql, sql: 'select id, name from src'}}"
 ROWS = [(1, "a", [1, 2], {"x": 1}), (2, "b", [], {})]
@@ -55,12 +57,18 @@ def test_nested_columns_go_by_rows_and_plain_ones_directly(
     shapes: World, spark: SparkSession, transforms: str, last: str, path: str, columns: str
 ) -> None:
     shapes.file.write_text(
-        FILE.format(name=f"r{shapes.name}", database=shapes.database, transforms=transforms, last=last)
+        FILE.format(
+            name=f"r{shapes.name}",
+            database=shapes.database,
+            transforms=transforms,
+            last=last,
+            lake=shapes.lake,
+        )
     )
     file = load_pipeline(shapes.file)
     assembly = CompiledPipeline(file, shapes.settings(), spark)
     try:
-        assert assembly.load_paths["pg"].path == path, assembly.load_paths["pg"].reason
+        assert [one.path for one in assembly.load_paths.values()] == [path] * 2
     finally:
         assembly.close()
     assert run(file, shapes.settings(), until=Until.HISTORY, spark=spark).history_complete
@@ -81,6 +89,7 @@ sinks:
   by_time: {{type: postgres, from: times, table: by_time}}
   often: {{type: postgres, from: renamed, table: often}}
   lake: {{type: delta, from: renamed, path: {lake}}}
+  ch: {{type: clickhouse, from: renamed, table: {database}.copies}}
 epoch: {{history_rows: 100000}}
 """
 
@@ -110,6 +119,7 @@ def test_the_last_row_of_a_key_wins_by_every_route(world: World, spark: SparkSes
             "by_time": "rows",
             "often": "direct",
             "lake": "direct",
+            "ch": "direct",
         }
         assert (
             assembly.load_paths["by_time"].reason
@@ -122,6 +132,10 @@ def test_the_last_row_of_a_key_wins_by_every_route(world: World, spark: SparkSes
         "by_time": {number % 200: number for number in range(5000)},
         "often": {7 if number % 2 == 0 else number % 200: number for number in range(5000)},
     }
+    with clickhouse_connect.get_client(
+        **world.services.clickhouse.client_arguments(database=world.database)
+    ) as client:
+        assert dict(client.query("SELECT k, v FROM copies FINAL").result_rows) == expected["often"]
     with psycopg.connect(world.conninfo) as connection:
         for name, rows in expected.items():
             assert (
