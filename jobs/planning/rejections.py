@@ -12,9 +12,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute
 
 from headrace.connectors.filters import quote_identifier
 from headrace.connectors.lazy_session import create_frame, ensure_started
@@ -31,10 +32,16 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 log = logging.getLogger(__name__)
+pc: Any = pyarrow.compute
+"""Its functions are made at import, so type checkers do not see them."""
 _MOST = 1_000
 """Rejected rows of one node in one epoch, at most. Each costs computations of the rows around it."""
 _LOCAL_ROWS = 5_000
 """Ranges of at most so many rows are computed in the driver while rejected rows are searched."""
+
+_SHOWN = 300
+"""Letters of a reason that a log line shows."""
+_PARTS = ("source", "part", "off", "sub")
 
 Place = tuple[int, int, int, int]
 """A position: source, part, offset, sub."""
@@ -74,6 +81,8 @@ class EpochRejections:
             # Computed once. An error in them is one of another node, which its SQL tells.
             rows = self._compute("", rows)
             search = _RejectionSearch(output, rows, key, compute, self.texts)
+            if not search.total:
+                raise  # it is an error of the statement
             rejected = search.run()
             good = self._compute(output.node, compute(search.remaining_rows()))
             log.warning(
@@ -83,7 +92,7 @@ class EpochRejections:
                 len(rejected),
                 search.total,
                 search.computations,
-                next(iter(rejected.values()), "-"),
+                next(iter(rejected.values()), "-")[:_SHOWN],
             )
         self.counts[output.name] = len(rejected)
         return good, self._errors(output, rows, rejected)
@@ -155,12 +164,11 @@ class _RejectionSearch:
         self._compute = compute
         self._texts = texts
         self._rows = rows
-        table = collect_arrow(rows.select(OP, POS))
-        every = _places(table)
-        operations = dict(zip(every, table[OP].to_pylist(), strict=True))
-        self._deletes = {place for place, operation in operations.items() if operation == "d"}
-        self._places = sorted(operations)
-        self.total = len(every)
+        table = collect_arrow(rows.select(f"{POS}.*", OP))
+        table = table.sort_by([(name, "ascending") for name in _PARTS])
+        self._parts = [table[name].to_numpy() for name in _PARTS]
+        self._is_delete = pc.equal(table[OP], "d").to_numpy()
+        self.total = table.num_rows
         self.computations = 0
         self._found: dict[Place, str] = {}
         self._bare: list[Place] = []
@@ -168,7 +176,7 @@ class _RejectionSearch:
 
     def run(self) -> dict[Place, str]:
         """Return the positions of the rejected rows, with the reasons."""
-        self._search(self._rows, 0, len(self._places), fails=True)
+        self._search(self._rows, 0, self.total, fails=True)
         if not self._found and not self._bare:
             msg = "the rows of an epoch cannot be computed, but each alone can"
             raise DataError(msg, node=self._output.node)
@@ -208,11 +216,16 @@ class _RejectionSearch:
     def _count(self) -> int:
         return len(self._found) + len(self._bare)
 
+    def _place(self, row: int) -> Place:
+        """Return the position of a row in the order of the positions. Several rows may have the same."""
+        source, part, offset, sub = (int(values[row]) for values in self._parts)
+        return source, part, offset, sub
+
     def _check_row(self, row: DataFrame, place: int) -> None:
         if (error := self._error(row)) is None:
             return
-        at = self._places[place]
-        if self._key and at in self._deletes and self._error(self._without_payload(row, [at])) is None:
+        at = self._place(place)
+        if self._key and self._is_delete[place] and self._error(self._without_payload(row, [at])) is None:
             self._bare.append(at)
             return
         self._found[at] = error.message
@@ -225,7 +238,7 @@ class _RejectionSearch:
 
     def _select(self, rows: DataFrame, low: int, high: int) -> DataFrame:
         """Return the rows of a range of positions: in the driver if they are there, or if they are few."""
-        first, last = self._places[low], self._places[high - 1]
+        first, last = self._place(low), self._place(high - 1)
         part = rows.where(f"{POS} BETWEEN {_literal(first)} AND {_literal(last)}")
         if (local := compute_locally(part)) is not None:
             return local

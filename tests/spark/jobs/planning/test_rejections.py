@@ -169,6 +169,19 @@ def test_too_many_rejected_rows_fail_the_epoch(
         assert frames["bad"].rows.count() == invalid
 
 
+def test_a_statement_that_always_fails_is_an_error_of_the_node(spark: SparkSession) -> None:
+    planner = planner_of(spark, "SELECT id, 1 / 0 AS n FROM t")
+    with frames_of(planner, rows_of(planner, 0, {}, in_driver=True)) as frames:
+        assert frames["bad"].rows.count() == 0
+    every = rows_of(planner, 100, {}, in_driver=True)
+    with (
+        pytest.raises(DataError, match="11 or more of 100 rows are rejected") as caught,
+        frames_of(planner, every),
+    ):
+        pass
+    assert caught.value.node == "x"
+
+
 def test_a_nondeterministic_node_has_no_dead_letters(spark: SparkSession) -> None:
     with pytest.raises(UserError, match="`rand` gives another value each time") as caught:
         planner_of(spark, "SELECT id, CAST(v AS INT) + rand() AS n FROM t")
