@@ -43,14 +43,14 @@ class DirectSplits:
         A task that Spark ran twice inserts its rows twice: compare the result with the staging table.
         """
         splits = self.fetch.splits
-        task = SplitTask(load, self.fetch, self.payload, self.key)
+        task = StageTask(load, self.fetch, self.payload, self.key)
         results = run_split_tasks(task, splits, self.spark, self.threads, in_turn=False) if splits else []
         raise_task_failure(result["failure"] for result in results)
         return sum(result["rows"] for result in results)
 
 
 @dataclass(frozen=True, slots=True)
-class SplitTask:
+class StageTask:
     """Inserts the rows of one split: with a key the last row of each. Picklable."""
 
     load: StageLoad

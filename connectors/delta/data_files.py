@@ -34,7 +34,13 @@ def write_data_file(folder: Path, rows: pa.Table) -> Json:
     """Write the rows as one Parquet file of the table. Return the `add` action that describes it."""
     name = f"part-00000-{uuid.uuid4()}-c000.snappy.parquet"
     path = folder / name
-    parquet.write_table(rows, path, compression="snappy", coerce_timestamps="us", store_schema=False)
+    # A dictionary of numbers or times costs half of the time, and rarely makes the file smaller.
+    texts = [
+        field.name for field in rows.schema if kinds.is_string(field.type) or kinds.is_binary(field.type)
+    ]
+    parquet.write_table(
+        rows, path, compression="snappy", use_dictionary=texts, coerce_timestamps="us", store_schema=False
+    )
     return {
         "path": name,
         "partitionValues": {},
