@@ -7,8 +7,6 @@ import struct
 from typing import Any
 
 from confluent_kafka import Consumer, Producer
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
 
 from benchmarks.kit import BenchmarkRunner, format_rate, read_clock
 from tests.helpers.schema_registry import SchemaRegistry
@@ -77,8 +75,7 @@ def avro(runner: BenchmarkRunner, rows: int) -> list[str]:
 def _fill_topic(runner: BenchmarkRunner, topic: str, rows: int, schema: int) -> int:
     """Send the messages. Return the bytes of the last one."""
     brokers = runner.services.kafka.brokers
-    admin = AdminClient({"bootstrap.servers": brokers})
-    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result()
+    runner.create_empty_topic(topic, 1)
     producer = Producer(
         {"bootstrap.servers": brokers, "linger.ms": 50, "queue.buffering.max.messages": 1_000_000}
     )

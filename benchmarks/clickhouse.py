@@ -32,18 +32,13 @@ def clickhouse(runner: BenchmarkRunner, rows: int) -> list[str]:
     for what, transforms, last in (("as they are", "", "src"), ("after SQL", _TRANSFORM, "shout")):
         name = f"bench_{secrets.token_hex(4)}"
         text = _PIPELINE.format(name=name, table=table, transforms=transforms, last=last)
-        seconds, epochs = runner.run_pipeline(text, {"clickhouse_sink": _settings(runner)})
+        seconds, epochs = runner.run_pipeline(text)
         assert _count(runner, f"bench.{name}") == rows
         ratio = f"{bare / seconds:.2f}"
         runner.add_figure(
             "clickhouse", f"headrace, rows {what}, {len(epochs)} epochs", format_rate(rows, seconds), ratio
         )
     return []
-
-
-def _settings(runner: BenchmarkRunner) -> dict[str, str]:
-    server = runner.services.clickhouse
-    return {"url": server.url, "user": server.username, "password": server.password}
 
 
 def _insert_arrow(runner: BenchmarkRunner, table: str, rows: int) -> float:

@@ -83,17 +83,15 @@ class BenchmarkRunner:
 
     def settings(self, **more: Any) -> Settings:
         """Return settings for these servers."""
-        clickhouse = self.services.clickhouse
+        server = self.services.clickhouse
+        clickhouse = {"url": server.url, "user": server.username, "password": server.password}
         return Settings.model_validate(
             {
                 "home": self.folder,
                 "state_backend": {"sqlite": {"path": self.folder / "ledger.db"}},
                 "postgres_sink": self.postgres_settings(),
-                "clickhouse_source": {
-                    "url": clickhouse.url,
-                    "user": clickhouse.username,
-                    "password": clickhouse.password,
-                },
+                "clickhouse_source": clickhouse,
+                "clickhouse_sink": clickhouse,
                 "kafka_source": {"brokers": self.services.kafka.brokers},
                 "kafka_sink": {"brokers": self.services.kafka.brokers},
             }
@@ -137,12 +135,16 @@ class BenchmarkRunner:
             client.command(f"INSERT INTO {name} SELECT {ROW_EXPRESSIONS} FROM numbers({rows})")
         return name
 
+    def create_empty_topic(self, name: str, partitions: int = 4) -> None:
+        """Create a topic without messages."""
+        admin = AdminClient({"bootstrap.servers": self.services.kafka.brokers})
+        for future in admin.create_topics([NewTopic(name, partitions, 1)]).values():
+            future.result()
+
     def create_topic(self, messages: int, keys: int) -> str:
         """Create a topic with JSON messages in four partitions. A key is always in the same one."""
         name = f"bench_{secrets.token_hex(4)}"
-        admin = AdminClient({"bootstrap.servers": self.services.kafka.brokers})
-        for future in admin.create_topics([NewTopic(name, 4, 1)]).values():
-            future.result()
+        self.create_empty_topic(name)
         producer = Producer(
             {
                 "bootstrap.servers": self.services.kafka.brokers,

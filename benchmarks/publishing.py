@@ -6,8 +6,6 @@ import json
 import secrets
 
 from confluent_kafka import Consumer, Producer
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
 
 from benchmarks.kit import STREAM, BenchmarkRunner, format_rate, read_clock
 
@@ -43,8 +41,7 @@ def publishing(runner: BenchmarkRunner, rows: int) -> list[str]:
 def _bare_publishing(runner: BenchmarkRunner, topic: str, target: str, messages: int) -> float:
     """Read each message, take its key, and send it."""
     brokers = runner.services.kafka.brokers
-    admin = AdminClient({"bootstrap.servers": brokers})
-    admin.create_topics([NewTopic(target, 4, 1)])[target].result()
+    runner.create_empty_topic(target)
     consumer = Consumer({"bootstrap.servers": brokers, "group.id": topic, "auto.offset.reset": "earliest"})
     consumer.subscribe([topic])
     producer = Producer(

@@ -36,7 +36,7 @@ def collect_local_rows(frame: DataFrame) -> pa.Table | None:
     from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.util import _load_from_socket
 
-    plan = _jvm(frame).queryExecution().executedPlan()
+    plan = java_frame(frame).queryExecution().executedPlan()
     if plan.nodeName() != "LocalTableScan" or not 0 < plan.rows().size() <= _MOST_ROWS:
         return None
     jvm = cast("Any", frame.sparkSession)._jvm  # noqa: SLF001
@@ -71,7 +71,7 @@ def compute_locally(frame: DataFrame) -> DataFrame | None:
 
     Several readers of that frame do not compute the rows again.
     """
-    plan = _jvm(frame).queryExecution().optimizedPlan()
+    plan = java_frame(frame).queryExecution().optimizedPlan()
     return frame_of_plan(frame.sparkSession, plan) if plan.nodeName() == "LocalRelation" else None
 
 
@@ -90,5 +90,7 @@ def _scala_object(jvm: Any, package: str, name: str) -> Any:
     return getattr(java_class(jvm, f"{package}.{name}$"), "MODULE$")
 
 
-def _jvm(frame: DataFrame) -> Any:
+def java_frame(frame: DataFrame) -> Any:
+    """Return the frame in the JVM."""
+    """Return the frame in the JVM."""
     return cast("Any", frame)._jdf  # noqa: SLF001

@@ -6,9 +6,9 @@ for invalid rows meets thousands of exceptions, so it reads only their messages.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from headrace.connectors.local_relation import LOCAL_EVALUATION, frame_of_plan
+from headrace.connectors.local_relation import LOCAL_EVALUATION, frame_of_plan, java_frame
 from headrace.connectors.session_options import with_options
 
 if TYPE_CHECKING:
@@ -42,15 +42,15 @@ def find_failure(frame: DataFrame) -> EvaluationError | None:
     a failure they are computed once more with the filters pushed down, as in a job.
     """
     call = _QuietCalls(frame.sparkSession)
-    plan, failure = call(_jvm(frame).queryExecution(), "optimizedPlan")
+    plan, failure = call(java_frame(frame).queryExecution(), "optimizedPlan")
     if failure is not None:
         with with_options(frame.sparkSession, {"spark.sql.optimizer.excludedRules": LOCAL_EVALUATION}):
-            plan, failure = call(_jvm(frame.select("*")).queryExecution(), "optimizedPlan")
+            plan, failure = call(java_frame(frame.select("*")).queryExecution(), "optimizedPlan")
         if failure is None:
             pushed = frame_of_plan(frame.sparkSession, plan)
-            plan, failure = call(_jvm(pushed).queryExecution(), "optimizedPlan")
+            plan, failure = call(java_frame(pushed).queryExecution(), "optimizedPlan")
     if failure is None and plan.nodeName() != "LocalRelation":
-        _, failure = call(_jvm(frame).write().format("noop").mode("overwrite"), "save")
+        _, failure = call(java_frame(frame).write().format("noop").mode("overwrite"), "save")
     return failure
 
 
@@ -91,7 +91,3 @@ class _QuietCalls:
                 message, condition = text, found
             exception = exception.getCause()
         return EvaluationError(message, condition, "\n".join(texts))
-
-
-def _jvm(frame: DataFrame) -> Any:
-    return cast("Any", frame)._jdf  # noqa: SLF001

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from pyarrow.types import is_uint64
 from pydantic import Field, PositiveInt, model_validator
 
 from headrace.connectors.direct_types import explain_unfit_columns
@@ -84,9 +85,7 @@ class ClickHouseSinkConfig(KeyedSinkConfig):
 
     def explain_direct_obstacle(self, payload: pa.Schema, key: Sequence[str]) -> str:
         """See `SinkConfig.explain_direct_obstacle`."""
-        if key and self.version_column:
-            return f"rows of a key compete by `{self.version_column}`, which only Spark compares"
-        return explain_unfit_columns(payload, key)
+        return explain_unfit_columns(payload, key, self.version_column, is_uint64)
 
 
 _STREAMLING = {"schema_overrides": "schema_override", "version_column_name": "version_column"}

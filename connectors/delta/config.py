@@ -28,6 +28,4 @@ class DeltaSinkConfig(KeyedSinkConfig):
 
     def explain_direct_obstacle(self, payload: pa.Schema, key: Sequence[str]) -> str:
         """See `SinkConfig.explain_direct_obstacle`."""
-        if key and self.version_column:
-            return f"rows of a key compete by `{self.version_column}`, which only Spark compares"
-        return explain_unfit_columns(payload, key, is_binary)
+        return explain_unfit_columns(payload, key, self.version_column, is_binary)

@@ -15,13 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import stamina
-from pyarrow.types import is_binary
 
 from headrace.connectors.arrow_batches import cast_batch
 from headrace.connectors.delta.arrow_merge import align_columns
 from headrace.connectors.delta.data_files import may_contain, write_data_file
 from headrace.connectors.delta.log_replay import DataFile
-from headrace.connectors.direct_types import explain_unfit_columns
 from headrace.connectors.keys import canonical
 from headrace.connectors.lakehouse_rows import bounds_of, check_null_keys, last_of_sorted
 from headrace.connectors.source_base import SplitReader
@@ -110,12 +108,11 @@ class DirectFileLoad:
     def of(cls, task: FileTask, threads: int) -> DirectFileLoad | None:
         """Return a load, or None if Spark must write the rows.
 
-        That is on a cluster, whose tasks do not see the driver's disk, and for types that Arrow and Spark
-        write or compare in different ways.
+        That is on a cluster, whose tasks do not see the driver's disk, and for columns that the table lacks.
         """
         names = {name.lower() for name in task.payload.names}
         same = names <= {name.lower() for name in task.columns.names}
-        if not threads or not same or explain_unfit_columns(task.payload, task.key, is_binary):
+        if not threads or not same:
             return None
         return cls(task, threads)
 

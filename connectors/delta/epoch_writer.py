@@ -68,7 +68,7 @@ class DeltaEpochWriter:
     ) -> DirectFileLoad | None:
         """Return a load of splits with the columns of `payload` by tasks. None if Spark has to write them."""
         columns = self._arrow_writer.read_schema(self._log.snapshot()) if self._arrow_writer else None
-        if self._log.replay is None or columns is None or (key and self._version_column):
+        if self._log.replay is None or columns is None:
             return None
         task = FileTask(self._name, fetch, payload, columns, self._log.replay.table, key)
         return DirectFileLoad.of(task, count_task_threads(self._master))

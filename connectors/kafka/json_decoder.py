@@ -21,7 +21,6 @@ import pyarrow as pa
 from pyarrow import types as kinds
 
 from headrace.connectors.kafka.message_columns import (
-    FRAME_BYTES,
     OF_MESSAGE,
     PLACE,
     REASON,
@@ -32,6 +31,7 @@ from headrace.connectors.kafka.message_columns import (
     rejection,
     require_payload,
     with_metadata,
+    without_frame,
 )
 from headrace.connectors.row_errors import RowConditions
 from headrace.pipeline.errors import SchemaError
@@ -48,7 +48,6 @@ _HALF = (
 )
 """An escaped surrogate without its other half; escaped backslashes before it count for themselves."""
 _ISO_DATE = 10  # characters
-_ALL = 2**31 - 1
 _ROW = OF_MESSAGE + "row"
 
 _WIDER = {
@@ -139,7 +138,7 @@ class JsonMessageDecoder:
             *[F.col(name) for name in carried],
             F.col("value").isNull().alias(TOMBSTONE),
             value.alias("value"),
-            *parsed(_without_frame(value), declared),
+            *parsed(without_frame(value), declared),
         ]
         checks = RowConditions(node, collect=dead_letters)
         row = checked(checks, declared, {name: F.col(name) for name in PLACE})
@@ -172,14 +171,6 @@ class JsonMessageDecoder:
         for step in steps:
             messages = messages.select(*step)
         return messages
-
-
-def _without_frame(value: Column) -> Column:
-    """Return the payload without the frame of a schema registry. No JSON begins with its first byte, a 0."""
-    from pyspark.sql import functions as F  # noqa: N812
-
-    is_framed = F.substring(value, 1, 1) == F.lit(bytearray(1))
-    return F.when(is_framed, F.substring(value, FRAME_BYTES + 1, _ALL)).otherwise(value)
 
 
 def parsed(value: Column, declared: Mapping[str, str]) -> list[Column]:

@@ -28,6 +28,7 @@ REASON = OF_MESSAGE + "reason"
 PLACE = ("topic", "partition", "offset")
 FRAME_BYTES = 5
 """Bytes before a payload with a schema of a registry: 0, and its id as a big-endian number."""
+_ALL = 2**31 - 1
 TOMBSTONE = "tombstone"
 """Whether the message has no payload."""
 
@@ -40,6 +41,21 @@ def with_metadata(payload: pa.Schema, node: str, *, metadata: bool) -> pa.Schema
         raise SchemaError(msg, hint="Leave it out of the schema.", node=node)
     fields = [field for field in payload if field.name != OP]
     return pa.schema(fields + [pa.field(name, kind) for name, kind in METADATA if metadata])
+
+
+def payload_after_frame(value: Column) -> Column:
+    """Return the bytes after the frame of a schema registry."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return F.substring(value, FRAME_BYTES + 1, _ALL)
+
+
+def without_frame(value: Column) -> Column:
+    """Return the payload without the frame of a schema registry. No JSON begins with its first byte, a 0."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    is_framed = F.substring(value, 1, 1) == F.lit(bytearray(1))
+    return F.when(is_framed, payload_after_frame(value)).otherwise(value)
 
 
 def place_columns() -> dict[str, Column]:

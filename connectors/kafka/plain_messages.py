@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute
@@ -27,8 +27,6 @@ from headrace.connectors.row_errors import RowCheck, RowConditions
 from headrace.pipeline.sql.system_columns import OP, POS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from pyspark.sql import Column, DataFrame, SparkSession
 
 pc: Any = pyarrow.compute
@@ -49,7 +47,6 @@ class PlainMessages:
         self._name = name
         self._node = node
         self._ordinal = ordinal
-        self._format: Literal["text", "bytes"] = "text" if node.format == "text" else "bytes"
         self.driver_rows = sys.maxsize
         """The driver takes any batch: it parses nothing."""
 
@@ -86,27 +83,26 @@ class PlainMessages:
         rows = messages.select(
             *[column.alias(OF_MESSAGE + name) for column, name in kept], *originals, *reason, *columns
         )
-        metadata = self._node.include_metadata
+        node = self._node
         system = message_columns(
-            final, self._ordinal, self._node.tombstone_key, metadata=metadata, own_operation=False
+            final, self._ordinal, node.tombstone_key, metadata=node.include_metadata, own_operation=False
         )
         if rejects:
-            system.append(rejection(final, self._node.primary_key, (KEY, VALUE)))
+            system.append(rejection(final, node.primary_key, (KEY, VALUE)))
         return rows.select(KEY, VALUE, *system)
 
     def decode_batch(self, spark: SparkSession, batch: MessageBatch, topic: str) -> pa.Table | None:
         """Return the rows of messages that are in the driver, or None if Spark must decide about one."""
         del spark, topic
         keys = batch.keys or [None] * len(batch)
-        tombstones = pa.array([value is None for value in batch.values], pa.bool_())
         has_tombstones = None in batch.values
-        key = {name.lower() for name in self._node.primary_key}
         if has_tombstones and not self._node.tombstone_key:
             return None
         found = {KEY: pa.array(keys, pa.binary()), VALUE: pa.array(batch.values, pa.binary())}
-        if any(found[name].null_count for name in key & {*found}):
+        key = {name.lower() for name in self._node.primary_key}
+        if any(column.null_count for name, column in found.items() if name in key):
             return None
-        if self._format == "text":
+        if self._node.format == "text":
             try:
                 found = {name: column.cast(pa.string()) for name, column in found.items()}
             except pa.ArrowInvalid:  # it is not UTF-8
@@ -115,7 +111,7 @@ class PlainMessages:
         if operations is None:
             return None
         if has_tombstones:
-            operations = pc.if_else(tombstones, "d", operations)
+            operations = pc.if_else(pc.is_null(found[VALUE]), "d", operations)
         extra = metadata_columns(batch) if self._node.include_metadata else {}
         system = {OP: operations, POS: message_positions(batch, self._ordinal)}
         if self._node.on_error == "dead_letter":
@@ -125,17 +121,17 @@ class PlainMessages:
     def _read(self, name: str) -> Column:
         from pyspark.sql import functions as F  # noqa: N812
 
-        return F.col(name).cast("string") if self._format == "text" else F.col(name)
+        return F.col(name).cast("string") if self._node.format == "text" else F.col(name)
 
     def _checks(self, checks: RowConditions) -> list[RowCheck]:
         """Return the checks of a message."""
         from pyspark.sql import functions as F  # noqa: N812
 
-        where: Mapping[str, Column] = {name: F.col(name) for name in PLACE}
+        where = {name: F.col(name) for name in PLACE}
         required = []
         if not self._node.tombstone_key:
             required.append(require_payload(checks, F.col(VALUE).isNotNull(), where))
-        for name in (KEY, VALUE) if self._format == "text" else ():
+        for name in (KEY, VALUE) if self._node.format == "text" else ():
             is_text = F.col(name).isNull() | F.is_valid_utf8(F.col(name).cast("string"))
             hint = "Correct the message's producer, or set `data_format: bytes`."
             required.append(checks.require(is_text, f"the {name} is not UTF-8", hint, **where))

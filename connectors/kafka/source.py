@@ -57,8 +57,7 @@ class KafkaStream(UnboundedSource):
         self._sizes = SizeEstimator(self._peeker)
         self._sized: tuple[dict[int, tuple[int, int]], int] = ({}, 0)
         self._checked: Json | None = None
-        self._planned: Json | None = None
-        """The end of the last planned epoch until it is read by Spark."""
+        self._planned: Json | None = None  # the end of the last planned epoch, until Spark reads it
         self._reader = MessageReader(name, node, self._connection, self.group, ordinal)
 
     @classmethod
@@ -246,8 +245,7 @@ class KafkaStream(UnboundedSource):
             )
             offsets |= bounded
             self._sized = {part: (start, offsets[part]) for part, start in starts.items()}, size
-        found = self._position(topic, offsets, at.get("growing"))
-        self._checked = self._planned = found
+        self._checked = self._planned = found = self._position(topic, offsets, at.get("growing"))
         return found
 
     def estimate_bytes(self, start: Json, end: Json, most: int) -> int:

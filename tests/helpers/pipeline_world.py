@@ -144,8 +144,8 @@ class World:
         assert few != text
         self.file.write_text(few)
 
-    def settings(self) -> Settings:
-        """The settings of a run in this process."""
+    def settings(self, **kafka: Any) -> Settings:
+        """The settings of a run in this process. `kafka` are more of its source."""
         found = conninfo_to_dict(self.conninfo)
         clickhouse = self.services.clickhouse
         target = self.sink_clickhouse
@@ -164,7 +164,7 @@ class World:
                     "user": target.username,
                     "password": target.password,
                 },
-                "kafka_source": {"brokers": self.services.kafka.brokers} | self._registry(),
+                "kafka_source": {"brokers": self.services.kafka.brokers} | self._registry() | kafka,
                 "kafka_sink": {"brokers": self.services.kafka.brokers} | self._registry(),
                 "postgres_sink": {name: found[name] for name in ("host", "port", "user", "password")}
                 | {"db": found["dbname"]},
@@ -281,13 +281,16 @@ class World:
         process = self.start()
         return self.answer(process) | {"code": process.returncode}
 
-    def run_here(self, spark: SparkSession) -> RunResult:
-        """Run to the end in this process: it has what a new process has, except for a JVM that must start."""
+    def run_here(self, spark: SparkSession, **kafka: Any) -> RunResult:
+        """Run to the end in this process: it has what a new process has, except for a JVM that must start.
+
+        `kafka` are more settings of the Kafka source.
+        """
         # Imported here: every test session imports this module, and the runner imports Spark.
         from headrace.jobs.run.events import Until
         from headrace.jobs.run.runner import run
 
-        return run(load_pipeline(self.file), self.settings(), until=Until.CAUGHT_UP, spark=spark)
+        return run(load_pipeline(self.file), self.settings(**kafka), until=Until.CAUGHT_UP, spark=spark)
 
     def run_cli(self, *arguments: str) -> str:
         """Return what the command prints to standard output."""

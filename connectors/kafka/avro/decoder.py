@@ -22,6 +22,7 @@ from headrace.connectors.kafka.message_columns import (
     TOMBSTONE,
     keep_columns,
     message_columns,
+    payload_after_frame,
     place_columns,
     rejection,
     require_payload,
@@ -212,11 +213,8 @@ def _from_avro(branch: SchemaPair) -> Column:
         # Proleptic Gregorian days, as Avro has them. By default Spark refuses old ones.
         "datetimeRebaseMode": "CORRECTED",
     }
-    rest = F.substring(F.col(_BODY), FRAME_BYTES + 1, _ALL)
+    rest = payload_after_frame(F.col(_BODY))
     return from_avro(F.concat(rest, F.lit(bytearray(END))), branch.writer, options)
-
-
-_ALL = 2**31 - 1
 
 
 def _spell_payload(payload: Column) -> Column:

@@ -11,23 +11,9 @@ from helpers.pipeline_world import World
 from pyspark.sql import SparkSession
 
 from headrace.jobs.checks.audit import ContentAuditOptions, audit
-from headrace.jobs.run.events import RunResult, Until
 from headrace.jobs.run.repair import replay
-from headrace.jobs.run.runner import run
-from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import DataError, HeadraceError
 from headrace.pipeline.file.loader import load_pipeline
-
-
-def settings_of(world: World, driver_rows: int) -> Settings:
-    settings = world.settings()
-    kafka = settings.kafka_source.model_copy(update={"driver_rows": driver_rows})
-    return settings.model_copy(update={"kafka_source": kafka})
-
-
-def run_world(world: World, spark: SparkSession, driver_rows: int) -> RunResult:
-    settings = settings_of(world, driver_rows)
-    return run(load_pipeline(world.file), settings, until=Until.CAUGHT_UP, spark=spark)
 
 
 # The replay takes the other route: one case has both. The next test writes by the driver.
@@ -40,14 +26,14 @@ def test_good_and_broken_messages_have_their_own_sinks(
 ) -> None:
     broken = BrokenWorld(world, epochs=LARGE_EPOCHS)
     broken.send(4)
-    result = run_world(world, spark, driver_rows)
+    result = world.run_here(spark, driver_rows=driver_rows)
     assert result.caught_up
     broken.check(spark)
     count = len(broken.expected)
     assert count == 4 * len(FAULTS)
     assert result.rejected == {"src": count}
     assert result.counts["bad"].rows == result.counts["bad_lake"].rows == count
-    file, settings = load_pipeline(world.file), settings_of(world, driver_rows)
+    file, settings = load_pipeline(world.file), world.settings(driver_rows=driver_rows)
     checks = audit(file, settings, content=ContentAuditOptions(full=True), spark=spark)
     assert [one for one in checks if one.passed is False] == []
     passed = {(one.name, one.sink) for one in checks if one.passed}
@@ -63,7 +49,7 @@ def test_good_and_broken_messages_have_their_own_sinks(
     epochs = broken.epochs()
     with psycopg.connect(world.conninfo) as connection:
         connection.execute("DELETE FROM broken")
-    replay(file, settings_of(world, 100_000 - driver_rows), sink="bad", from_epoch=1, spark=spark)
+    replay(file, world.settings(driver_rows=100_000 - driver_rows), sink="bad", from_epoch=1, spark=spark)
     broken.check(spark)
     assert broken.epochs() == epochs
 
@@ -78,23 +64,23 @@ def test_too_many_broken_messages_fail_the_epoch_before_it_writes(
 ) -> None:
     broken = BrokenWorld(world, rate=0.2, epochs=LARGE_EPOCHS)
     broken.send(4)
-    run_world(world, spark, driver_rows)
+    world.run_here(spark, driver_rows=driver_rows)
     before = broken.in_postgres()
     broken.send_broken(1, times=30)
     with pytest.raises(
         DataError, match=r"150 of 150 rows are rejected, more than `max_error_rate` 0.2"
     ) as raised:
-        run_world(world, spark, driver_rows)
+        world.run_here(spark, driver_rows=driver_rows)
     assert raised.value.node == "src"
     assert raised.value.place is not None
     assert broken.in_postgres() == before
     broken.write_file(1)
-    assert run_world(world, spark, driver_rows).rejected == {"src": 150}
+    assert world.run_here(spark, driver_rows=driver_rows).rejected == {"src": 150}
     broken.check(spark)
 
     broken.write_file(0)  # few rows have no limit
     broken.send_broken(0)
-    assert run_world(world, spark, driver_rows).rejected == {"src": len(FAULTS)}
+    assert world.run_here(spark, driver_rows=driver_rows).rejected == {"src": len(FAULTS)}
     broken.check(spark)
 
 
@@ -110,7 +96,7 @@ def test_a_blocked_pipeline_goes_on_with_dead_letters(world: World, spark: Spark
     broken.send(2)
     for _ in range(3):
         with pytest.raises(HeadraceError):
-            run_world(world, spark, 100_000)
+            world.run_here(spark, driver_rows=100_000)
     broken.write_file(0.5)
-    assert run_world(world, spark, 100_000).rejected == {"src": len(broken.expected)}
+    assert world.run_here(spark, driver_rows=100_000).rejected == {"src": len(broken.expected)}
     broken.check(spark)

@@ -11,26 +11,12 @@ from helpers.rejected_changes import RejectingWorld, replay_changes
 from pyspark.sql import SparkSession
 
 from headrace.jobs.checks.audit import ContentAuditOptions, audit
-from headrace.jobs.run.events import RunResult, Until
 from headrace.jobs.run.repair import replay
-from headrace.jobs.run.runner import run
-from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import DataError
 from headrace.pipeline.file.loader import load_pipeline
 
 EVERY = 499
 """A rejected row costs about 15 computations."""
-
-
-def settings_of(world: World, driver_rows: int) -> Settings:
-    settings = world.settings()
-    kafka = settings.kafka_source.model_copy(update={"driver_rows": driver_rows})
-    return settings.model_copy(update={"kafka_source": kafka})
-
-
-def run_world(world: World, spark: SparkSession, driver_rows: int) -> RunResult:
-    settings = settings_of(world, driver_rows)
-    return run(load_pipeline(world.file), settings, until=Until.CAUGHT_UP, spark=spark)
 
 
 @pytest.mark.parametrize(
@@ -42,12 +28,12 @@ def test_rows_are_in_their_sinks_or_among_the_rejected(
 ) -> None:
     rejecting = RejectingWorld(world, every=EVERY)
     world.enlarge_epochs()
-    result = run_world(world, spark, driver_rows)
+    result = world.run_here(spark, driver_rows=driver_rows)
     assert result.caught_up
     rejecting.check(spark)
     count = len(replay_changes(world, EVERY)[1])
     assert result.rejected == {"shaped": count}
-    file, settings = load_pipeline(world.file), settings_of(world, driver_rows)
+    file, settings = load_pipeline(world.file), world.settings(driver_rows=driver_rows)
     checks = audit(file, settings, content=ContentAuditOptions(full=True), spark=spark)
     assert [one for one in checks if one.passed is False] == []
     unknown = {one.sink: one.message for one in checks if one.passed is None}
@@ -59,7 +45,7 @@ def test_rows_are_in_their_sinks_or_among_the_rejected(
     before = rejecting.in_postgres()
     with psycopg.connect(world.conninfo) as connection:
         connection.execute("DELETE FROM broken")
-    replay(file, settings_of(world, 100_000 - driver_rows), sink="bad", from_epoch=1, spark=spark)
+    replay(file, world.settings(driver_rows=100_000 - driver_rows), sink="bad", from_epoch=1, spark=spark)
     assert rejecting.in_postgres() == before
     rejecting.check(spark)
 
@@ -70,10 +56,10 @@ def test_too_many_rejected_rows_block_the_pipeline_until_the_limit_is_raised(
     """The open epoch was planned by a file with another limit; no sink has it."""
     rejecting = RejectingWorld(world, rate=0, every=EVERY)
     with pytest.raises(DataError, match="rows are rejected, more than `max_error_rate` 0 allows") as raised:
-        run_world(world, spark, 100_000)
+        world.run_here(spark, driver_rows=100_000)
     assert raised.value.node == "shaped"
     assert raised.value.place is not None
     assert world.in_postgres() == rejecting.in_postgres() == []
     rejecting.write_file(1)
-    assert run_world(world, spark, 100_000).caught_up
+    assert world.run_here(spark, driver_rows=100_000).caught_up
     rejecting.check(spark)
