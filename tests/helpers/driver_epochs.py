@@ -13,8 +13,9 @@ from headrace.connectors.frame import EpochFrame
 from headrace.connectors.lazy_session import LazyFrame, LazySession
 from headrace.connectors.spark_types import POS_ARROW, row_schema
 from headrace.pipeline.sql.system_columns import OP, POS
+from headrace.pipeline.types.arrow import is_nested
 from headrace.pipeline.types.int256 import stored
-from helpers.typed_values import schemas, values
+from helpers.typed_values import scalars, schemas, values
 
 ROWS = 12
 
@@ -59,10 +60,32 @@ places = st.fixed_dictionaries(
 
 
 @st.composite
-def epochs(draw: st.DrawFn) -> tuple[pa.Schema, tuple[str, ...], pa.Table]:
-    """A schema, a key of some of its columns or none, and rows. Few keys, so that they repeat."""
+def keyed_schemas(draw: st.DrawFn) -> tuple[pa.Schema, tuple[str, ...]]:
+    """A schema and a key of one to three columns that are not nested.
+
+    The strategy builds such a key. A filter of `schemas` would reject nearly every schema of some runs.
+    """
     schema = draw(schemas)
-    key = tuple(draw(st.lists(st.sampled_from(schema.names), max_size=3, unique=True)))
+    plain = [field.name for field in schema if not is_nested(field.type)]
+    if not plain:
+        plain = ["plain_key"]
+        schema = schema.append(pa.field("plain_key", draw(scalars)))
+    return schema, tuple(draw(st.lists(st.sampled_from(plain), min_size=1, max_size=3, unique=True)))
+
+
+@st.composite
+def schemas_with_keys(draw: st.DrawFn) -> tuple[pa.Schema, tuple[str, ...]]:
+    """A schema and a key of some of its columns or none."""
+    schema = draw(schemas)
+    return schema, tuple(draw(st.lists(st.sampled_from(schema.names), max_size=3, unique=True)))
+
+
+@st.composite
+def epochs(
+    draw: st.DrawFn, keys: st.SearchStrategy[tuple[pa.Schema, tuple[str, ...]]] = schemas_with_keys()
+) -> tuple[pa.Schema, tuple[str, ...], pa.Table]:
+    """A schema with a key, and rows. Few keys, so that they repeat."""
+    schema, key = draw(keys)
     count = draw(st.integers(0, ROWS))
     columns: dict[str, list[Any]] = {}
     for field in schema:

@@ -10,14 +10,13 @@ from unittest import mock
 import pyarrow as pa
 import pytest
 from helpers.depth import FULL
-from helpers.driver_epochs import epochs, for_arrow, for_spark, rows_of
-from hypothesis import HealthCheck, Phase, assume, given, settings
+from helpers.driver_epochs import epochs, for_arrow, for_spark, keyed_schemas, rows_of
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from headrace.connectors.frame import EpochFrame
 from headrace.connectors.redis.encoder import RowEncoder
-from headrace.pipeline.types.arrow import is_nested
 
 BULK = re.compile(rb"\$(\d+)\r\n")
 
@@ -52,14 +51,13 @@ def entries(encoder: RowEncoder, frame: EpochFrame) -> tuple[dict[bytes, list[by
 @settings(
     max_examples=400 if FULL else 20,
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-@given(epoch=epochs(), is_hash=st.booleans())
+@given(epoch=epochs(keyed_schemas()), is_hash=st.booleans())
 def test_arrow_writes_the_entries_that_spark_writes(
     spark: SparkSession, epoch: tuple[pa.Schema, tuple[str, ...], pa.Table], *, is_hash: bool
 ) -> None:
     schema, key, table = epoch
-    assume(key and not any(is_nested(schema.field(name).type) for name in key))
     encoder = RowEncoder("out", "rows", schema.names if is_hash else ())
     frame = for_spark(spark, schema, table, key)
     with mock.patch.object(RowEncoder, "_is_supported", return_value=False):
