@@ -82,7 +82,7 @@ def schemas_with_keys(draw: st.DrawFn) -> tuple[pa.Schema, tuple[str, ...]]:
 
 @st.composite
 def epochs(
-    draw: st.DrawFn, keys: st.SearchStrategy[tuple[pa.Schema, tuple[str, ...]]] = schemas_with_keys()
+    draw: st.DrawFn, keys: st.SearchStrategy[tuple[pa.Schema, tuple[str, ...]]]
 ) -> tuple[pa.Schema, tuple[str, ...], pa.Table]:
     """A schema with a key, and rows. Few keys, so that they repeat."""
     schema, key = draw(keys)

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from helpers.depth import FULL
-from helpers.driver_epochs import epochs, for_arrow, for_spark, rows_of
+from helpers.driver_epochs import epochs, for_arrow, for_spark, rows_of, schemas_with_keys
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
@@ -38,7 +38,7 @@ def messages(batches: Any) -> list[Message]:
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-@given(epoch=epochs(), tombstones=st.booleans(), deduplicate=st.booleans(), data=st.data())
+@given(epoch=epochs(schemas_with_keys()), tombstones=st.booleans(), deduplicate=st.booleans(), data=st.data())
 def test_arrow_writes_what_spark_writes(
     spark: SparkSession,
     epoch: tuple[pa.Schema, tuple[str, ...], pa.Table],
