@@ -18,17 +18,13 @@ _WIDENS = {"tinyint": 1, "smallint": 2, "int": 3, "bigint": 4}
 
 
 def find_schema_mismatches(
-    session: SparkSession, table: StructType, wanted: Mapping[str, str], key: tuple[str, ...]
+    table: StructType, wanted: Mapping[str, DataType], key: tuple[str, ...]
 ) -> list[str]:
-    """Return messages for everything that keeps a table from taking rows.
-
-    `wanted` has the rows' columns and their types as DDL.
-    """
+    """Return messages for everything that keeps a table from taking rows with the `wanted` columns."""
     have = {field.name.lower(): field for field in table}
     wrong: list[str] = []
-    for name, ddl in wanted.items():
+    for name, rows in wanted.items():
         field = have.get(name.lower())
-        rows = session.sql(f"SELECT CAST(NULL AS {ddl}) AS c").schema[0].dataType
         if field is None:
             wrong.append(f"column {quote_identifier(name)} ({rows.simpleString()}) is missing")
         elif not holds_every_value(field.dataType, rows):
@@ -50,41 +46,40 @@ def find_schema_mismatches(
 
 
 def fit_columns(
-    session: SparkSession,
-    sink: str,
-    table: str,
+    read_columns: Callable[[], StructType],
     schema: pa.Schema,
     key: tuple[str, ...],
-    type_of: Callable[[pa.DataType], str],
+    type_of: Callable[[pa.DataType], DataType],
     find_new: Callable[[Iterable[str]], list[pa.Field]],
-    *,
-    add: bool,
+    add_columns: Callable[[Sequence[pa.Field]], None] | None,
 ) -> list[str]:
-    """Return messages for everything that keeps a table, by its quoted name, from taking rows of a schema.
+    """Return messages for everything that keeps a table from taking rows of a schema.
 
-    `type_of` returns a column type as DDL. With `add`, add the columns of `find_new` first. Without it they
-    may be missing.
+    `type_of` returns the type of a column of the table. `add_columns` adds the columns of `find_new` first.
+    Without it they may be missing.
     """
-    found = session.table(table).schema
+    found = read_columns()
     new = find_new(found.names)
-    if new and add:
-        _add_columns(session, sink, table, new, type_of)
-        found = session.table(table).schema
-    wanted = {field.name: type_of(field.type) for field in schema if add or field not in new}
-    return find_schema_mismatches(session, found, wanted, key)
+    if new and add_columns is not None:
+        add_columns(new)
+        found = read_columns()
+    wanted = {
+        field.name: type_of(field.type) for field in schema if add_columns is not None or field not in new
+    }
+    return find_schema_mismatches(found, wanted, key)
 
 
-def _add_columns(
+def add_columns(
     session: SparkSession,
     sink: str,
     table: str,
-    columns: Sequence[pa.Field],
     type_of: Callable[[pa.DataType], str],
+    columns: Sequence[pa.Field],
 ) -> None:
-    """Add columns to a table of files, by its quoted name. No file is rewritten.
+    """Add columns to a table of files, by its quoted name. `type_of` returns their types as DDL.
 
-    A concurrent process may do the same: the check of the columns that follows decides. Raise TargetError
-    for names that the table refuses.
+    No file is rewritten. A concurrent process may do the same: the check of the columns that follows decides.
+    Raise TargetError for names that the table refuses.
     """
     from pyspark.errors import PySparkException
 

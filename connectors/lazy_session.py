@@ -81,6 +81,11 @@ def find_started_session(spark: SparkSession) -> SparkSession | None:
     return spark.started_session if isinstance(spark, LazySession) else spark
 
 
+def ensure_session(spark: SparkSession) -> SparkSession:
+    """Return the session itself, which is started."""
+    return spark.start() if isinstance(spark, LazySession) else spark
+
+
 def create_frame(spark: SparkSession, rows: pa.Table | Sequence[Any], payload: pa.Schema) -> DataFrame:
     """Return a frame of rows in the driver. Do not start the session before the frame is used."""
     return defer_frame(spark, lambda: spark.createDataFrame(cast("Any", rows), row_schema(payload)), payload)

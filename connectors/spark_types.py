@@ -6,18 +6,20 @@ Numbers that Spark has no room for are strings there, with their type in the col
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
+from pyarrow import types as kinds
 
 from headrace.pipeline.sql.system_columns import OP, POS
-from headrace.pipeline.types.arrow import parse_type
+from headrace.pipeline.types.arrow import parse_type, spark_type
 from headrace.pipeline.types.int256 import WideInteger, digits, is_wide, stored
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import StructField, StructType
+    from pyspark.sql.types import DataType, StructField, StructType
 
 _KEY = "headrace.type"
 
@@ -44,6 +46,35 @@ def spark_schema(schema: pa.Schema) -> StructType:
             for column, field in zip(found, schema, strict=True)
         ]
     )
+
+
+def spark_data_type(kind: pa.DataType) -> DataType:
+    """Return the type of `pipeline.types.arrow.spark_type` as an object. Spark is not needed for it."""
+    from pyspark.sql import types as T  # noqa: N812
+
+    if kinds.is_dictionary(kind):
+        return spark_data_type(kind.value_type)
+    if kinds.is_struct(kind):
+        return T.StructType([T.StructField(field.name, spark_data_type(field.type)) for field in kind])
+    if kinds.is_map(kind):
+        return T.MapType(spark_data_type(kind.key_type), spark_data_type(kind.item_type))
+    if kinds.is_nested(kind):
+        return T.ArrayType(spark_data_type(kind.value_type))
+    return _read_ddl(spark_type(kind))
+
+
+def _read_ddl(ddl: str) -> DataType:
+    """Return a flat type of Spark. PySpark reads DDL only in the JVM."""
+    from pyspark.sql import types as T  # noqa: N812
+
+    if found := re.fullmatch(r"DECIMAL\((\d+),(\d+)\)", ddl):
+        return T.DecimalType(int(found[1]), int(found[2]))
+    flat: tuple[DataType, ...] = (
+        *(T.ByteType(), T.ShortType(), T.IntegerType(), T.LongType(), T.FloatType(), T.DoubleType()),
+        *(T.BooleanType(), T.StringType(), T.BinaryType(), T.DateType(), T.TimestampType()),
+        *(T.TimestampNTZType(), T.DayTimeIntervalType()),
+    )
+    return next(one for one in flat if one.simpleString().upper() == ddl)
 
 
 def row_schema(payload: pa.Schema) -> StructType:

@@ -18,9 +18,8 @@ import pyarrow as pa
 import pyarrow.compute
 from pyarrow import parquet
 
-from headrace.connectors.delta.data_files import dump_statistics, may_contain, write_data_file
+from headrace.connectors.delta.data_files import DataFile, dump_statistics, may_contain, write_data_file
 from headrace.connectors.delta.deletion_vectors import read_deletion_vector, write_deletion_vectors
-from headrace.connectors.delta.log_replay import DataFile
 from headrace.connectors.lakehouse_rows import bounds_of
 from headrace.connectors.versions import ENDED
 from headrace.pipeline.protocol.epochs import Json, WriteCounts

@@ -6,8 +6,8 @@ generated or renamed columns, no change feed. Every other table is written by Sp
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -19,9 +19,9 @@ from headrace.connectors.delta.arrow_merge import (
     select_candidates,
     upsert,
 )
-from headrace.connectors.delta.data_files import write_data_file
+from headrace.connectors.delta.data_files import DataFile, write_data_file
 from headrace.connectors.delta.deletion_vectors import UnknownVectorError
-from headrace.connectors.delta.log_replay import DataFile, LogReplay
+from headrace.connectors.delta.local_snapshot import LocalSnapshot
 from headrace.connectors.keys import floats_in
 from headrace.connectors.lakehouse_sink import LOOKUP_ROWS
 from headrace.pipeline.protocol.epochs import Json, WriteCounts
@@ -50,23 +50,22 @@ _NEUTRAL_FEATURES = {
 class ArrowWriter:
     """Writes data files of one local table and describes them as actions for the log."""
 
-    def __init__(self, replay: LogReplay) -> None:
-        self._folder = replay.table
-        self._replay = replay
-        self._described = ""
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._described: tuple[Json, Json] = ({}, {})
         self._schema: pa.Schema | None = None
         self._has_vectors = False
 
-    def can_write(self, snapshot: Any) -> bool:
+    def can_write(self, snapshot: LocalSnapshot) -> bool:
         """Return whether the table qualifies, for rows to append at least."""
         return self.read_schema(snapshot) is not None
 
     def write(
-        self, rows: pa.Table, key: tuple[str, ...], version: str | None, snapshot: Any
+        self, rows: pa.Table, key: tuple[str, ...], version: str | None, snapshot: LocalSnapshot
     ) -> WrittenFiles | None:
         """Write rows to append, or with a key the last row of each key.
 
-        `snapshot` is the JVM's of the version to change. Return None if the table does not qualify.
+        `snapshot` is the version to change. Return None if the table does not qualify.
         """
         schema = self.read_schema(snapshot)
         if schema is None:
@@ -78,7 +77,7 @@ class ArrowWriter:
         # Spark keeps columns of updated rows that the epoch lacks, and has its own order of NaN and zeros.
         if not self._has_vectors or not has_all_columns(rows, schema) or floats_in(schema, compared):
             return None
-        files = self.read_files(snapshot)
+        files = snapshot.read_files()
         candidates = select_candidates(files, epoch)
         if len(files) > _MAX_FILES or not _are_readable(candidates):
             return None
@@ -92,25 +91,20 @@ class ArrowWriter:
         actions: list[Json] = [{"add": write_data_file(self._folder, rows)}] if count else []
         return WrittenFiles(actions, WriteCounts(count, count, 0, 0))
 
-    def count_rows(self, snapshot: Any) -> int | None:
+    def count_rows(self, snapshot: LocalSnapshot) -> int | None:
         """Return the number of rows of a version, or None if the log does not tell."""
         if not self.can_write(snapshot):
             return None
-        counts = [file.live_rows for file in self.read_files(snapshot)]
+        counts = [file.live_rows for file in snapshot.read_files()]
         return None if None in counts else sum(count for count in counts if count is not None)
 
-    def read_files(self, snapshot: Any) -> list[DataFile]:
-        """Return the data files of a version."""
-        return self._replay.read_files(snapshot)
-
-    def read_schema(self, snapshot: Any) -> pa.Schema | None:
+    def read_schema(self, snapshot: LocalSnapshot) -> pa.Schema | None:
         """Return the table's columns, or None if the table does not qualify."""
-        metadata, protocol = str(snapshot.metadata().json()), str(snapshot.protocol().json())
-        if metadata + protocol != self._described:
-            table, features = json.loads(metadata)["metaData"], json.loads(protocol)["protocol"]
-            self._schema = _arrow_schema(table) if _is_plain(table, features) else None
-            self._has_vectors = table.get("configuration", {}).get(_DELETION_VECTORS) == "true"
-            self._described = metadata + protocol
+        described = snapshot.metadata, snapshot.protocol
+        if described != self._described:
+            self._schema = _arrow_schema(snapshot) if _is_plain(snapshot) else None
+            self._has_vectors = snapshot.read_properties().get(_DELETION_VECTORS) == "true"
+            self._described = described
         return self._schema
 
 
@@ -120,24 +114,24 @@ def _are_readable(files: list[DataFile]) -> bool:
     return None not in counts and sum(count or 0 for count in counts) <= LOOKUP_ROWS
 
 
-def _is_plain(metadata: Json, protocol: Json) -> bool:
-    properties = metadata.get("configuration", {})
-    settings = [name for name in properties if name.startswith("delta.")]
+def _is_plain(snapshot: LocalSnapshot) -> bool:
+    settings = [name for name in snapshot.read_properties() if name.startswith("delta.")]
+    protocol = snapshot.protocol
     features = {*protocol.get("readerFeatures", ()), *protocol.get("writerFeatures", ())}
     return (
-        not metadata.get("partitionColumns")
+        snapshot.version.exists
+        and not snapshot.metadata.get("partitionColumns")
         and all(name in (*_NEUTRAL, _DELETION_VECTORS) for name in settings)
         and features <= _NEUTRAL_FEATURES
     )
 
 
-def _arrow_schema(metadata: Json) -> pa.Schema | None:
+def _arrow_schema(snapshot: LocalSnapshot) -> pa.Schema | None:
     """Return the columns as Arrow, or None for one that is required, has metadata, or has no Arrow type."""
     from pyspark.errors import PySparkException
     from pyspark.sql.pandas.types import to_arrow_type
-    from pyspark.sql.types import StructType
 
-    columns = StructType.fromJson(json.loads(metadata["schemaString"]))
+    columns = snapshot.read_columns()
     if any(not column.nullable or column.metadata or _has_char(column.dataType) for column in columns):
         return None
     try:

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
-from headrace.connectors.delta.transaction_log import TableLog
+from headrace.connectors.delta.table_log import TableLog
 from headrace.pipeline.protocol.claims import Claim, TargetClaimant
 from headrace.pipeline.protocol.epochs import SinkKey
 
@@ -22,9 +21,12 @@ PREFIX = "headrace.claim."
 def read_claims(table: TableLog) -> list[Claim]:
     """Return every claim to the table; none if there is no table."""
     snapshot = table.snapshot()
-    identity = table.identity(snapshot)
+    identity = snapshot.version.identity
     found = []
-    for app, text in _properties(snapshot).items() if identity else ():
+    for name, text in snapshot.read_properties().items():
+        app = name.removeprefix(PREFIX)
+        if app == name or app.count("/") != 2:
+            continue
         data = json.loads(text)
         uuid, lane, sink = app.split("/", 2)
         if data.get("table") == identity:
@@ -32,7 +34,7 @@ def read_claims(table: TableLog) -> list[Claim]:
     return found
 
 
-def claim(session: Any, table: TableLog, owner: TargetClaimant, target: str) -> None:
+def claim(table: TableLog, owner: TargetClaimant, target: str) -> None:
     """Claim the table. Raise SinkStateError for a rival's claim.
 
     If a rival claims the table at the same time, withdraw this claim.
@@ -41,40 +43,17 @@ def claim(session: Any, table: TableLog, owner: TargetClaimant, target: str) -> 
     owner.refuse(there, target)
     if Claim(owner.key, owner.share) in there:
         return
-    value = json.dumps(
-        {"name": owner.key.name, "share": owner.share, "table": table.identity(table.snapshot())}
-    )
-    _alter(session, table, f"SET TBLPROPERTIES ({_text(PREFIX + owner.key.text)} = {_text(value)})")
+    identity = table.snapshot().version.identity
+    value = json.dumps({"name": owner.key.name, "share": owner.share, "table": identity})
+    table.set_properties({PREFIX + owner.key.text: value})
     there = read_claims(table)
     if owner.rivals(there):
-        end_claims(session, table, [Claim(owner.key, owner.share)])
+        end_claims(table, [Claim(owner.key, owner.share)])
         owner.refuse(there, target)
     if former := owner.former(there):
-        end_claims(session, table, former)
+        end_claims(table, former)
 
 
-def end_claims(session: Any, table: TableLog, claims: Sequence[Claim]) -> None:
+def end_claims(table: TableLog, claims: Sequence[Claim]) -> None:
     """Remove the claims of these sinks."""
-    names = ", ".join(_text(PREFIX + one.key.text) for one in claims)
-    _alter(session, table, f"UNSET TBLPROPERTIES IF EXISTS ({names})")
-
-
-def _properties(snapshot: Any) -> dict[str, str]:
-    found: dict[str, str] = {}
-    entries = snapshot.metadata().configuration().iterator()
-    while entries.hasNext():
-        entry = entries.next()
-        name = str(entry._1())  # noqa: SLF001  a Scala tuple
-        if name.startswith(PREFIX) and name.count("/") == 2:
-            found[name.removeprefix(PREFIX)] = str(entry._2())  # noqa: SLF001
-    return found
-
-
-def _alter(session: Any, table: TableLog, what: str) -> None:
-    path = table.path.replace("`", "``")
-    session.sql(f"ALTER TABLE delta.`{path}` {what}")
-
-
-def _text(value: str) -> str:
-    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"
+    table.set_properties({PREFIX + one.key.text: None for one in claims})

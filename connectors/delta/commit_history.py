@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from headrace.connectors.delta.transaction_log import NO_TABLE, DeltaCommit, TableLog, TableVersion
+from headrace.connectors.delta.commit_metadata import NO_TABLE, DeltaCommit, TableVersion
+from headrace.connectors.delta.table_log import TableLog
 from headrace.connectors.fencing import check_generation
 from headrace.connectors.transactional_sink import CommitKind, SinkCommit
 from headrace.pipeline.errors import InternalError, SinkStateError
@@ -25,14 +26,14 @@ class CommitHistory:
         Only log entries since the last call are read.
         """
         snapshot = self._log.snapshot()
-        newest = self._log.version(snapshot)
+        newest = snapshot.version
         before, commit_before = self._last
         if newest == before:
             return self._last
         continues = newest.identity == before.identity and newest.number > before.number
         commit, is_restored = self._log.find(self._app, newest.number, before.number + 1 if continues else 0)
         commit = commit or (commit_before if continues and not is_restored else None)
-        step = self._log.transactions(snapshot).get(self._app)
+        step = snapshot.read_transactions().get(self._app)
         self._last = newest, self._at_step(commit, step, is_restored=is_restored)
         return self._last
 

@@ -1,4 +1,4 @@
-"""Parquet files of a Delta table, written and described without Spark."""
+"""Parquet files of a Delta table, written, described and read from the log without Spark."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import json
 import re
 import time
 import uuid
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from functools import cached_property
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.compute
@@ -28,6 +31,48 @@ _PREFIX = 32
 _LAST_CHARACTER = "\U0010ffff"
 _MILLISECOND = timedelta(milliseconds=1)
 """Statistics keep timestamps to the millisecond, so a reader adds one to the largest."""
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """One data file of a table version, as its `add` action describes it."""
+
+    table: Path
+    add: Json
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the file is on this file system. Files of a shallow clone can be elsewhere."""
+        return urlsplit(self.add["path"]).scheme in ("", "file")
+
+    @cached_property
+    def path(self) -> Path:
+        """The Parquet file, if it is local."""
+        return self.table / unquote(urlsplit(self.add["path"]).path)
+
+    @cached_property
+    def statistics(self) -> Json:
+        """The statistics; {} if the file has none.
+
+        Numbers with a fraction are decimals, because a float can be above the bound that it stands for.
+        """
+        return json.loads(self.add.get("stats") or "{}", parse_float=Decimal)
+
+    @property
+    def deletion_vector(self) -> Json | None:
+        """The descriptor of the removed rows."""
+        return self.add.get("deletionVector")
+
+    @property
+    def physical_rows(self) -> int | None:
+        """The rows in the file, removed ones included; None if the writer did not count them."""
+        return self.statistics.get("numRecords")
+
+    @property
+    def live_rows(self) -> int | None:
+        """The rows that the table version has; None if unknown."""
+        removed = (self.deletion_vector or {}).get("cardinality", 0)
+        return None if self.physical_rows is None else self.physical_rows - removed
 
 
 def write_data_file(folder: Path, rows: pa.Table) -> Json:

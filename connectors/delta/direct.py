@@ -18,8 +18,7 @@ import stamina
 
 from headrace.connectors.arrow_batches import cast_batch
 from headrace.connectors.delta.arrow_merge import align_columns
-from headrace.connectors.delta.data_files import may_contain, write_data_file
-from headrace.connectors.delta.log_replay import DataFile
+from headrace.connectors.delta.data_files import DataFile, may_contain, write_data_file
 from headrace.connectors.keys import canonical
 from headrace.connectors.lakehouse_rows import bounds_of, check_null_keys, last_of_sorted
 from headrace.connectors.source_base import SplitReader

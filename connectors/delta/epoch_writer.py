@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.connectors.delta.arrow_writer import ArrowWriter
+from headrace.connectors.delta.commit_metadata import TableVersion, encode_commit_metadata
 from headrace.connectors.delta.direct import DirectFileLoad, DirectFiles, FileTask
-from headrace.connectors.delta.log_writer import LogWriter
+from headrace.connectors.delta.local_log import LocalTableLog
 from headrace.connectors.delta.spark_writer import SparkWriter
-from headrace.connectors.delta.transaction_log import TableLog, TableVersion, encode_commit_metadata
+from headrace.connectors.delta.table_log import TableLog
 from headrace.connectors.frame import EpochFrame
 from headrace.connectors.lakehouse_rows import (
     build_merge_source,
@@ -26,32 +27,37 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
+class _LocalTable(NamedTuple):
+    """What writes a local table without Spark."""
+
+    log: LocalTableLog
+    writer: ArrowWriter
+
+
 class DeltaEpochWriter:
     """Writes the epochs of one sink."""
 
-    def __init__(
-        self, context: SinkContext, log: TableLog, log_writer: LogWriter, spark_writer: SparkWriter
-    ) -> None:
+    def __init__(self, context: SinkContext, log: TableLog, spark_writer: SparkWriter) -> None:
         self._name = context.key.sink
         self._app = context.key.text
         self._master = context.settings.spark.master
         self._version_column: str | None = context.node.version_column
-        self._log = log
-        self._log_writer = log_writer
         self._spark_writer = spark_writer
-        self._arrow_writer = ArrowWriter(log.replay) if log.replay is not None else None
-        """Writes small epochs of a local table; None for another file system."""
+        self._local: _LocalTable | None = None
+        """Writes epochs of a local table without Spark; None for another file system."""
+        if isinstance(log, LocalTableLog):
+            self._local = _LocalTable(log, ArrowWriter(log.folder))
 
     def write(self, since: TableVersion, txn: int, change: SinkCommit, frame: EpochFrame) -> bool:
         """Commit rows and record under step `txn`. Return False if the table changed after `since`."""
         rows = self._collect_rows(frame)
-        if rows is not None and self._arrow_writer is not None:
-            snapshot = self._log.snapshot()
-            written = self._arrow_writer.write(rows, frame.key, self._version_column, snapshot)
+        if rows is not None and self._local is not None:
+            snapshot = self._local.log.snapshot()
+            written = self._local.writer.write(rows, frame.key, self._version_column, snapshot)
             if written is not None:
                 metadata = encode_commit_metadata(self._app, txn, change.complete(written.counts))
-                read_version = int(snapshot.version()) if frame.key else None
-                return self._log_writer.commit(
+                read_version = snapshot.version.number if frame.key else None
+                return self._local.log.commit_files(
                     since, self._app, txn, metadata, written.actions, written.counts, read_version
                 )
         metadata = encode_commit_metadata(self._app, txn, change.complete(WriteCounts()), derive=True)
@@ -67,10 +73,11 @@ class DeltaEpochWriter:
         self, fetch: SplitReader, payload: pa.Schema, key: tuple[str, ...]
     ) -> DirectFileLoad | None:
         """Return a load of splits with the columns of `payload` by tasks. None if Spark has to write them."""
-        columns = self._arrow_writer.read_schema(self._log.snapshot()) if self._arrow_writer else None
-        if self._log.replay is None or columns is None:
+        local = self._local
+        columns = local.writer.read_schema(local.log.snapshot()) if local is not None else None
+        if local is None or columns is None:
             return None
-        task = FileTask(self._name, fetch, payload, columns, self._log.replay.table, key)
+        task = FileTask(self._name, fetch, payload, columns, local.log.folder, key)
         return DirectFileLoad.of(task, count_task_threads(self._master))
 
     def commit_files(self, since: TableVersion, txn: int, change: SinkCommit, files: DirectFiles) -> bool:
@@ -78,18 +85,23 @@ class DeltaEpochWriter:
 
         Raise KeysMayExistError if the table may have a key of the files.
         """
-        assert self._arrow_writer is not None  # noqa: S101  `plan_direct` has checked it
-        snapshot = self._log.snapshot()
+        assert self._local is not None  # noqa: S101  `plan_direct` has checked it
+        snapshot = self._local.log.snapshot()
         if files.key:
-            files.check_keys(self._arrow_writer.read_files(snapshot))
+            files.check_keys(snapshot.read_files())
         counts = WriteCounts(files.rows, files.rows, 0, 0)
         metadata = encode_commit_metadata(self._app, txn, change.complete(counts))
-        read_version = int(snapshot.version()) if files.key else None
-        return self._log_writer.commit(since, self._app, txn, metadata, files.actions, counts, read_version)
+        read_version = snapshot.version.number if files.key else None
+        return self._local.log.commit_files(
+            since, self._app, txn, metadata, files.actions, counts, read_version
+        )
 
-    def count_rows(self, snapshot: Any) -> int | None:
-        """Return the number of rows from the log, or None if the log does not have it."""
-        return self._arrow_writer.count_rows(snapshot) if self._arrow_writer is not None else None
+    def count_rows(self, version: TableVersion) -> int | None:
+        """Return the rows of a version, or None if the log does not tell or the table has a newer version."""
+        snapshot = self._local.log.snapshot() if self._local is not None else None
+        if self._local is None or snapshot is None or snapshot.version != version:
+            return None
+        return self._local.writer.count_rows(snapshot)
 
     def _collect_rows(self, frame: EpochFrame) -> pa.Table | None:
         """Return the rows of an epoch that the driver writes: all of them, or with a key the last of each.
@@ -99,6 +111,6 @@ class DeltaEpochWriter:
         """
         if frame.key:
             return collect_last_rows(self._name, frame, self._version_column)
-        if self._arrow_writer is None or not self._arrow_writer.can_write(self._log.snapshot()):
+        if self._local is None or not self._local.writer.can_write(self._local.log.snapshot()):
             return None
         return collect_append_rows(self._name, frame)

@@ -12,14 +12,13 @@ import time
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from itertools import groupby
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.connectors.delta.claims import read_claims
+from headrace.connectors.delta.data_files import DataFile
 from headrace.connectors.delta.errors import explain
-from headrace.connectors.delta.log_replay import DataFile
+from headrace.connectors.delta.jvm_log import JvmTableLog
 from headrace.connectors.delta.session import open_session
-from headrace.connectors.delta.transaction_log import TableLog
 from headrace.connectors.table_maintenance import (
     DELETED_RATIO,
     FILE_SIZE,
@@ -60,7 +59,7 @@ class DeltaMaintenance(TableMaintenance):
         for key, value in {**_OPTIONS, **listing}.items():
             self._session.conf.set(key, value)
         self._path = path
-        self._log = TableLog(self._session, path)
+        self._log = JvmTableLog(self._session, path)
 
     def plan_compaction(self) -> Compaction:
         """Return what OPTIMIZE would do, by the rule of Delta."""
@@ -109,12 +108,12 @@ class DeltaMaintenance(TableMaintenance):
         snapshot = self._log.snapshot()
         retention = self._log.log_retention(snapshot)
         limit = max(retention - _DAY, retention // 2)
-        newest = self._log.version(snapshot).number
+        newest = snapshot.version.number
         for claim in read_claims(self._log):
             commit, _ = self._log.find(claim.key.text, newest)
             if commit is None:
                 continue  # the log no longer has it, which the sink reports
-            written = (self._log.commit(commit.version) or {}).get("timestamp", 0)
+            written = (self._log.read_commit(commit.version) or {}).get("timestamp", 0)
             age = int(time.time() * 1000) - int(written)
             if age > limit:
                 msg = (
@@ -126,11 +125,7 @@ class DeltaMaintenance(TableMaintenance):
                 raise SinkStateError(msg, hint=hint, node=self._sink)
 
     def _read_files(self) -> list[DataFile]:
-        snapshot = self._log.snapshot()
-        if self._log.replay is not None:
-            return self._log.replay.read_files(snapshot)
-        listed = snapshot.allFiles().toJSON().collectAsList()
-        return [DataFile(Path(), json.loads(text)) for text in listed]
+        return self._log.snapshot().read_files()
 
     def _execute(self, command: str, options: str) -> list[Any]:
         path = self._path.replace("`", "``")

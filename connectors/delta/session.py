@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
+
+from headrace.connectors.lazy_session import LazySession, find_started_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -21,8 +23,14 @@ _OPTIONS = {
 
 
 def open_session(spark: SparkSession) -> SparkSession:
-    """Return a new session for one sink: a commit takes its metadata from the options of its session."""
-    session = spark.newSession()
+    """Return a new session for one sink: a commit takes its metadata from the options of its session.
+
+    The session is lazy if nothing has started Spark yet.
+    """
+    started = find_started_session(spark)
+    if started is None:
+        return cast("SparkSession", LazySession(lambda: open_session(cast("LazySession", spark).start())))
+    session = started.newSession()
     for key, value in _OPTIONS.items():
         session.conf.set(key, value)
     return session

@@ -13,26 +13,18 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar
 
 from headrace.connectors.addresses import split_location
 from headrace.connectors.delta.claims import claim, end_claims, read_claims
-from headrace.connectors.delta.commit_history import CommitHistory
+from headrace.connectors.delta.commit_metadata import TableVersion, encode_commit_metadata, first_step
 from headrace.connectors.delta.direct import KeysMayExistError
-from headrace.connectors.delta.epoch_writer import DeltaEpochWriter
 from headrace.connectors.delta.errors import explain, is_duplicate_transaction
-from headrace.connectors.delta.log_replay import local_folder
-from headrace.connectors.delta.log_writer import LogWriter
+from headrace.connectors.delta.local_log import LocalTableLog
+from headrace.connectors.delta.local_snapshot import local_folder
 from headrace.connectors.delta.maintenance import DeltaMaintenance
-from headrace.connectors.delta.session import open_session
-from headrace.connectors.delta.spark_writer import SparkWriter
-from headrace.connectors.delta.table import check_columns, check_location, create
-from headrace.connectors.delta.transaction_log import (
-    TableLog,
-    TableVersion,
-    encode_commit_metadata,
-    first_step,
-)
+from headrace.connectors.delta.open_table import OpenTable, open_table
+from headrace.connectors.delta.table import check_columns, check_location, create, create_local
 from headrace.connectors.fencing import fenced
 from headrace.connectors.lakehouse_sink import LakehouseSink, missing_table_error
 from headrace.connectors.sink_base import DirectSink, SinkContext
@@ -48,17 +40,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-class _OpenTable(NamedTuple):
-    """What writes and reads the table."""
-
-    session: SparkSession
-    log: TableLog
-    history: CommitHistory
-    log_writer: LogWriter
-    spark_writer: SparkWriter
-    epoch_writer: DeltaEpochWriter
-
-
 class DeltaTableSink(LakehouseSink, DirectSink):
     """One Delta table for one lane."""
 
@@ -69,7 +50,7 @@ class DeltaTableSink(LakehouseSink, DirectSink):
         super().__init__(context)
         self._app = context.key.text
         self._path: str = _absolute(context.node.path)
-        self._opened: _OpenTable | None = None
+        self._opened: OpenTable | None = None
         self._loads_direct = True
         self._payload = context.schema
 
@@ -85,25 +66,26 @@ class DeltaTableSink(LakehouseSink, DirectSink):
         """
         table, self._payload = self._open(), schema
         check_location(self._name, self._path, table.session)
+        if not table.log.exists() and isinstance(table.log, LocalTableLog):
+            create_local(table.log, schema, self._key)
         if not table.log.exists():
             create(self._name, table.session, self._path, schema, self._key)
-        self._check_columns(table.session, schema, add=True)
+        self._check_columns(table, schema, add=True)
 
     def validate_target(self) -> None:
         """Check an existing table. A missing table is fine, because `prepare` would create it."""
         table = self._open()
         check_location(self._name, self._path, table.session)
         if table.log.exists():
-            self._check_columns(table.session, self._context.schema, add=False)
+            self._check_columns(table, self._context.schema, add=False)
 
-    def _check_columns(self, session: SparkSession, schema: pa.Schema, *, add: bool) -> None:
+    def _check_columns(self, table: OpenTable, schema: pa.Schema, *, add: bool) -> None:
         find_new = self._find_new(schema)
-        check_columns(self._name, session, self._path, schema, self._key, find_new, add=add)
+        check_columns(self._name, table.session, self._path, table.log, schema, self._key, find_new, add=add)
 
     def claim_target(self) -> None:
         """Add this sink's claim to the table's properties, which takes a commit."""
-        table = self._open()
-        claim(table.session, table.log, self._context.owner, self.target)
+        claim(self._open().log, self._context.owner, self.target)
 
     def read_state(self) -> SinkState | None:
         """Return generation and record of the newest commit of this pipeline and sink.
@@ -138,7 +120,7 @@ class DeltaTableSink(LakehouseSink, DirectSink):
             else:
                 lost = expected.lost if record is None else ""
                 metadata = encode_commit_metadata(self._app, txn, record, lost=lost)
-                committed = self._open().log_writer.commit(version, self._app, txn, metadata)
+                committed = self._open().log.commit(version, self._app, txn, metadata)
         except KeysMayExistError:
             raise
         except Exception as error:
@@ -169,16 +151,15 @@ class DeltaTableSink(LakehouseSink, DirectSink):
 
     def release(self, claims: Sequence[Claim]) -> None:
         """Fence each sink with a step of the generation after its own, then remove its claim."""
-        table = self._open()
-        snapshot = table.log.snapshot()
-        steps = table.log.transactions(snapshot)
-        version = table.log.version(snapshot)
+        log = self._open().log
+        snapshot = log.snapshot()
+        steps = snapshot.read_transactions()
         for one in claims:
             app = one.key.text
             if app in steps:
                 txn = first_step((steps[app] >> 32) + 1)
-                table.log_writer.commit(version, app, txn, encode_commit_metadata(app, txn, None))
-        end_claims(table.session, table.log, claims)
+                log.commit(snapshot.version, app, txn, encode_commit_metadata(app, txn, None))
+        end_claims(log, claims)
 
     def read_rows(self, state: SinkState) -> DataFrame:
         """Return all rows of the table version of `state`."""
@@ -209,31 +190,15 @@ class DeltaTableSink(LakehouseSink, DirectSink):
         """Release the session. The Spark context belongs to the pipeline run."""
         self._opened = None
 
-    def _open(self) -> _OpenTable:
-        if self._opened is None:
-            session = open_session(self._spark)
-            log = TableLog(session, self._path)
-            log_writer = LogWriter(session, log)
-            spark_writer = SparkWriter(session, self._path, self._app)
-            self._opened = _OpenTable(
-                session,
-                log,
-                CommitHistory(log, self._app, self.target),
-                log_writer,
-                spark_writer,
-                DeltaEpochWriter(self._context, log, log_writer, spark_writer),
-            )
+    def _open(self) -> OpenTable:
+        if self._opened is None or self._opened.is_outdated:
+            self._opened = open_table(self._context, self._spark, self._path, self.target)
         return self._opened
 
     def _count_rows(self, state: SinkState) -> int:
         """Return the rows of the table version of `state`, from the log if it tells."""
-        table = self._open()
-        snapshot = table.log.snapshot()
-        if table.log.version(snapshot) == state.version[0]:
-            count = table.epoch_writer.count_rows(snapshot)
-            if count is not None:
-                return count
-        return self.read_rows(state).count()
+        count = self._open().epoch_writer.count_rows(state.version[0])
+        return self.read_rows(state).count() if count is None else count
 
     def _explain(self, error: Exception) -> Exception:
         """Return the Headrace error of a failed write, or the error itself if there is none."""

@@ -10,6 +10,7 @@ from headrace.connectors.delta.session import USER_METADATA
 from headrace.connectors.filters import quote_identifier
 from headrace.connectors.frame import EpochFrame
 from headrace.connectors.lakehouse_rows import MergeSource
+from headrace.connectors.lazy_session import ensure_session
 from headrace.connectors.session_options import with_options
 from headrace.connectors.versions import ENDED
 from headrace.pipeline.sql.system_columns import OP
@@ -28,9 +29,14 @@ class SparkWriter:
     """
 
     def __init__(self, session: SparkSession, path: str, app: str) -> None:
-        self.session = session
+        self._session = session
         self._path = path
         self._app = app
+
+    @property
+    def session(self) -> SparkSession:
+        """The session of the sink. Start Spark if nothing has used it before."""
+        return ensure_session(self._session)
 
     def append(self, rows: DataFrame, txn: int, metadata: str) -> None:
         """Append all rows in one commit with user metadata."""

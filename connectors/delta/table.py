@@ -1,17 +1,25 @@
-"""The target table: made where it is missing, checked where it is not."""
+"""The target table: created if it is missing, checked if it is not."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from headrace.connectors.delta.errors import is_conflict
+from headrace.connectors.delta.local_log import LocalTableLog
+from headrace.connectors.delta.table_log import TableLog
 from headrace.connectors.filters import quote_identifier
-from headrace.connectors.lakehouse import fit_columns
+from headrace.connectors.lakehouse import add_columns, fit_columns
+from headrace.connectors.lazy_session import ensure_session
 from headrace.connectors.schema_evolution import ADD_COLUMNS_HINT
+from headrace.connectors.spark_types import spark_data_type
 from headrace.pipeline.errors import GuaranteeError, SchemaError, TargetError
+from headrace.pipeline.protocol.epochs import Json
 from headrace.pipeline.types.arrow import spark_type
 
 if TYPE_CHECKING:
@@ -41,7 +49,9 @@ def check_location(sink: str, path: str, session: SparkSession) -> None:
     This is the case on S3 without a log store that puts a file only if it is absent.
     """
     scheme = path.split("://", 1)[0].lower() if "://" in path else ""
-    store = session.conf.get(f"spark.delta.logStore.{scheme}.impl", "") if scheme in _UNSAFE else "local"
+    if scheme not in _UNSAFE:
+        return
+    store = session.conf.get(f"spark.delta.logStore.{scheme}.impl", "")
     if not store or store.endswith("S3SingleDriverLogStore"):
         msg = f"a Delta table at `{path}` needs a log store that puts a file only if it is absent"
         hint = (
@@ -49,6 +59,55 @@ def check_location(sink: str, path: str, session: SparkSession) -> None:
             " io.delta.storage.S3DynamoDBLogStore, with its jar."
         )
         raise GuaranteeError(msg, hint=hint, node=sink)
+
+
+def create_local(log: LocalTableLog, schema: pa.Schema, key: tuple[str, ...]) -> None:
+    """Create a local table without Spark, as `create` does; a concurrent process may do the same.
+
+    Leave a folder alone in which something else is, and columns that only Delta's own classes take or refuse.
+    """
+    from pyspark.sql.types import StructField, StructType
+
+    names = [name for column in schema for name in _names(column)]
+    if any(_PARQUET_REFUSES.search(name) for name in names):
+        return
+    if len({name.lower() for name in schema.names}) < len(schema.names):
+        return
+    fields = [StructField(column.name, spark_data_type(column.type)) for column in schema]
+    types = StructType(fields).simpleString()
+    try:
+        if "interval" in types or any(entry.name != "_delta_log" for entry in log.folder.iterdir()):
+            return
+    except FileNotFoundError:
+        pass
+    except OSError:
+        return
+    features = ["deletionVectors"] if key else []
+    features += ["timestampNtz"] if "timestamp_ntz" in types else []
+    protocol: Json = {"minReaderVersion": 1, "minWriterVersion": 2}
+    if features:
+        protocol = {
+            "minReaderVersion": 3,
+            "minWriterVersion": 7,
+            "readerFeatures": features,
+            "writerFeatures": [*features, "invariants", "appendOnly"],
+        }
+    metadata = {
+        "id": str(uuid.uuid4()),
+        "format": {"provider": "parquet", "options": {}},
+        "schemaString": StructType(fields).json(),
+        "partitionColumns": [],
+        "configuration": _properties(key),
+        "createdTime": int(time.time() * 1000),
+    }
+    with contextlib.suppress(OSError):  # `create` names the reason
+        log.create(metadata, protocol)
+
+
+def _properties(key: tuple[str, ...]) -> dict[str, str]:
+    """Return the properties of a new table."""
+    properties = {"delta.checkpointInterval": _CHECKPOINT_EVERY}
+    return {**properties, "delta.enableDeletionVectors": "true"} if key else properties
 
 
 def create(sink: str, session: SparkSession, path: str, schema: pa.Schema, key: tuple[str, ...]) -> None:
@@ -60,13 +119,9 @@ def create(sink: str, session: SparkSession, path: str, schema: pa.Schema, key: 
     from delta.tables import DeltaTable
     from pyspark.errors import AnalysisException
 
-    builder = (
-        DeltaTable.createIfNotExists(session)
-        .location(path)
-        .property("delta.checkpointInterval", _CHECKPOINT_EVERY)
-    )
-    if key:
-        builder = builder.property("delta.enableDeletionVectors", "true")
+    builder = DeltaTable.createIfNotExists(ensure_session(session)).location(path)
+    for name, value in _properties(key).items():
+        builder = builder.property(name, value)
     for column in schema:
         builder = builder.addColumn(column.name, spark_type(column.type), nullable=True)
     if any(_PARQUET_REFUSES.search(name) for column in schema for name in _names(column)):
@@ -98,6 +153,7 @@ def check_columns(
     sink: str,
     session: SparkSession,
     path: str,
+    log: TableLog,
     schema: pa.Schema,
     key: tuple[str, ...],
     find_new: Callable[[Iterable[str]], list[pa.Field]],
@@ -108,8 +164,11 @@ def check_columns(
 
     With `add`, add the columns of `find_new` first. Without it they may be missing.
     """
-    table = f"delta.{quote_identifier(path)}"
-    if wrong := fit_columns(session, sink, table, schema, key, spark_type, find_new, add=add):
+    adding = partial(add_columns, session, sink, f"delta.{quote_identifier(path)}", spark_type)
+    wrong = fit_columns(
+        lambda: log.snapshot().read_columns(), schema, key, spark_data_type, find_new, adding if add else None
+    )
+    if wrong:
         msg = f"the Delta table `{path}` cannot take the rows: {'; '.join(wrong)}"
         hint = f"Change the table (ALTER TABLE), {ADD_COLUMNS_HINT}, or change the transform or `path`."
         raise SchemaError(msg, hint=hint, node=sink)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from headrace.connectors.filters import quote_identifier
 from headrace.connectors.iceberg.metadata import PRUNED
-from headrace.connectors.lakehouse import fit_columns
+from headrace.connectors.lakehouse import add_columns, fit_columns
 from headrace.connectors.schema_evolution import ADD_COLUMNS_HINT
 from headrace.pipeline.errors import GuaranteeError, SchemaError, TargetError
 from headrace.pipeline.types.arrow import spark_type
@@ -84,7 +85,15 @@ def check_columns(
 
     With `add`, add the columns of `find_new` first. Without it they may be missing.
     """
-    if wrong := fit_columns(spark, sink, path, schema, key, iceberg_type, find_new, add=add):
+    wrong = fit_columns(
+        lambda: spark.table(path).schema,
+        schema,
+        key,
+        lambda kind: spark.sql(f"SELECT CAST(NULL AS {iceberg_type(kind)}) AS c").schema[0].dataType,
+        find_new,
+        partial(add_columns, spark, sink, path, iceberg_type) if add else None,
+    )
+    if wrong:
         msg = f"the Iceberg table {path} cannot take the rows: {'; '.join(wrong)}"
         hint = f"Change the table (ALTER TABLE), {ADD_COLUMNS_HINT}, or change the transform or `table_name`."
         raise SchemaError(msg, hint=hint, node=sink)

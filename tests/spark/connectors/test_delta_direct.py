@@ -15,8 +15,8 @@ from helpers.lakehouse_tables import SCHEMA, plan
 from helpers.split_rows import GivenSplits
 from pyspark.sql import SparkSession
 
-from headrace.connectors.delta.log_writer import LogWriter
-from headrace.pipeline.errors import DataError, FencedError, TransientError
+from headrace.connectors.delta.local_log import LocalTableLog
+from headrace.pipeline.errors import DataError, FencedError
 from headrace.pipeline.protocol.epochs import WriteCounts
 from tests.spark.connectors.test_delta_sink import Table, kill_at_gate
 
@@ -149,24 +149,21 @@ def test_another_writer_between_the_check_and_the_commit_is_a_conflict(
 ) -> None:
     """It adds a key of the epoch. The next attempt finds it and leaves the rows to the merge."""
     t = table("id")
-    sink, real, others = t.joined(), LogWriter.commit, iter([1])
+    sink, real, others = t.joined(), LocalTableLog.commit_files, iter([1])
 
     def be_overtaken(*arguments: Any) -> Any:
         for _ in others:
             t.sql("INSERT INTO {t} VALUES (1, 'foreign')")
         return real(*arguments)
 
-    monkeypatch.setattr(LogWriter, "commit", be_overtaken)
-    try:
-        assert sink.write_direct(plan(1), splits(a=[(1, "a")]), t.spark) is None
-    except TransientError:
-        assert sink.write_direct(plan(1), splits(a=[(1, "a")]), t.spark) is None
+    monkeypatch.setattr(LocalTableLog, "commit_files", be_overtaken)
+    assert sink.write_direct(plan(1), splits(a=[(1, "a")]), t.spark) is None
     assert t.rows() == [(1, "foreign")]
 
 
 def test_an_older_generation_commits_nothing(table: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     t = table()
-    old, real = t.joined(), LogWriter.commit
+    old, real = t.joined(), LocalTableLog.commit_files
     newcomers: list[Any] = []
 
     def be_fenced(*arguments: Any) -> Any:
@@ -175,7 +172,7 @@ def test_an_older_generation_commits_nothing(table: Any, monkeypatch: pytest.Mon
             newcomers[0] = t.prepared(generation=2)
         return real(*arguments)
 
-    monkeypatch.setattr(LogWriter, "commit", be_fenced)
+    monkeypatch.setattr(LocalTableLog, "commit_files", be_fenced)
     with pytest.raises(FencedError):
         old.write_direct(plan(1), splits(a=[(1, "old")]), t.spark)
     assert newcomers[0].write_direct(plan(1), splits(a=[(1, "new")]), t.spark) == WriteCounts(1, 1, 0, 0)
@@ -186,7 +183,7 @@ _VICTIM = """
 import sys, time
 sys.path.append("tests")
 from pathlib import Path
-from headrace.connectors.delta.log_writer import LogWriter
+from headrace.connectors.delta.local_log import LocalTableLog
 from headrace.jobs.spark.session import start_session
 from helpers.spark_settings import SHORT_LIVED_SPARK
 from headrace.pipeline.config.settings import Settings
@@ -195,13 +192,13 @@ home = Path(sys.argv[1])
 spark = start_session(Settings(home=home, spark=SHORT_LIVED_SPARK), ("delta",))
 sink = Table(spark, home / "flights", ("id",)).joined()
 sink.write_direct(plan(1), splits(a=[(1, "a")]), spark)
-commit = LogWriter.commit
+commit = LocalTableLog.commit_files
 def hang(*args):
     if sys.argv[2] == "late":
         commit(*args)
     (home / "reached").touch()
     time.sleep(600)
-LogWriter.commit = hang
+LocalTableLog.commit_files = hang
 sink.write_direct(plan(2), splits(a=[(2, "b")], b=[(3, "c")]), spark)
 """
 

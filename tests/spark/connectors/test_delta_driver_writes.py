@@ -17,10 +17,10 @@ from helpers.depth import FULL
 from helpers.lakehouse_tables import plan
 from pyspark.sql import SparkSession
 
-from headrace.connectors.delta.log_writer import LogWriter
+from headrace.connectors.delta.local_log import LocalTableLog
 from headrace.connectors.delta.spark_writer import SparkWriter, merge
 from headrace.connectors.frame import EpochFrame
-from headrace.pipeline.errors import DataError, FencedError, SinkStateError, TransientError
+from headrace.pipeline.errors import DataError, FencedError, SinkStateError
 from headrace.pipeline.protocol.epochs import WriteCounts
 from headrace.pipeline.sql.system_columns import OP, POS, POS_TYPE
 from tests.spark.connectors.test_delta_sink import Table, kill_at_gate
@@ -288,12 +288,12 @@ def test_files_and_vectors_of_others_are_read(
 def test_commit_that_changes_what_the_epoch_read_is_a_conflict(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: str
 ) -> None:
-    """Another writer commits after the epoch read the table, and after or before its transaction begins."""
-    for place in ("_merge", "commit") if FULL else ("_merge",):
+    """Another writer commits after the epoch read the table: before the check of its version, or after it."""
+    for place in ("_put", "commit_files") if FULL else ("_put",):
         table = Table(spark, tmp_path / place, ("id",))
         sink = table.joined()
         sink.write(plan(1), table.frame((1, "a", "i"), (2, "b", "i"), (3, "c", "i")))
-        harms, real = iter([harm]), getattr(LogWriter, place)
+        harms, real = iter([harm]), getattr(LocalTableLog, place)
 
         def first_harm(*args: Any, harms: Any = harms, real: Any = real, table: Table = table) -> Any:
             for statement in harms:
@@ -301,11 +301,8 @@ def test_commit_that_changes_what_the_epoch_read_is_a_conflict(
             return real(*args)
 
         with monkeypatch.context() as patch:
-            patch.setattr(LogWriter, place, first_harm)
+            patch.setattr(LocalTableLog, place, first_harm)
             changes = table.frame((1, "mine", "u"), (4, "d", "i"))
-            if place == "_merge":
-                with pytest.raises(TransientError, match="another writer changed"):
-                    sink.write(plan(2), changes)
             sink.write(plan(2), changes)
         rest = [] if "DELETE" in harm else [(2, "b")]
         assert table.rows() == [(1, "mine"), *rest, (3, "c"), (4, "d")]
@@ -314,10 +311,10 @@ def test_commit_that_changes_what_the_epoch_read_is_a_conflict(
 @pytest.mark.parametrize(
     ("key", "place"),
     [
-        ((), "_parse"),
-        pytest.param(("id",), "commit", marks=pytest.mark.slow),
-        pytest.param(("id",), "_parse", marks=pytest.mark.slow),
-        pytest.param((), "commit", marks=pytest.mark.slow),
+        ((), "_put"),
+        pytest.param(("id",), "commit_files", marks=pytest.mark.slow),
+        pytest.param(("id",), "_put", marks=pytest.mark.slow),
+        pytest.param((), "commit_files", marks=pytest.mark.slow),
     ],
 )
 def test_generation_that_prepares_before_the_commit_fences_it(
@@ -325,7 +322,7 @@ def test_generation_that_prepares_before_the_commit_fences_it(
 ) -> None:
     """A newcomer prepares before or after the older one's transaction begins."""
     table = Table(spark, tmp_path / "t", key)
-    old, real = table.joined(), getattr(LogWriter, place)
+    old, real = table.joined(), getattr(LocalTableLog, place)
     newcomers: list[Any] = []
 
     def first_prepare(*args: Any) -> Any:
@@ -335,7 +332,7 @@ def test_generation_that_prepares_before_the_commit_fences_it(
         return real(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(LogWriter, place, first_prepare)
+        patch.setattr(LocalTableLog, place, first_prepare)
         with pytest.raises(FencedError):
             old.write(plan(1), table.frame((1, "old", "i")))
     assert table.rows() == []
@@ -348,7 +345,7 @@ def test_table_that_is_replaced_before_the_commit_takes_nothing(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: tuple[str, ...]
 ) -> None:
     table = Table(spark, tmp_path / "t", key)
-    sink, real = table.joined(), LogWriter.commit
+    sink, real = table.joined(), LocalTableLog.commit_files
     replacements = iter([1])
     jvm: Any = spark._jvm
 
@@ -359,7 +356,7 @@ def test_table_that_is_replaced_before_the_commit_takes_nothing(
             Table(spark, Path(table.path), key).prepared(generation=1)
         return real(*args)
 
-    monkeypatch.setattr(LogWriter, "commit", replace_first)
+    monkeypatch.setattr(LocalTableLog, "commit_files", replace_first)
     with pytest.raises(SinkStateError):
         sink.write(plan(1), table.frame((1, "a", "i")))
     assert table.rows() == []
@@ -369,7 +366,7 @@ _VICTIM = """
 import sys, threading, time
 sys.path.append("tests")
 from pathlib import Path
-from headrace.connectors.delta.log_writer import LogWriter
+from headrace.connectors.delta.local_log import LocalTableLog
 from headrace.jobs.spark.session import start_session
 from helpers.spark_settings import SHORT_LIVED_SPARK
 from headrace.pipeline.config.settings import Settings
@@ -380,12 +377,12 @@ tables = [Table(spark, home / name, ("id",) if name == sys.argv[2] else ()) for 
 sinks = [table.joined() for table in tables]
 for table, sink in zip(tables, sinks):
     sink.write(plan(1), table.frame((1, "a", "i"), (2, "b", "i")))
-commit, both = LogWriter.commit, threading.Barrier(2, (home / "reached").touch)
+commit, both = LocalTableLog.commit_files, threading.Barrier(2, (home / "reached").touch)
 def hang(*args):
     done = commit(*args) if threading.current_thread().name == "late" else None
     both.wait()
     time.sleep(600)
-LogWriter.commit = hang
+LocalTableLog.commit_files = hang
 changes = [table.frame((1, "a2", "u"), (3, "c", "i")) for table in tables]
 for name, sink, frame in zip(("early", "late"), sinks, changes):
     threading.Thread(target=sink.write, args=(plan(2), frame), name=name).start()

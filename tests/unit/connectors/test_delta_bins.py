@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from headrace.connectors.delta.log_replay import DataFile
+from headrace.connectors.delta.data_files import DataFile
 from headrace.connectors.delta.maintenance import plan_bins
 from headrace.connectors.table_maintenance import FILE_SIZE, SMALL_FILE_SIZE
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -16,7 +14,7 @@ from pyarrow import parquet
 
 from headrace.connectors.delta.arrow_merge import EpochRows, select_candidates, upsert
 from headrace.connectors.delta.deletion_vectors import read_deletion_vector
-from headrace.connectors.delta.log_replay import LogReplay
+from headrace.connectors.delta.local_snapshot import LocalSnapshot, commit_path, read_snapshot
 from headrace.connectors.versions import ENDED
 from headrace.pipeline.protocol.epochs import Json, WriteCounts
 from headrace.pipeline.sql.system_columns import OP
@@ -26,33 +24,26 @@ Key = tuple[int, str]
 Change = tuple[str, int | None, bool, str]
 
 
-@dataclass
-class Snapshot:
-    """What the replay asks of a snapshot of the JVM."""
-
-    number: int
-
-    def version(self) -> int:
-        return self.number
-
-    def metadata(self) -> Any:
-        return SimpleNamespace(id=lambda: "table-1")
-
-
 class Table:
     """A folder with a log, without Delta."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         (folder / "_delta_log").mkdir()
-        self.newest = -1
-        self.replay = LogReplay(folder)
+        self.snapshot = LocalSnapshot(folder)
+        first = [
+            {"metaData": {"id": "table-1"}},
+            {"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}},
+        ]
+        self.commit(first)
 
     def commit(self, actions: list[Json]) -> None:
-        self.newest += 1
-        lines = [{"commitInfo": {}}, {"txn": {"appId": "a", "version": self.newest}}, *actions]
-        path = self.folder / f"_delta_log/{self.newest:020d}.json"
+        version = self.snapshot.version.number + 1
+        lines = [{"commitInfo": {}}, {"txn": {"appId": "a", "version": version}}, *actions]
+        path = commit_path(self.folder, version)
         path.write_text("\n".join(json.dumps(line, separators=(",", ":")) for line in lines))
+        self.snapshot = read_snapshot(self.snapshot)
+        assert self.snapshot.version.number == version
 
     def write(self, changes: dict[Key, Change], key: tuple[str, ...], version: str | None) -> WriteCounts:
         rows = pa.table(
@@ -66,14 +57,14 @@ class Table:
             }
         )
         epoch = EpochRows.of(rows, SCHEMA, key, version)
-        files = self.replay.read_files(Snapshot(self.newest))
+        files = self.snapshot.read_files()
         done = upsert(self.folder, select_candidates(files, epoch), epoch)
         self.commit(done.actions)
         return done.counts
 
     def rows(self) -> list[tuple[Any, ...]]:
         found: list[tuple[Any, ...]] = []
-        for file in LogReplay(self.folder).read_files(Snapshot(self.newest)):
+        for file in read_snapshot(LocalSnapshot(self.folder)).read_files():
             removed = read_deletion_vector(self.folder, file.deletion_vector) if file.deletion_vector else ()
             rows = [tuple(row.values()) for row in parquet.read_table(file.path).to_pylist()]
             live = [row for at, row in enumerate(rows) if at not in removed]
@@ -145,7 +136,7 @@ def test_file_without_rows_is_removed(tmp_path: Path) -> None:
     table.write({(1, "a"): ("d", 0, False, "x")}, ("k",), None)
     assert len(list(tmp_path.glob("*.bin"))) == 1
     table.write({(2, "a"): ("d", 0, False, "x")}, ("k",), None)
-    assert table.replay.read_files(Snapshot(table.newest)) == []
+    assert table.snapshot.read_files() == []
 
 
 def test_row_without_a_key_in_the_table_stays(tmp_path: Path) -> None:
@@ -154,4 +145,4 @@ def test_row_without_a_key_in_the_table_stays(tmp_path: Path) -> None:
     parquet.write_table(rows, tmp_path / "other.parquet")
     table.commit([{"add": {"path": "other.parquet", "stats": '{"numRecords": 2}'}}])
     assert table.write({(1, "a"): ("d", 0, False, "x")}, ("k",), None) == WriteCounts(1, 0, 0, 1)
-    assert table.replay.read_files(Snapshot(table.newest))[0].live_rows == 1
+    assert table.snapshot.read_files()[0].live_rows == 1

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from headrace.connectors.delta.data_files import (
+    DataFile,
     collect_statistics,
     dump_statistics,
     may_contain,
     write_data_file,
 )
-from headrace.connectors.delta.log_replay import DataFile
 
 _TYPES: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
     (pa.int64(), st.integers(-(2**63), 2**63 - 1)),
