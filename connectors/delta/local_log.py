@@ -45,7 +45,7 @@ class LocalTableLog(TableLog):
         self._write_checkpoint = write_checkpoint
         self.folder = folder
         self.is_supported = True
-        """False once the log or the file system turned out to need Delta's own classes."""
+        """False once the log turned out to need Delta's own classes."""
 
     def snapshot(self) -> LocalSnapshot:
         """Return the newest version.
@@ -55,7 +55,9 @@ class LocalTableLog(TableLog):
         try:
             self._newest = read_snapshot(self._newest)
         except UnsupportedLogError as error:
-            raise self._unsupported(str(error)) from error
+            self.is_supported = False
+            msg = f"the log of the Delta table `{self.folder}` needs Delta's own classes: {error}"
+            raise TransientError(msg, hint="The next attempt uses them.", node=self._sink) from error
         except OSError as error:
             raise explain(error, str(self.folder), self._sink) from error
         return self._newest
@@ -147,18 +149,12 @@ class LocalTableLog(TableLog):
         text = "".join(f"{json.dumps(action)}\n" for action in ({"commitInfo": info}, *others))
         temporary = path.with_name(f".{path.name}.{uuid.uuid4()}.tmp")
         try:
-            try:
-                temporary.write_text(text, encoding="utf-8")
-                os.link(temporary, path)
-            finally:
-                temporary.unlink(missing_ok=True)
+            temporary.write_text(text, encoding="utf-8")
+            _rename_to_free_name(temporary, path)
         except FileExistsError:
             return False
-        except OSError as error:
-            if error.errno in _NO_LINKS:
-                reason = "the file system has no hard links"
-                raise self._unsupported(reason) from error
-            raise
+        finally:
+            temporary.unlink(missing_ok=True)
         interval = int(snapshot.read_properties().get("delta.checkpointInterval", _DEFAULT_INTERVAL))
         if version and version % interval == 0:
             self._checkpoint()
@@ -171,10 +167,21 @@ class LocalTableLog(TableLog):
         except Exception as error:  # noqa: BLE001  of the JVM, or a start of Spark that failed
             log.warning("event=checkpoint_failed node=%s table=%s error=%s", self._sink, self.folder, error)
 
-    def _unsupported(self, reason: str) -> TransientError:
-        self.is_supported = False
-        msg = f"the log of the Delta table `{self.folder}` needs Delta's own classes: {reason}"
-        return TransientError(msg, hint="The next attempt uses them.", node=self._sink)
+
+def _rename_to_free_name(source: Path, target: Path) -> None:
+    """Give a file another name. Raise FileExistsError if the name is taken.
+
+    On a file system without hard links another process could take the name at the same moment. Delta's own
+    classes have the same gap on every local disk.
+    """
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        if target.exists():
+            raise FileExistsError(target) from error
+        source.rename(target)
 
 
 def _describe(
