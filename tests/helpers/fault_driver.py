@@ -26,6 +26,8 @@ from headrace.connectors.clickhouse.commit_table import CommitTable
 from headrace.connectors.clickhouse.sink import ClickHouseSink
 from headrace.connectors.clickhouse.source import ClickHouseTable
 from headrace.connectors.clickhouse.stage import GenerationStage
+from headrace.connectors.delta.direct import FileTask
+from headrace.connectors.delta.local_log import LocalTableLog
 from headrace.connectors.delta.sink import DeltaTableSink
 from headrace.connectors.files.sink import FileFolderSink
 from headrace.connectors.files.sink_folder import SinkFolder
@@ -79,6 +81,9 @@ POINTS: dict[str, tuple[type, str, str]] = {
     "stage-attached": (GenerationStage, "attach", "after"),
     "stage-recorded": (GenerationStage, "clear", "before"),
     "stage-cleared": (GenerationStage, "clear", "after"),
+    "delta-committing": (LocalTableLog, "_put", "before"),
+    "delta-committed": (LocalTableLog, "_put", "after"),
+    "delta-file-written": (FileTask, "_write", "after"),
     "state-written": (CommitTable, "write_state", "after"),
     "request-sending": (HttpCaller, "send", "before"),
     "request-sent": (HttpCaller, "send", "after"),
