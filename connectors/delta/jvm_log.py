@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.connectors.delta.commit_metadata import NO_TABLE, TableVersion
 from headrace.connectors.delta.data_files import DataFile
 from headrace.connectors.delta.session import USER_METADATA
-from headrace.connectors.delta.table_log import Snapshot, TableLog
+from headrace.connectors.delta.table_log import TableLog, TableSnapshot
 from headrace.connectors.java_classes import java_class
 from headrace.connectors.session_options import with_options
 from headrace.pipeline.protocol.epochs import Json
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-class JvmSnapshot(Snapshot):
+class JvmSnapshot(TableSnapshot):
     """A version of a table as an object of the JVM."""
 
     def __init__(self, log: JvmTableLog, snapshot: Any) -> None:

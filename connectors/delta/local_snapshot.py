@@ -21,7 +21,7 @@ from pyarrow import parquet
 
 from headrace.connectors.delta.commit_metadata import NO_TABLE, TableVersion
 from headrace.connectors.delta.data_files import DataFile
-from headrace.connectors.delta.table_log import Snapshot
+from headrace.connectors.delta.table_log import TableSnapshot
 from headrace.pipeline.protocol.epochs import Json
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def commit_path(folder: Path, version: int) -> Path:
 
 
 @dataclass(frozen=True)
-class LocalSnapshot(Snapshot):
+class LocalSnapshot(TableSnapshot):
     """One version of a local table: its actions in the form of the log."""
 
     folder: Path

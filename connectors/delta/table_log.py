@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from headrace.connectors.delta.data_files import DataFile
 
 
-class Snapshot(ABC):
+class TableSnapshot(ABC):
     """One version of a table."""
 
     version: TableVersion
@@ -41,7 +41,7 @@ class TableLog(ABC):
     """Reads the log on every call unless it says otherwise."""
 
     @abstractmethod
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> TableSnapshot:
         """Return the newest version."""
 
     @abstractmethod
@@ -60,7 +60,7 @@ class TableLog(ABC):
     def set_properties(self, values: Mapping[str, str | None]) -> None:
         """Set properties of the table. Remove those whose value is None."""
 
-    def is_overtaken(self, snapshot: Snapshot, app: str, txn: int, since: TableVersion) -> bool:
+    def is_overtaken(self, snapshot: TableSnapshot, app: str, txn: int, since: TableVersion) -> bool:
         """Return whether the state of `app` that the caller read at version `since` is void."""
         return (
             snapshot.version.identity != since.identity
