@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 _PATIENCE = 10.0
 _FETCH_BYTES = 64 * 2**10
 """Of one partition in one look. A broker sends at least one whole batch, however large."""
+_AT_ONCE = 256
+"""Messages that are taken from the client at once. A partition whose messages are among them is done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +65,15 @@ class MessagePeeker:
             consumer = self._connected()
             consumer.assign([TopicPartition(self._topic, part, offset) for part, offset in at.items()])
             while open_ones and time.monotonic() < deadline:
-                if (first := consumer.poll(0.05)) is not None:
-                    for message in (first, *consumer.consume(512, 0)):
-                        self._note(message, found, open_ones)
+                if (first := consumer.poll(0.05)) is None:
+                    continue
+                before = set(open_ones)
+                for message in (first, *consumer.consume(_AT_ONCE, 0)):
+                    self._note(message, found, open_ones)
+                # The client drops the rest of their batches, which can be thousands of messages.
+                consumer.incremental_unassign(
+                    [TopicPartition(self._topic, part) for part in before - open_ones]
+                )
             consumer.unassign()
         except KafkaException as error:
             log.warning("event=peek_failed node=%s topic=%s error=%s", self._node, self._topic, error.args[0])
