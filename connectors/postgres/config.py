@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import ClassVar, Literal
 
 from pydantic import Field, PositiveInt
@@ -53,8 +54,13 @@ class PostgresSinkConfig(KeyedSinkConfig):
     max_driver_rows: PositiveInt = Field(
         default=100_000,
         description="Epochs of up to this many rows go out by one connection of the driver, larger ones by"
-        " Spark's tasks.",
+        " Spark's tasks. By default rows that are in the driver already have no limit.",
     )
+
+    @property
+    def most_local_rows(self) -> int:
+        """The most rows of the driver that its connection writes."""
+        return self.max_driver_rows if "max_driver_rows" in self.model_fields_set else sys.maxsize
 
     @property
     def errors_table_name(self) -> str | None:

@@ -266,17 +266,17 @@ class PostgresSink(TransactionalSink, DirectSink):
 
     def _write_epoch(self, plan: EpochPlan, frame: EpochFrame) -> WriteCounts:
         """Write a small epoch from the driver alone, and a larger one through tasks that stage its rows."""
-        load, store, most = self._loading, self._store, self._node.max_driver_rows
+        load, store, node = self._loading, self._store, self._node
         address, control, _ = self._connections
         if frame.key != self._key:
             msg = f"the frame has key {frame.key}, the sink was prepared with {self._key}"
             raise InternalError(msg, node=self._name)
         nested = any(is_nested(field.type) for field in load.schema)
-        if not nested and (local := frame.get_local_rows(most)) is not None:
+        if not nested and (local := frame.get_local_rows(node.most_local_rows)) is not None:
             flat = flatten_table(canonical(local, frame.key), load.schema)
             return self._write_table(plan, flat)
         rows = flatten_columns(canonical_frame(frame.rows, load.schema, frame.key), load.schema)
-        if (table := frame.collect_if_small(rows, most)) is not None:
+        if (table := frame.collect_if_small(rows, node.max_driver_rows)) is not None:
             return self._write_table(plan, table)
         return write_staged(control, address, store, load, plan, rows)
 

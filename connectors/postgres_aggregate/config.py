@@ -76,7 +76,7 @@ class PostgresAggregateSinkConfig(KeyedSinkConfig):
     max_driver_rows: PositiveInt = Field(
         default=100_000,
         description="Epochs of up to this many rows go out by one connection of the driver, larger ones by"
-        " Spark's tasks.",
+        " Spark's tasks. By default rows that are in the driver already have no limit.",
     )
 
     @model_validator(mode="after")
@@ -104,6 +104,9 @@ class PostgresAggregateSinkConfig(KeyedSinkConfig):
     @property
     def landing(self) -> PostgresSinkConfig:
         """The node of a sink into the landing table."""
+        limit = (
+            {"max_driver_rows": self.max_driver_rows} if "max_driver_rows" in self.model_fields_set else {}
+        )
         return PostgresSinkConfig.model_validate(
             {
                 "from": self.from_,
@@ -113,6 +116,6 @@ class PostgresAggregateSinkConfig(KeyedSinkConfig):
                 "version_column": self.version_column,
                 "schema_evolution": self.schema_evolution,
                 "share": self.share,
-                "max_driver_rows": self.max_driver_rows,
+                **limit,
             }
         )

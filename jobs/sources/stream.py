@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from headrace.connectors.source_base import ReadLimits
 from headrace.jobs.sources.backfill import EpochRange
+from headrace.jobs.sources.epoch_size import FIRST_ROWS, StreamEpochSize
 from headrace.jobs.sources.pipeline_source import PipelineSource
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.epochs import Phase, Position
@@ -17,9 +18,9 @@ class StreamPlanner:
     Every source gets an equal share of the rows of an epoch, so a backlog delays no source.
     """
 
-    def __init__(self, sources: Mapping[str, PipelineSource], rows: int, size: int) -> None:
+    def __init__(self, sources: Mapping[str, PipelineSource], rows: int | None, size: int) -> None:
         self._sources = {name: source for name, source in sources.items() if source.unbounded is not None}
-        self._rows = rows
+        self._rows = StreamEpochSize(rows)
         self._size = size
         self.lags: dict[str, Mapping[str, int]] = {}
         """The lag by source and partition at the last call of `backlog`."""
@@ -36,7 +37,7 @@ class StreamPlanner:
 
     def next(self, position: Position) -> EpochRange | None:
         """Return the next step after a position whose streams have started, or None without new rows."""
-        share, size = (max(1, most // max(1, len(self._sources))) for most in (self._rows, self._size))
+        share, size = (max(1, most // max(1, len(self._sources))) for most in (self._rows.rows, self._size))
         end = dict(position)
         for name, source in self._sources.items():
             limit = min(share, getattr(source.node, "batch_size", None) or share)
@@ -45,6 +46,21 @@ class StreamPlanner:
             return None
         own_positions = [position[name] for name in self._sources]
         return EpochRange(Phase.CATCHING_UP if positions.is_catching_up(own_positions) else Phase.LIVE, end)
+
+    def adapt_size(self, start: Position, end: Position, seconds: float, *, has_spark: bool) -> None:
+        """Adapt the size of the next epoch to the one between two positions, which took these seconds."""
+        ends = {name: (start[name]["stream"], end[name]["stream"]) for name in self._sources}
+        rows = sum(positions.offset_lag(*span) for span in ends.values())
+        if rows < FIRST_ROWS:  # there is no backlog
+            return
+        estimates = [
+            source.unbounded.estimate_bytes(*ends[name], self._size)
+            for name, source in self._sources.items()
+            if source.unbounded is not None
+        ]
+        known = [one for one in estimates if one is not None]
+        size = sum(known) if len(known) == len(estimates) else None
+        self._rows.adapt(rows, size, seconds, has_spark=has_spark)
 
     def backlog(self, position: Position) -> int | None:
         """Return the number of offsets between the position and the sources' ends, or None if unknown."""

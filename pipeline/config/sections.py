@@ -174,7 +174,7 @@ class KafkaConnection(KafkaCluster):
         default=None, description="The group whose offsets show the progress. Headrace does not read them."
     )
     driver_rows: int = Field(
-        default=100_000,
+        default=400_000,
         ge=0,
         description="The driver reads epochs of at most this many messages without a Spark job. 0: none.",
     )

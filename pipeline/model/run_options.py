@@ -77,9 +77,10 @@ EpochSize = Annotated[int, BeforeValidator(_epoch_size), WithJsonSchema({"type":
 class EpochOptions(Strict):
     """How large epochs are and how often they come."""
 
-    stream_rows: PositiveInt = Field(
-        default=100_000,
-        description="Maximum number of messages in a stream epoch, shared equally among the sources.",
+    stream_rows: PositiveInt | None = Field(
+        default=None,
+        description="Maximum number of messages in a stream epoch, shared equally among the sources. Defaults"
+        " to 100000. Without Spark, epochs of a backlog grow to 400000.",
     )
     history_rows: PositiveInt = Field(
         default=1_000_000,

@@ -1,0 +1,67 @@
+"""The size of stream epochs while a backlog is read."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.jobs.sources.epoch_size import FIRST_ROWS, StreamEpochSize
+
+MESSAGE = 50
+FAST = 0.5
+
+
+def read_backlog(
+    size: StreamEpochSize, epochs: int, message: int = MESSAGE, seconds: float = FAST
+) -> list[int]:
+    """Return the rows of epochs, each of which is full."""
+    found = []
+    for _ in range(epochs):
+        found.append(size.rows)
+        size.adapt(size.rows, size.rows * message, seconds, has_spark=False)
+    return found
+
+
+def test_epochs_of_a_backlog_grow() -> None:
+    assert read_backlog(StreamEpochSize(None), 4) == [100_000, 200_000, 400_000, 400_000]
+
+
+@pytest.mark.parametrize(("message", "most"), [(62, 400_000), (63, 200_000), (125, 200_000), (126, 100_000)])
+def test_growth_keeps_the_messages_below_the_bytes_of_the_driver(message: int, most: int) -> None:
+    assert max(read_backlog(StreamEpochSize(None), 6, message)) == most
+
+
+@pytest.mark.parametrize("rows", [1, 100_000, 1_000_000])
+def test_the_size_of_the_file_is_kept(rows: int) -> None:
+    assert read_backlog(StreamEpochSize(rows), 3) == [rows] * 3
+
+
+def test_slow_epochs_do_not_grow_and_very_slow_ones_are_made_smaller() -> None:
+    assert read_backlog(StreamEpochSize(None), 3, seconds=2.0) == [FIRST_ROWS] * 3
+    size = StreamEpochSize(None)
+    read_backlog(size, 2)
+    assert read_backlog(size, 2, seconds=3.0) == [400_000] * 2
+    size.adapt(400_000, 400_000, 5.1, has_spark=False)
+    assert size.rows == FIRST_ROWS
+
+
+def test_epoch_that_is_not_full_changes_nothing() -> None:
+    size = StreamEpochSize(None)
+    size.adapt(FIRST_ROWS - 1, 1, FAST, has_spark=False)
+    assert size.rows == FIRST_ROWS
+
+
+def test_larger_messages_make_epochs_smaller_again() -> None:
+    size = StreamEpochSize(None)
+    read_backlog(size, 2)
+    assert read_backlog(size, 3, message=100) == [400_000, 200_000, 200_000]
+    assert read_backlog(size, 2, message=10_000) == [200_000, 100_000]
+
+
+@pytest.mark.parametrize(("size", "has_spark"), [(None, False), (FIRST_ROWS, True)], ids=["unknown", "spark"])
+def test_epochs_with_spark_or_of_unknown_bytes_do_not_grow(size: int | None, *, has_spark: bool) -> None:
+    found = StreamEpochSize(None)
+    read_backlog(found, 2)
+    found.adapt(400_000, size, FAST, has_spark=has_spark)
+    assert found.rows == FIRST_ROWS
+    found.adapt(FIRST_ROWS, size, FAST, has_spark=has_spark)
+    assert found.rows == FIRST_ROWS
