@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -126,6 +127,34 @@ def test_small_epochs_into_redis_start_no_jvm(stream: Stream) -> None:
         for prefix in ("documents", "hashes"):
             found = read_entries(server, prefix, schema)
             assert {int(name): row["v"] for name, row in found.items()} == SENT
+    assert not stream.has_started_spark()
+
+
+BACKLOG = """
+name: {name}
+sources: {{src: {{type: kafka, topic: {topic}, primary_key: id, schema: {{id: int64, v: int64}}}}}}
+sinks: {{pg: {{type: postgres, from: src, table: target}}}}
+"""
+
+
+def test_epochs_of_a_backlog_grow_in_the_driver(stream: Stream) -> None:
+    keys, messages = 50_000, 320_000
+    producer = Producer({"bootstrap.servers": stream.services.kafka.brokers, "queue.buffering.max.messages": 0})
+    for number in range(messages - len(SENT)):
+        producer.produce(stream.topic, b'{"id":%d,"v":%d}' % (number % keys, number))
+    assert producer.flush(60) == 0
+    stream.driver_rows = 400_000
+    stream.file.write_text(BACKLOG.format(name=stream.name, topic=stream.topic))
+    assert stream.run()["code"] == 0
+    ledger = open_sqlite(stream.ledger)
+    epochs = [row.plan for row in ledger.epochs(stream.name, "main")]
+    ledger.close()
+    ends = [0, *(sum(plan.end["src"]["stream"]["offsets"].values()) for plan in epochs)]
+    assert [end - start for start, end in itertools.pairwise(ends)] == [100_000, 200_000, 20_000]
+    with psycopg.connect(stream.conninfo) as connection:
+        found = connection.execute("SELECT count(*), min(v), max(v), sum(v) FROM target").fetchone()
+    newest = range(messages - len(SENT) - keys, messages - len(SENT))
+    assert found == (keys, newest[0], newest[-1], sum(newest))
     assert not stream.has_started_spark()
 
 
