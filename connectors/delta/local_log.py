@@ -67,8 +67,8 @@ class LocalTableLog(TableLog):
         try:
             with commit_path(self.folder, version).open(encoding="utf-8", newline="\n") as lines:
                 for line in lines:  # usually the first line; there may be thousands of adds
-                    if line.startswith('{"commitInfo"'):
-                        return json.loads(line)["commitInfo"]
+                    if '"commitInfo"' in line[:20] and (action := json.loads(line)).keys() == {"commitInfo"}:
+                        return action["commitInfo"]
         except (FileNotFoundError, NotADirectoryError):
             return None
         return {}

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _READ = ("protocol", "metaData", "add", "remove", "txn")
-_PREFIXES = tuple(f'{{"{name}"' for name in _READ)
+_UNUSED = ("commitInfo", "cdc", "domainMetadata")
+_IGNORED = tuple(f'{{"{name}"' for name in _UNUSED)
+"""The starts of actions that do not change the state. Another spelling of them is parsed."""
 _COMMIT = re.compile(r"\d{20}\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet")
 _ACTIONS = 200_000
@@ -168,7 +170,7 @@ def _replay(before: LocalSnapshot) -> LocalSnapshot:
                 lines = file.read().split("\n")
         except (FileNotFoundError, NotADirectoryError):
             break
-        state.apply(json.loads(line) for line in lines if line.startswith(_PREFIXES))
+        state.apply(json.loads(line) for line in lines if line and not line.startswith(_IGNORED))
         number += 1
     return before if number == before.version.number else state.to_snapshot(before.folder, number)
 
@@ -198,8 +200,11 @@ class _State:
                 self.transactions[value["appId"]] = value["version"]
             elif name == "metaData":
                 self.metadata = value
-            else:
+            elif name == "protocol":
                 self.protocol = value
+            elif name not in _UNUSED:
+                msg = f"the log has the action `{name}`"
+                raise UnsupportedLogError(msg)
         self.files |= added
 
     def to_snapshot(self, folder: Path, number: int) -> LocalSnapshot:

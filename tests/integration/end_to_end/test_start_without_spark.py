@@ -139,7 +139,9 @@ sinks: {{pg: {{type: postgres, from: src, table: target}}}}
 
 def test_epochs_of_a_backlog_grow_in_the_driver(stream: Stream) -> None:
     keys, messages = 50_000, 320_000
-    producer = Producer({"bootstrap.servers": stream.services.kafka.brokers, "queue.buffering.max.messages": 0})
+    producer = Producer(
+        {"bootstrap.servers": stream.services.kafka.brokers, "queue.buffering.max.messages": 0}
+    )
     for number in range(messages - len(SENT)):
         producer.produce(stream.topic, b'{"id":%d,"v":%d}' % (number % keys, number))
     assert producer.flush(60) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import random
 from collections.abc import Callable
@@ -200,6 +201,20 @@ def test_history_has_the_counts_of_the_rows(spark: SparkSession, tmp_path: Path)
         name: newest.operationMetrics[f"numTargetRows{name}"] for name in ("Inserted", "Updated", "Deleted")
     }
     assert counts == {"Inserted": "1", "Updated": "1", "Deleted": "1"}
+
+
+def test_commit_in_another_spelling(tmp_path: Path) -> None:
+    """The protocol asks for JSON, not for its spelling."""
+    log = LocalTableLog(tmp_path / "t", "lake", FORGET)
+    create_local(log, SCHEMA, ())
+    actions = ({"txn": {"version": 5, "appId": "a"}}, {"commitInfo": {"userMetadata": "mine"}})
+    lines = [json.dumps(action, separators=(" , ", " : ")).replace("{", "{ ") for action in actions]
+    (tmp_path / f"t/_delta_log/{1:020d}.json").write_text("\n\n".join(lines))
+    assert log.snapshot().read_transactions() == {"a": 5}
+    assert log.read_commit(1) == {"userMetadata": "mine"}
+    (tmp_path / f"t/_delta_log/{2:020d}.json").write_text('{"ofTheFuture":{}}')
+    with pytest.raises(TransientError, match="ofTheFuture"):
+        log.snapshot()
 
 
 def needs_v2_checkpoints(table: Table) -> None:
