@@ -146,10 +146,11 @@ def _join_objects(values: Sequence[bytes | None]) -> bytes | None:
         value[:1] == b"{" and value[-1:] == b"}" for value in plain
     ):
         return None
-    try:
-        text.decode()
-    except UnicodeDecodeError:
-        return None
+    if not text.isascii():
+        try:
+            text.decode()
+        except UnicodeDecodeError:
+            return None
     # A search for the letters is several times faster than the expression, which few messages need.
     if (b"NaN" in text or b"Inf" in text) and _NOT_A_NUMBER.search(text):
         return None

@@ -29,7 +29,7 @@ _WAIT_S = 0.05
 """How long one call of the client waits for a message."""
 _AT_ONCE = 4_096
 """Messages of one call of the client."""
-_MOST_AHEAD = 300_000
+_MOST_AHEAD = 900_000
 """Messages after a range that are kept for the next one."""
 _BACKLOG = 10_000
 """Messages of a range after which the next ones are received while the epoch is written."""
@@ -60,6 +60,8 @@ class DriverReader:
         """Bytes of these messages."""
         self._mean_size = 0.0
         """Bytes of a message, in the last range."""
+        self._has_backlog = False
+        """Whether the last range was large, so that more messages are likely to wait."""
         self._receiver: threading.Thread | None = None
         """Receives messages between two reads. Only it uses the consumer until `_stop_receiving`."""
         self._is_stopping = threading.Event()
@@ -86,13 +88,13 @@ class DriverReader:
             found = None
         if found is None:
             self.release()
-        elif len(found) >= _BACKLOG:
-            self._receive_ahead()
+        self._has_backlog = found is not None and len(found) >= _BACKLOG
         return found
 
     def release(self) -> None:
         """Close the connections until the next `read`."""
         self._stop_receiving()
+        self._has_backlog = False
         self._returned, self._seen, self._ahead, self._ahead_size = {}, {}, {}, 0
         if self._consumer is not None:
             self._consumer.close()
@@ -134,8 +136,13 @@ class DriverReader:
             return None
         return [message for message in received if message.error() is None]
 
-    def _receive_ahead(self) -> None:
-        """Receive the next messages in a thread, while the rows of this range are written."""
+    def receive_ahead(self) -> None:
+        """Receive the messages after a large range in a thread, while the rows of the range are written.
+
+        Called when the range is decoded: the two would wait for each other's turn in Python.
+        """
+        if not self._has_backlog:
+            return
         self._is_stopping.clear()
         self._receiver = threading.Thread(
             target=with_log_context(self._receive_until_stopped), name=f"receive {self._node}", daemon=True
@@ -146,7 +153,7 @@ class DriverReader:
         from confluent_kafka import KafkaException
 
         with contextlib.suppress(KafkaException):  # the next read meets it again
-            while not self._is_stopping.is_set() and not self._is_far_ahead(share=1 / 3):
+            while not self._is_stopping.is_set() and not self._is_far_ahead(share=1 / 2):
                 received = self._receive()
                 if received is None:
                     self._returned = {}  # the next read connects again

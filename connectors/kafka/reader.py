@@ -157,6 +157,8 @@ class MessageReader:
         self._failures, self._skipped = (min(self._failures + 1, _MOST_FAILURES) if table is None else 0), 0
         if table is None:
             self._driver.release()
+        else:
+            self._driver.receive_ahead()
         return table
 
     def filter_rows(self, rows: DataFrame, *, marks: bool) -> DataFrame:

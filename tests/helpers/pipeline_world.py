@@ -276,6 +276,11 @@ class World:
         self.processes.append(process)
         return process
 
+    def await_stop(self, process: subprocess.Popen[str]) -> None:
+        """Wait until a run has stopped itself. Its log may have lines before that."""
+        assert process.stdout
+        assert any(line.startswith("now: stop") for line in process.stdout)
+
     def run(self) -> dict[str, Any]:
         """A run to the end; its answer."""
         process = self.start()

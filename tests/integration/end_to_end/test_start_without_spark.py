@@ -163,8 +163,7 @@ def test_epochs_of_a_backlog_grow_in_the_driver(stream: Stream) -> None:
 def test_a_jvm_that_starts_with_an_epoch_is_known_to_successors(stream: Stream, spark: SparkSession) -> None:
     stream.driver_rows = 100  # epochs have 150 messages, the last one 50
     process = stream.start("sinks-written", 1, "stop")
-    assert process.stdout
-    assert process.stdout.readline().startswith("now: stop")
+    stream.await_stop(process)
     jvm = stream.find_jvm()
     assert jvm is not None
     assert "java" in jvm.name()
@@ -227,8 +226,7 @@ def test_a_kill_among_splits_that_threads_load(history: History, point: str, nth
 @pytest.mark.slow
 def test_threads_of_a_paused_run_write_nothing_after_their_successor(history: History) -> None:
     old = history.start("split-loading", 3, "stop")
-    assert old.stdout
-    assert old.stdout.readline().startswith("now: stop")
+    history.await_stop(old)
     assert until(lambda: history.run()["code"] == 0, "a run after the lease of the first", 300)
     with psycopg.connect(history.conninfo) as connection:
         connection.execute("DELETE FROM target WHERE id < 250")  # whatever the old run wrote would show
