@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from headrace.connectors.lazy_session import find_started_session
 from headrace.jobs.planning.refresh import find_refresh_obstacle
 from headrace.jobs.run.events import LagMeasured, Listener, RunResult, Until
 from headrace.jobs.run.history import HistoryLoad
@@ -164,7 +163,7 @@ def _stream(
         stalls.clear()
         pipeline_run.reporter.enter(step.phase)
         pipeline_run.run_epoch(step, backlog=stream.backlog)
-        has_spark = find_started_session(pipeline_run.session.spark) is not None
+        has_spark = pipeline_run.session.is_started
         stream.adapt_size(begun, step.end, pipeline_run.reporter.last_seconds, has_spark=has_spark)
         pipeline_run.reporter.publish(LagMeasured(stream.lags))
         stream.commit(coordinator.position)

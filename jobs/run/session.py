@@ -44,6 +44,11 @@ class RunSession:
         return jvm_process(self._started) if self._started is not None else None
 
     @property
+    def is_started(self) -> bool:
+        """Whether something has used the session, so that there is a JVM."""
+        return self._started is not None
+
+    @property
     def _started(self) -> SparkSession | None:
         return find_started_session(self.spark)
 

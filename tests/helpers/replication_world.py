@@ -573,7 +573,7 @@ class ModelRun:
         self.file = file
         self.probe = probe
         self.settings = Settings()
-        self.session = SimpleNamespace(translate_errors=contextlib.nullcontext)
+        self.session = SimpleNamespace(translate_errors=contextlib.nullcontext, is_started=False)
         self._epochs_left = epochs
         self._versions: dict[str, PipelineFile] = {file.hash: file}
         self._sources: dict[str, dict[str, PipelineSource]] = {}
