@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
 from psycopg import sql
 
+from headrace.connectors.lakehouse_rows import last_of_sorted, sort_rows
 from headrace.connectors.postgres.commit_store import RecordStore
 from headrace.connectors.postgres.convert import RowChecks, wire_schema
 from headrace.connectors.postgres.errors import UniqueError
 from headrace.connectors.postgres.marks import MARKS, Rows, mark_rows
-from headrace.connectors.postgres.merge import ConflictPolicy, StagedMerge, StagingTable, create_stage
+from headrace.connectors.postgres.merge import (
+    POSITION,
+    ConflictPolicy,
+    StagedMerge,
+    StagingTable,
+    create_stage,
+)
 from headrace.connectors.postgres.refused import RefusedRows
 from headrace.connectors.postgres.refusing_merge import RefusingMerge
 from headrace.connectors.postgres.session import Loader, LoadSession, Session
@@ -51,11 +58,22 @@ class LoadContext:
         """
         return (rows, self.checks.check(rows)) if self.refused is None else mark_rows(self.checks, rows)
 
-    def create_temporary(self, session: LoadSession) -> StagingTable:
+    def create_temporary(self, session: LoadSession, *, one_per_key: bool = False) -> StagingTable:
         """Create the table `TEMPORARY`, which lives until the transaction ends."""
-        table = sql.Identifier("pg_temp", TEMPORARY)
-        session.run(create_stage(self.target, table, kind="TEMPORARY", tail="ON COMMIT DROP"))
-        return StagingTable(table)
+        table, tail = sql.Identifier("pg_temp", TEMPORARY), "ON COMMIT DROP"
+        session.run(create_stage(self.target, table, kind="TEMPORARY", tail=tail, one_per_key=one_per_key))
+        return StagingTable(table, one_per_key=one_per_key)
+
+    def find_last_rows(self, rows: pa.Table) -> pa.Table | None:
+        """Return the last row of each key, without positions: the rows that a merge would choose.
+
+        Return None if the server must choose: by a policy, or because it alone knows which keys are equal.
+        """
+        target = self.target
+        if not target.key or not self.policy.plain or not target.has_plain_keys:
+            return None
+        ordered = sort_rows(rows, [rows[name] for name in POSITION])
+        return last_of_sorted(ordered, target.key).drop_columns(list(POSITION))
 
     def merge(self, session: Session, stage: StagingTable, epoch: int, *, deletes: bool) -> WriteCounts:
         """Merge staged rows into the target. `deletes` is whether any of them is a delete.
@@ -91,7 +109,7 @@ class NewKeyLoad:
         if self._left:
             self._left -= 1
             return False
-        return not target.key or _are_distinct(rows, target.key)
+        return True
 
     def note_failure(self) -> None:
         """Merge the next epochs, because a key was in the target."""
@@ -109,10 +127,6 @@ def _are_wired(rows: pa.Table, schema: pa.Schema) -> bool:
     return rows.select(schema.names).schema.types == wire_schema(schema).types
 
 
-def _are_distinct(rows: pa.Table, key: Sequence[str]) -> bool:
-    return rows.select(list(key)).group_by(list(key)).aggregate([]).num_rows == rows.num_rows
-
-
 def write_table(
     loader: Loader,
     store: RecordStore,
@@ -126,7 +140,10 @@ def write_table(
     A crash before its commit leaves nothing. After the commit, the record shows that the epoch is written.
     """
     deletes = load.checks.check(rows)
-    if new_keys.accepts(load, rows, deletes):
+    last = load.find_last_rows(rows)
+    if last is not None:
+        rows = last
+    if (last is not None or not load.target.key) and new_keys.accepts(load, rows, deletes):
         try:
             counts = _write_epoch(loader, store, load, plan, rows, lambda session: _copy(session, load, rows))
         except UniqueError:
@@ -136,7 +153,7 @@ def write_table(
             return counts
 
     def merge(session: LoadSession) -> WriteCounts:
-        stage = load.create_temporary(session)
+        stage = load.create_temporary(session, one_per_key=last is not None)
         session.load(TEMPORARY, rows, schema=None)
         return load.merge(session, stage, plan.number, deletes=bool(deletes))
 

@@ -78,11 +78,13 @@ class StagingTable:
     """Where the rows lie. `attempts`: only rows of these task attempts count; None: all.
 
     `span`: only rows with these numbers count, from the first to the last; None: all.
+    `one_per_key`: the table has the winning row of each key only, and no columns `POSITION`.
     """
 
     table: sql.Identifier
     attempts: Sequence[int] | None = None
     span: tuple[int, int] | None = None
+    one_per_key: bool = False
 
     @property
     def condition(self) -> sql.Composable:
@@ -105,9 +107,14 @@ def create_stage(
     kind: str,
     tail: str = "",
     more: Mapping[str, str] | None = None,
+    one_per_key: bool = False,
 ) -> sql.Composed:
-    """Return CREATE TABLE for staged rows; `kind` is TEMPORARY or UNLOGGED, `more` are further columns."""
-    types = {column.name: column.staged for column in target.columns} | STAGE_TYPES | dict(more or {})
+    """Return CREATE TABLE for staged rows; `kind` is TEMPORARY or UNLOGGED, `more` are further columns.
+
+    With `one_per_key`, the table has no columns `POSITION`.
+    """
+    own = {OP: STAGE_TYPES[OP]} if one_per_key else STAGE_TYPES
+    types = {column.name: column.staged for column in target.columns} | own | dict(more or {})
     columns = [
         sql.SQL("{} {}").format(sql.Identifier(column), trusted(type_)) for column, type_ in types.items()
     ]
@@ -207,12 +214,21 @@ class StagedMerge:
                 alive=_ALIVE,
             )
         return self._format(
-            "WITH ends AS (SELECT DISTINCT ON ({key}) {key}, _gs_op = 'd' AS last, bool_or(_gs_op = 'd') OVER"
-            " (PARTITION BY {key}) AS any FROM {rows} s ORDER BY {key}, {order}),"
+            "WITH ends AS ({ends}),"
             " deleted AS (DELETE FROM {target} t USING ends e WHERE {same} AND e.{which} RETURNING 1)"
             " SELECT (SELECT count(*) FROM ends WHERE last), (SELECT count(*) FROM deleted)",
-            order=_order("DESC"),
+            ends=self._ends(),
             which=sql.Identifier("last" if self.policy.plain else "any"),
+        )
+
+    def _ends(self) -> sql.Composed:
+        """Return a query of the keys with `last`, whether the last row is a delete, and `any`."""
+        if self.stage.one_per_key:
+            return self._format("SELECT {key}, _gs_op = 'd' AS last, _gs_op = 'd' AS any FROM {rows} s")
+        return self._format(
+            "SELECT DISTINCT ON ({key}) {key}, _gs_op = 'd' AS last, bool_or(_gs_op = 'd') OVER"
+            " (PARTITION BY {key}) AS any FROM {rows} s ORDER BY {key}, {order}",
+            order=_order("DESC"),
         )
 
     def _ended(self) -> sql.Composed:
@@ -228,6 +244,8 @@ class StagedMerge:
         )
 
     def _winners(self, *, deletes: bool) -> sql.Composed:
+        if self.stage.one_per_key:
+            return self._format("SELECT {columns} FROM {rows} s", columns=_names((*self._columns, OP), "s"))
         rows, alive = self._rows(), sql.SQL("")
         if deletes and not self.policy.plain:
             rows = self._ended()
@@ -249,7 +267,8 @@ class StagedMerge:
             else sql.SQL("r.{}").format(sql.Identifier(column.name))
             for column in self.target.columns
         ]
-        columns = sql.SQL(", ").join([*parts, _names((OP, *POSITION), "r")])
+        own = (OP,) if self.stage.one_per_key else (OP, *POSITION)
+        columns = sql.SQL(", ").join([*parts, _names(own, "r")])
         return sql.SQL("(SELECT {} FROM {} r {})").format(columns, self.stage.table, self.stage.condition)
 
     def _action(self) -> sql.Composable:

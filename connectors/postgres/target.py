@@ -89,6 +89,13 @@ class PostgresTarget:
         return all(column.exact for column in self.columns if column.name in self.key)
 
     @property
+    def has_plain_keys(self) -> bool:
+        """Whether keys are equal in the target if, and only if, they are equal in the rows."""
+        return all(
+            column.exact and column.cast is None for column in self.columns if column.name in self.key
+        )
+
+    @property
     def lengths(self) -> Mapping[str, int]:
         """The length limits of string key columns."""
         return {

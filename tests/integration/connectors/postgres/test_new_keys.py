@@ -79,15 +79,23 @@ def test_each_failure_doubles_the_pause() -> None:
     "rows",
     [
         [("i", 1, "a"), ("d", 2, "b")],
-        [("i", 1, "a"), ("u", 1, "b")],
         [("i", 1, "a")],
+        [("i", 1, "a"), ("u", 1, "b")],
     ],
-    ids=["delete", "key twice", "few"],
+    ids=["delete", "few", "few keys"],
 )
 def test_other_epochs_are_merged_at_once(bench: Bench, ways: list[str], rows: list[Any]) -> None:
     sink = bench.joined()
     sink.write(plan(1), bench.frame(rows))
     assert ways == ["merge"]
+
+
+def test_only_the_last_row_of_a_key_is_copied(bench: Bench, ways: list[str]) -> None:
+    sink = bench.joined()
+    rows = [("i", 1, "old"), ("i", 2, "only"), ("u", 1, "newest")]
+    assert sink.write(plan(1), bench.frame(rows)) == WriteCounts(2, 2, 0, 0)
+    assert ways == ["copy"]
+    assert bench.rows() == [(1, "newest"), (2, "only")]
 
 
 @pytest.mark.parametrize(
