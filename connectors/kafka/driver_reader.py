@@ -8,17 +8,19 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from headrace.connectors.frame import DRIVER_BYTES
 from headrace.connectors.kafka.client_config import client_options
+from headrace.connectors.kafka.decoded_batch import DecodedBatch
 from headrace.connectors.kafka.message_batch import MessageBatch
 from headrace.connectors.kafka.message_columns import OP_HEADER
 from headrace.pipeline.config.sections import KafkaConnection
 from headrace.pipeline.protocol.log_context import with_log_context
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from confluent_kafka import Consumer, Message
 
 log = logging.getLogger(__name__)
@@ -33,8 +35,15 @@ _MOST_AHEAD = 900_000
 """Messages after a range that are kept for the next one."""
 _BACKLOG = 10_000
 """Messages of a range after which the next ones are received while the epoch is written."""
+_DECODED_AT_ONCE = 25_000
+"""Messages of a partition that are decoded together while an epoch is written.
+
+The next read waits for them.
+"""
 
 Range = tuple[int, int]
+Decoder = Callable[[MessageBatch], "pa.Table | None"]
+"""Returns one row per message, or None for messages that only Spark decodes."""
 
 
 class DriverReader:
@@ -55,19 +64,40 @@ class DriverReader:
         self._seen: dict[int, int] = {}
         """By assigned partition, the offset up to which the consumer has read."""
         self._ahead: dict[int, MessageBatch] = {}
-        """Messages that arrived after the end of their range."""
+        """Messages that arrived after the end of their range, and after those of `_decoded`."""
+        self._decoded: dict[int, list[DecodedBatch]] = {}
+        """Rows of messages that arrived after the end of their range."""
         self._ahead_size = 0
-        """Bytes of these messages."""
+        """Bytes of the messages of both."""
         self._mean_size = 0.0
         """Bytes of a message, in the last range."""
-        self._has_backlog = False
-        """Whether the last range was large, so that more messages are likely to wait."""
         self._receiver: threading.Thread | None = None
         """Receives messages between two reads. Only it uses the consumer until `_stop_receiving`."""
         self._is_stopping = threading.Event()
 
+    def take_decoded(self, ranges: Mapping[int, Range]) -> dict[int, list[DecodedBatch]]:
+        """Return by partition the rows with which its range [start, end) begins, if some are decoded.
+
+        The messages after them are still to be read.
+        """
+        self._stop_receiving()
+        if any(self._returned.get(part) != start for part, (start, _) in ranges.items()):
+            return {}
+        taken: dict[int, list[DecodedBatch]] = {}
+        for part, (_, end) in ranges.items():
+            pieces = [batch.split_at(end) for batch in self._decoded.pop(part, [])]
+            if later := [late for _, late in pieces if len(late)]:
+                self._decoded[part] = later
+            if here := [early for early, _ in pieces if len(early)]:
+                taken[part] = here
+                self._ahead_size -= sum(batch.size for batch in here)
+                self._returned[part] = here[-1].end
+        return taken
+
     def read(self, ranges: Mapping[int, Range]) -> MessageBatch | None:
         """Return the messages of the offsets [start, end) by partition, in the order of offsets.
+
+        No message of them is decoded: see `take_decoded`.
 
         Return None if Spark must read them: the broker reports an error, a message does not arrive in time,
         or there are more bytes than the driver should hold, as expected by the last range or as received.
@@ -88,14 +118,12 @@ class DriverReader:
             found = None
         if found is None:
             self.release()
-        self._has_backlog = found is not None and len(found) >= _BACKLOG
         return found
 
     def release(self) -> None:
         """Close the connections until the next `read`."""
         self._stop_receiving()
-        self._has_backlog = False
-        self._returned, self._seen, self._ahead, self._ahead_size = {}, {}, {}, 0
+        self._returned, self._seen, self._ahead, self._decoded, self._ahead_size = {}, {}, {}, {}, 0
         if self._consumer is not None:
             self._consumer.close()
             self._consumer = None
@@ -117,7 +145,8 @@ class DriverReader:
         whole = MessageBatch()
         for part in sorted(found):
             whole.extend(found[part])
-        self._mean_size = size / max(1, len(whole))
+        if len(whole):
+            self._mean_size = size / len(whole)
         return whole
 
     def _receive(self) -> list[Message] | None:
@@ -136,20 +165,24 @@ class DriverReader:
             return None
         return [message for message in received if message.error() is None]
 
-    def receive_ahead(self) -> None:
-        """Receive the messages after a large range in a thread, while the rows of the range are written.
+    def receive_ahead(self, rows: int, decode: Decoder | None = None) -> None:
+        """Receive the messages after a range of `rows` messages in a thread, while its rows are written.
 
-        Called when the range is decoded: the two would wait for each other's turn in Python.
+        Called when the range is decoded: the two would wait for each other's turn in Python. Do nothing after
+        a small range: few messages are likely to wait. With `decode`, the thread also decodes them.
         """
-        if not self._has_backlog:
+        if rows < _BACKLOG:
             return
         self._is_stopping.clear()
         self._receiver = threading.Thread(
-            target=with_log_context(self._receive_until_stopped), name=f"receive {self._node}", daemon=True
+            target=with_log_context(self._receive_until_stopped),
+            args=(decode,),
+            name=f"receive {self._node}",
+            daemon=True,
         )
         self._receiver.start()
 
-    def _receive_until_stopped(self) -> None:
+    def _receive_until_stopped(self, decode: Decoder | None) -> None:
         from confluent_kafka import KafkaException
 
         with contextlib.suppress(KafkaException):  # the next read meets it again
@@ -158,9 +191,33 @@ class DriverReader:
                 if received is None:
                     self._returned = {}  # the next read connects again
                     return
-                if not received:
-                    return
                 self._keep(received, {}, {})
+                if decode is not None and not self._decode_ahead(decode, _DECODED_AT_ONCE):
+                    decode = None
+                if not received:
+                    break
+        if decode is not None:
+            self._decode_ahead(decode, 1)
+
+    def _decode_ahead(self, decode: Decoder, least: int) -> bool:
+        """Decode the messages of partitions that have `least` of them, until the next read.
+
+        Return False if some cannot be decoded. They stay, and the next read meets them.
+        """
+        for part, batch in list(self._ahead.items()):
+            if self._is_stopping.is_set():
+                break
+            if len(batch) < least:
+                continue
+            try:
+                rows = decode(batch)
+            except Exception:  # noqa: BLE001  the next read raises it to its caller
+                return False
+            if rows is None:
+                return False
+            self._decoded.setdefault(part, []).append(DecodedBatch.of(batch, rows))
+            del self._ahead[part]
+        return True
 
     def _stop_receiving(self) -> None:
         if self._receiver is not None:
@@ -243,9 +300,10 @@ class DriverReader:
 
     def _is_far_ahead(self, share: float = 1.0) -> bool:
         """Return whether a share of the messages that may be kept for later ranges has arrived."""
+        decoded = sum(len(batch) for batches in self._decoded.values() for batch in batches)
         return (
             self._ahead_size > share * 2 * DRIVER_BYTES
-            or sum(map(len, self._ahead.values())) > share * _MOST_AHEAD
+            or decoded + sum(map(len, self._ahead.values())) > share * _MOST_AHEAD
         )
 
     def _connect(self) -> Consumer:

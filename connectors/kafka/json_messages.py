@@ -41,6 +41,11 @@ class JsonMessages:
         """Messages that `decode_batch` can take: none if it does not read the types of the columns."""
         return sys.maxsize if self._arrow.is_supported else 0
 
+    @property
+    def decodes_without_spark(self) -> bool:
+        """See `MessageFormat.decodes_without_spark`. Dead letters may need Spark."""
+        return not self._has_dead_letters
+
     @cached_property
     def _arrow(self) -> ArrowMessageDecoder:
         return ArrowMessageDecoder(self._node.schema_, self._ordinal, metadata=self._node.include_metadata)

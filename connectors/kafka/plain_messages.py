@@ -55,6 +55,11 @@ class PlainMessages:
         """`key`, `value`, and the metadata columns if requested."""
         return plain_schema(self._name, self._node)
 
+    @property
+    def decodes_without_spark(self) -> bool:
+        """See `MessageFormat.decodes_without_spark`."""
+        return True
+
     def check_order(self) -> None:
         """Do nothing: the columns never change."""
 

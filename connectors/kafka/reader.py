@@ -13,7 +13,8 @@ from headrace.connectors.kafka.avro.messages import AvroMessages
 from headrace.connectors.kafka.avro.reader_schema import avro_columns, parse_file_schema
 from headrace.connectors.kafka.client_config import spark_options
 from headrace.connectors.kafka.config import PLAIN_FORMATS, KafkaSourceConfig
-from headrace.connectors.kafka.driver_reader import DriverReader
+from headrace.connectors.kafka.decoded_batch import join_by_partition
+from headrace.connectors.kafka.driver_reader import Decoder, DriverReader
 from headrace.connectors.kafka.json_decoder import payload_schema
 from headrace.connectors.kafka.json_messages import JsonMessages
 from headrace.connectors.kafka.message_batch import MessageBatch
@@ -59,6 +60,11 @@ class MessageFormat(Protocol):
     @property
     def driver_rows(self) -> int:
         """The messages that `decode_batch` takes at most."""
+        ...
+
+    @property
+    def decodes_without_spark(self) -> bool:
+        """Whether `decode_batch` never uses the session, so that a thread may call it."""
         ...
 
     def check_order(self) -> None:
@@ -151,15 +157,25 @@ class MessageReader:
         if self._skipped < 2**self._failures - 1:
             self._skipped += 1
             return None
-        batch = self._driver.read({int(part): span for part, span in ranges.items()})
-        topic = self._node.topic
-        table = self.format.decode_batch(spark, batch, topic) if batch is not None else None
+
+        def decode(batch: MessageBatch) -> pa.Table | None:
+            return self.format.decode_batch(spark, batch, self._node.topic)
+
+        table = self._read_in_driver({int(part): span for part, span in ranges.items()}, decode)
         self._failures, self._skipped = (min(self._failures + 1, _MOST_FAILURES) if table is None else 0), 0
         if table is None:
             self._driver.release()
         else:
-            self._driver.receive_ahead()
+            self._driver.receive_ahead(total, decode if self.format.decodes_without_spark else None)
         return table
+
+    def _read_in_driver(self, ranges: Mapping[int, tuple[int, int]], decode: Decoder) -> pa.Table | None:
+        decoded = self._driver.take_decoded(ranges)
+        ends = {part: batches[-1].end for part, batches in decoded.items()}
+        left = {part: (ends.get(part, start), end) for part, (start, end) in ranges.items()}
+        batch = self._driver.read(left)
+        rows = None if batch is None else decode(batch)
+        return None if batch is None or rows is None else join_by_partition(decoded, batch, rows)
 
     def filter_rows(self, rows: DataFrame, *, marks: bool) -> DataFrame:
         """Return the rows that pass the node's filter, or all of them, marked, if `marks`.

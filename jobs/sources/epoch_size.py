@@ -30,9 +30,9 @@ class StreamEpochSize:
         """
         if self._fixed is not None:
             return
-        if has_spark or seconds > _SLOW_SECONDS or size is None:
+        if has_spark or size is None:
             self.rows = FIRST_ROWS
-        elif size * self.rows > _MOST_BYTES * max(1, rows):
+        elif seconds > _SLOW_SECONDS or size * self.rows > _MOST_BYTES * max(1, rows):
             self.rows = max(FIRST_ROWS, self.rows // 2)
         elif rows >= self.rows and seconds < _FAST_SECONDS and 2 * size <= _MOST_BYTES:
             self.rows = min(2 * self.rows, _MOST_ROWS)

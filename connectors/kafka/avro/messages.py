@@ -78,6 +78,11 @@ class AvroMessages:
     def _tombstone_key(self) -> tuple[str, ...]:
         return self._node.primary_key if self._node.tombstone == "delete" else ()
 
+    @property
+    def decodes_without_spark(self) -> bool:
+        """See `MessageFormat.decodes_without_spark`."""
+        return False
+
     def check_order(self) -> None:
         """Raise TransientError if the topic's values have a newer schema than the reader schema.
 

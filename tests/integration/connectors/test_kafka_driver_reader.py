@@ -170,7 +170,7 @@ def test_the_next_range_arrives_while_the_last_one_is_written(
     broker.send(name, *({"id": n} for n in range(10)))
     one = reader(name)
     assert len(one.read({0: (0, 5)})) == 5
-    one.receive_ahead()
+    one.receive_ahead(5)
     one._receiver.join()
     assert one._ahead[0].offsets == [5, 6, 7, 8, 9]
     with monkeypatch.context() as disconnected:
@@ -192,7 +192,7 @@ def test_an_error_between_two_ranges_is_met_by_the_next_read(
     monkeypatch.setattr(one, "_receive", lambda: None if current_thread() is one._receiver else received())
     assert len(one.read({0: (0, 5)})) == 5
     first = one._consumer
-    one.receive_ahead()
+    one.receive_ahead(5)
     one._receiver.join()
     monkeypatch.setattr(one, "_receive", received)
     assert one.read({0: (5, 10)}).offsets == [5, 6, 7, 8, 9]
