@@ -14,6 +14,7 @@ from pyarrow import types as kinds
 from headrace.connectors.filters import quote_identifier
 from headrace.connectors.frame import EpochFrame
 from headrace.connectors.keys import canonical, canonical_frame
+from headrace.connectors.local_relation import frame_of_table
 from headrace.connectors.row_errors import row_error
 from headrace.connectors.versions import ENDED, winners, winners_frame
 from headrace.pipeline.errors import DataError
@@ -104,7 +105,8 @@ def build_merge_source(
     schema = frame.rows.select(*map(quote_identifier, names)).schema
     if version is not None:
         schema = schema.add(ENDED, "boolean")
-    return MergeSource(session.createDataFrame(last, schema), local=True, bounds=bounds_of(last, frame.key))
+    rows = frame_of_table(session, last, schema)
+    return MergeSource(rows, local=True, bounds=bounds_of(last, frame.key))
 
 
 def last_by_key(sink: str, table: pa.Table, key: tuple[str, ...], version: str | None = None) -> pa.Table:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from headrace.connectors.content import TargetContent
 from headrace.connectors.filters import is_in_partition, quote_identifier
 from headrace.connectors.lakehouse_rows import bounds_of
+from headrace.connectors.local_relation import frame_of_table
 from headrace.connectors.schema_evolution import find_new_columns
 from headrace.connectors.target_query import QueryResult, TargetQuery, to_query_column
 from headrace.connectors.transactional_sink import SinkState, TransactionalSink
@@ -137,7 +138,6 @@ def _rows_of_keys(frame: DataFrame, keys: pa.Table) -> DataFrame:
 
     for name, (low, high) in bounds_of(keys, tuple(keys.column_names)).items():
         frame = frame.where(F.col(quote_identifier(name)).between(low, high))
-    listed = frame.sparkSession.createDataFrame(
-        keys, frame.select(*map(quote_identifier, keys.column_names)).schema
-    )
+    schema = frame.select(*map(quote_identifier, keys.column_names)).schema
+    listed = frame_of_table(frame.sparkSession, keys, schema)
     return frame.join(F.broadcast(listed), keys.column_names, "left_semi")

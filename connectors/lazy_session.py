@@ -10,10 +10,12 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+import pyarrow as pa
+
+from headrace.connectors.local_relation import frame_of_table
 from headrace.connectors.spark_types import row_schema
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
@@ -88,7 +90,14 @@ def ensure_session(spark: SparkSession) -> SparkSession:
 
 def create_frame(spark: SparkSession, rows: pa.Table | Sequence[Any], payload: pa.Schema) -> DataFrame:
     """Return a frame of rows in the driver. Do not start the session before the frame is used."""
-    return defer_frame(spark, lambda: spark.createDataFrame(cast("Any", rows), row_schema(payload)), payload)
+
+    def create() -> DataFrame:
+        schema = row_schema(payload)
+        if isinstance(rows, pa.Table):
+            return frame_of_table(spark, rows, schema)
+        return spark.createDataFrame(rows, schema)
+
+    return defer_frame(spark, create, payload)
 
 
 def defer_frame(spark: SparkSession, create: Callable[[], DataFrame], payload: pa.Schema) -> DataFrame:

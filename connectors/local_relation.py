@@ -15,6 +15,7 @@ from headrace.connectors.session_options import with_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 _BATCH_ROWS = 20_000
 """Rows of one batch on the way to Python."""
@@ -22,6 +23,16 @@ LOCAL_EVALUATION = "org.apache.spark.sql.catalyst.optimizer.ConvertToLocalRelati
 """Catalyst's rule that evaluates projections and filters over local rows."""
 _MOST_ROWS = 200_000
 """Larger results reach Python by a Spark job, which converts them in parallel."""
+
+
+def frame_of_table(spark: SparkSession, table: pa.Table, schema: StructType | str | None = None) -> DataFrame:
+    """Return a frame of rows in the driver.
+
+    Spark reads a table batch by batch and ends at one without rows: it would lose the rows after that one.
+    """
+    batches = [batch for batch in table.to_batches() if batch.num_rows]
+    rows = pa.Table.from_batches(batches) if batches else table.schema.empty_table()
+    return spark.createDataFrame(rows, cast("Any", schema))
 
 
 def collect_arrow(frame: DataFrame) -> pa.Table:
@@ -63,7 +74,7 @@ def compute_by_job(frame: DataFrame) -> DataFrame:
     """
     with with_options(frame.sparkSession, {"spark.sql.optimizer.excludedRules": LOCAL_EVALUATION}):
         rows = frame.select("*").toArrow()
-    return frame.sparkSession.createDataFrame(rows, frame.schema)
+    return frame_of_table(frame.sparkSession, rows, frame.schema)
 
 
 def compute_locally(frame: DataFrame) -> DataFrame | None:

@@ -34,7 +34,7 @@ from headrace.connectors.lakehouse_rows import (
     last_of_sorted,
     sort_by_position,
 )
-from headrace.connectors.local_relation import collect_arrow
+from headrace.connectors.local_relation import collect_arrow, frame_of_table
 from headrace.connectors.row_errors import row_error
 from headrace.connectors.spark_types import spark_schema
 from headrace.pipeline.errors import DataError
@@ -93,7 +93,7 @@ class MessageEncoder(ABC):
         if (local := frame.table) is not None:
             names = [*frame.schema.names, OP, POS]
             columns = frame.rows.select(*map(quote_identifier, names)).schema
-            rows = frame.spark.createDataFrame(local.select(names), columns)
+            rows = frame_of_table(frame.spark, local.select(names), columns)
             table: pa.Table | None = collect_arrow(self._messages(rows, frame))
         else:
             table = collect_small_rows(frame, self._messages(frame.rows, frame))

@@ -13,7 +13,7 @@ from headrace.connectors.kafka.arrow_decoder import ArrowMessageDecoder
 from headrace.connectors.kafka.config import KafkaSourceConfig
 from headrace.connectors.kafka.json_decoder import JsonMessageDecoder, payload_schema
 from headrace.connectors.kafka.message_batch import MessageBatch
-from headrace.connectors.local_relation import collect_arrow
+from headrace.connectors.local_relation import collect_arrow, frame_of_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -73,7 +73,7 @@ class JsonMessages:
             return found.append_column(ERROR, pa.nulls(len(batch)))
         if len(batch) > _DRIVER_ROWS:
             return None
-        messages = spark.createDataFrame(batch.as_table(topic))
+        messages = frame_of_table(spark, batch.as_table(topic))
         return collect_arrow(self._decoder_of(messages).decode(messages, in_driver=True))
 
     @property

@@ -15,6 +15,7 @@ from psycopg.conninfo import make_conninfo
 
 from headrace.connectors.content import TargetContent
 from headrace.connectors.frame import DRIVER_BYTES
+from headrace.connectors.local_relation import frame_of_table
 from headrace.connectors.postgres.commit_store import RecordStore
 from headrace.connectors.postgres.session import Address, LoadSession, translate_errors, trusted
 from headrace.pipeline.errors import GuaranteeError
@@ -129,7 +130,7 @@ class TargetReader:
             table = self._read(self._key, self._is_within(partition) if partition else sql.SQL(""))
         if table is None:
             return self._spark.read.parquet(str(self._path))
-        return self._spark.createDataFrame(table)
+        return frame_of_table(self._spark, table)
 
     def _has_more_than(self, limit: int) -> bool:
         """Return whether the table has more than `limit` rows. Counting stops after `limit` + 1 rows."""

@@ -91,9 +91,7 @@ class PostgresTarget:
     @property
     def has_plain_keys(self) -> bool:
         """Whether keys are equal in the target if, and only if, they are equal in the rows."""
-        return all(
-            column.exact and column.cast is None for column in self.columns if column.name in self.key
-        )
+        return all(column.exact and column.cast is None for column in self.columns if column.name in self.key)
 
     @property
     def lengths(self) -> Mapping[str, int]:

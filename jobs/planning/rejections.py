@@ -19,7 +19,7 @@ import pyarrow.compute
 
 from headrace.connectors.filters import quote_identifier
 from headrace.connectors.lazy_session import create_frame, ensure_started
-from headrace.connectors.local_relation import collect_arrow, compute_locally
+from headrace.connectors.local_relation import collect_arrow, compute_locally, frame_of_table
 from headrace.connectors.quiet_evaluation import find_failure
 from headrace.jobs.planning.local_nodes import LocalNodes
 from headrace.jobs.sources.source_batch import check_rate
@@ -245,7 +245,7 @@ class _RejectionSearch:
         return (
             part
             if high - low > _LOCAL_ROWS
-            else part.sparkSession.createDataFrame(part.toArrow(), part.schema)
+            else frame_of_table(part.sparkSession, part.toArrow(), part.schema)
         )
 
     def _error(self, rows: DataFrame) -> DataError | None:

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from headrace.connectors.kafka.json_decoder import payload_schema
 from headrace.connectors.kafka.reader import declared_columns
+from headrace.connectors.local_relation import frame_of_table
 from headrace.connectors.spark_types import POS_ARROW, arrow_schema, spark_schema
 from headrace.jobs.dynamic_tables.base import DynamicTableBackend, ValueLookup, texts
 from headrace.jobs.dynamic_tables.broadcast import BroadcastLookup, ValueSegment
@@ -238,4 +239,4 @@ def check_operations(case: Case, name: str, rows: Rows) -> None:
 def frame_of(spark: SparkSession, table: pa.Table, payload: pa.Schema) -> DataFrame:
     """Return the table as a frame with Spark's types, as the planner analyses them."""
     hidden = [table.schema.field(name) for name in HIDDEN]
-    return spark.createDataFrame(table, spark_schema(pa.schema([*payload, *hidden])))
+    return frame_of_table(spark, table, spark_schema(pa.schema([*payload, *hidden])))

@@ -10,7 +10,7 @@ from typing import Any
 from confluent_kafka import Consumer, TopicPartition
 from pyspark.sql import DataFrame, SparkSession
 
-from headrace.connectors.spark_types import row_schema
+from headrace.connectors.lazy_session import create_frame
 
 
 @contextmanager
@@ -38,4 +38,4 @@ def read_rows(source: Any, spark: SparkSession, start: Any, end: Any) -> DataFra
     table = source.read_table(spark, start, end)
     if table is None:
         return source.read(spark, start, end)
-    return source.filter_rows(spark.createDataFrame(table, row_schema(source.schema())))
+    return source.filter_rows(create_frame(spark, table, source.schema()))

@@ -20,7 +20,7 @@ from headrace.connectors.kafka.avro.schema import AvroType
 from headrace.connectors.kafka.config import KafkaSourceConfig
 from headrace.connectors.kafka.message_batch import MessageBatch
 from headrace.connectors.kafka.message_columns import FRAME_BYTES
-from headrace.connectors.local_relation import collect_arrow
+from headrace.connectors.local_relation import collect_arrow, frame_of_table
 from headrace.connectors.spark_types import row_schema
 from headrace.pipeline.config.sections import KafkaConnection
 from headrace.pipeline.errors import DataError, InternalError, SchemaError, TransientError
@@ -150,7 +150,7 @@ class AvroMessages:
         keys = batch.keys if self._tombstone_key else ()
         of_keys = [key for value, key in zip(batch.values, keys, strict=False) if value is None and key]
         rows = self._decoder.decode(
-            spark.createDataFrame(batch.as_table(topic)),
+            frame_of_table(spark, batch.as_table(topic)),
             self._branches(value[:FRAME_BYTES] for value in batch.values if value is not None),
             self._branches((key[:FRAME_BYTES] for key in of_keys), of_keys=True),
             in_driver=True,

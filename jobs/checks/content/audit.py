@@ -16,6 +16,7 @@ import pyarrow as pa
 from headrace.connectors import registry
 from headrace.connectors.content import TargetContent
 from headrace.connectors.frame import DRIVER_BYTES
+from headrace.connectors.local_relation import frame_of_table
 from headrace.connectors.sink_base import Sink, SinkContext
 from headrace.jobs.checks.content.compare import SHOWN, ContentDifference, compare
 from headrace.jobs.checks.content.expected import (
@@ -228,7 +229,7 @@ class ContentAudit:
         content = work.content
         if not content.is_whole:
             return _unknown(work.name, self._too_large())
-        rows = content.rows if content.rows is not None else work.planner.spark.createDataFrame(content.table)
+        rows = content.rows if content.rows is not None else frame_of_table(work.planner.spark, content.table)
         if work.single is not None:
             expected = expected_by_key(work.planner, work.name, work.single, work.inputs[0], work.scope.last)
         else:

@@ -14,6 +14,7 @@ import pyarrow.compute
 
 from headrace.connectors.content import TargetContent
 from headrace.connectors.keys import canonical
+from headrace.connectors.local_relation import frame_of_table
 from headrace.jobs.checks.content.compare import ContentDifference, normal
 from headrace.jobs.checks.content.expected import rows_after_sql, rows_at_sink, rows_by_sql, union_of
 from headrace.jobs.checks.content.inputs import TIER, WINDOW, SourceRows
@@ -60,7 +61,7 @@ def sample_by_key(
     read = union_of(found)
     filtered = node.from_ in planner.retractions.marked
     last, unclear = last_rows(read.toArrow(), key, getattr(node, "version_column", None), filtered=filtered)
-    rows = rows_by_sql(planner, sink, source, planner.spark.createDataFrame(last, read.schema), plan)
+    rows = rows_by_sql(planner, sink, source, frame_of_table(planner.spark, last, read.schema), plan)
     made, types = _collected(rows)
     keys, streamed = (keys_of(last, key, streamed=streamed) for streamed in (False, True))
     return ExpectedSample(made, types, keys, None if found.complete else streamed, unclear)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from threading import current_thread
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from helpers.depth import with_slow
 from helpers.kafka_log import read_rows
@@ -15,7 +16,9 @@ from pyspark.sql import SparkSession
 
 from headrace.connectors.kafka import driver_reader
 from headrace.connectors.kafka.config import KafkaSourceConfig
+from headrace.connectors.kafka.decoded_batch import DecodedBatch
 from headrace.connectors.kafka.driver_reader import DriverReader
+from headrace.connectors.kafka.message_batch import MessageBatch
 from headrace.connectors.kafka.source import KafkaStream
 from headrace.connectors.source_base import ReadLimits
 from headrace.pipeline.config.sections import KafkaConnection
@@ -70,6 +73,20 @@ def offsets(source: KafkaStream, spark: SparkSession, start: Any, end: Any) -> t
     return is_local(frame), [row.asDict(recursive=True) for row in rows]
 
 
+def count_decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that receives the number of rows of each range that were decoded before it was read."""
+    found: list[int] = []
+    take = DriverReader.take_decoded
+
+    def counted(self: DriverReader, ranges: Any) -> dict[int, list[DecodedBatch]]:
+        taken = take(self, ranges)
+        found.append(sum(len(batch) for batches in taken.values() for batch in batches))
+        return taken
+
+    monkeypatch.setattr(DriverReader, "take_decoded", counted)
+    return found
+
+
 @pytest.mark.parametrize("backlog", with_slow({driver_reader._BACKLOG}, (driver_reader._BACKLOG, 1)))
 @pytest.mark.parametrize("seed", with_slow({0, 2}, range(3)))
 def test_a_walk_reads_what_spark_reads(
@@ -83,9 +100,10 @@ def test_a_walk_reads_what_spark_reads(
 ) -> None:
     """Transactions, aborted ones among them, partitions without rows, and messages after the end of a range.
 
-    With a backlog of 1, the reader receives the next messages after each range.
+    With a backlog of 1, the reader receives and decodes the next messages after each range.
     """
     monkeypatch.setattr(driver_reader, "_BACKLOG", backlog)
+    decoded = count_decoded(monkeypatch)
     some = random.Random(seed)
     name = topic(3)
     driver, other = stream(name), stream(name, driver_rows=0)
@@ -108,8 +126,12 @@ def test_a_walk_reads_what_spark_reads(
         assert rows == offsets(other, spark, at, end)[1]
         if some.random() < 0.3:  # an attempt that failed reads the range again
             assert offsets(driver, spark, at, end)[1] == rows
+        receiver = driver._reader._driver._receiver
+        if receiver is not None and some.random() < 0.7:  # else the next read stops it
+            receiver.join()
         at = end
     assert by_driver > 3
+    assert (sum(decoded) > 0) == (backlog == 1)
 
 
 def test_the_consumer_stays_where_a_range_ended(broker: Broker, topic: Any, reader: Any) -> None:
@@ -179,6 +201,83 @@ def test_the_next_range_arrives_while_the_last_one_is_written(
         assert one._receiver is None
     broker.send(name, {"id": 10})
     assert one.read({0: (9, 11)}).offsets == [9, 10]
+
+
+def as_rows(batch: MessageBatch) -> pa.Table:
+    return pa.table({"value": batch.values})
+
+
+def test_the_rows_of_the_next_range_are_decoded_while_the_last_one_is_written(
+    broker: Broker, topic: Any, reader: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A range ends inside a decoded batch, and another one after it, where the markers of a transaction are."""
+    monkeypatch.setattr(driver_reader, "_BACKLOG", 5)
+    name = topic(2)
+    broker.send(name, *[b"a", b"b", b"c", b"d", b"e"])
+    broker.send(name, b"v", b"w", partition=1)
+    broker.transaction(name, "aborted", commit=False)
+    broker.transaction(name, "f", commit=True)
+    end = 9  # two messages, and a marker after each, follow the five
+    one = reader(name)
+    one.read({0: (0, 1), 1: (0, 1)})
+    one.receive_ahead(5, as_rows)
+    one._receiver.join()
+    taken = one.take_decoded({0: (1, 3), 1: (1, 2)})
+    assert {
+        part: [batch.rows["value"].to_pylist() for batch in batches] for part, batches in taken.items()
+    } == {
+        0: [[b"b", b"c"]],
+        1: [[b"w"]],
+    }
+    assert not len(one.read({0: (3, 3), 1: (2, 2)}))
+    assert one._receiver is None
+    taken = one.take_decoded({0: (3, end)})
+    rows = [value for batch in taken[0] for value in batch.rows["value"].to_pylist()]
+    rest = one.read({0: (taken[0][-1].end, end)})
+    assert rows + rest.values == [b"d", b"e", b'"f"']
+    assert one._ahead_size == 0
+    assert not one.take_decoded({0: (0, 2)})  # the range before it, read again
+    assert one.read({0: (0, 2)}).values == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("error", [None, ValueError("broken")], ids=["only Spark can", "error"])
+def test_messages_that_cannot_be_decoded_ahead_are_there_for_the_next_range(
+    broker: Broker, topic: Any, reader: Any, monkeypatch: pytest.MonkeyPatch, error: Exception | None
+) -> None:
+    monkeypatch.setattr(driver_reader, "_BACKLOG", 5)
+    name = topic(1)
+    broker.send(name, *({"id": n} for n in range(10)))
+    one = reader(name)
+    one.read({0: (0, 5)})
+
+    def refuse(batch: MessageBatch) -> None:
+        if error is not None:
+            raise error
+
+    one.receive_ahead(5, refuse)
+    one._receiver.join()
+    assert not one.take_decoded({0: (5, 10)})
+    assert one.read({0: (5, 10)}).offsets == [5, 6, 7, 8, 9]
+
+
+def test_a_broken_message_after_rows_that_are_decoded_is_named_as_by_spark(
+    broker: Broker, topic: Any, stream: Any, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_reader, "_BACKLOG", 1)
+    decoded = count_decoded(monkeypatch)
+    name = topic(1)
+    broker.send(name, *[b'{"id": 1}'] * 8)
+    source = stream(name)
+    at = source.earliest_offsets()
+    first = source.next_end_offsets(at, ReadLimits(rows=2))
+    assert len(source.read_table(spark, at, first)) == 2
+    source._reader._driver._receiver.join()
+    broker.send(name, b'{"id": "x"}')
+    end = source.end_offsets()
+    assert source.read_table(spark, first, end) is None
+    assert decoded[-1] == 6
+    found, expected = failure(source, spark), failure(stream(name, driver_rows=0), spark)
+    assert found.message == expected.message
 
 
 def test_an_error_between_two_ranges_is_met_by_the_next_read(

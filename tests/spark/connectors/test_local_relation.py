@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from headrace.connectors.local_relation import collect_arrow, compute_locally
+from headrace.connectors.local_relation import collect_arrow, compute_locally, frame_of_table
 from headrace.connectors.spark_types import row_schema
 from headrace.pipeline.sql.system_columns import OP, POS
 
@@ -107,3 +107,13 @@ def test_rows_are_computed_once_for_several_readers(spark: SparkSession, count_j
     (first, second), jobs = count_jobs(lambda: [collect_arrow(reader).to_pylist() for reader in readers])
     assert jobs == 0
     assert first[5:] == second
+
+
+@pytest.mark.parametrize("sizes", [(1, 0, 2), (0, 1), (2, 0, 0, 1, 0), (0,)], ids=str)
+def test_a_batch_without_rows_hides_none(spark: SparkSession, sizes: tuple[int, ...]) -> None:
+    """Spark ends reading Arrow rows at such a batch."""
+    whole = rows(10)
+    pieces = [whole.slice(sum(sizes[:at]), size) for at, size in enumerate(sizes)]
+    frame = frame_of_table(spark, pa.concat_tables(pieces), row_schema(PAYLOAD))
+    assert [row.id for row in frame.collect()] == list(range(sum(sizes)))
+    assert frame.schema == row_schema(PAYLOAD)
