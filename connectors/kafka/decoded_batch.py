@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,19 +41,11 @@ class DecodedBatch:
         )
 
 
-def join_by_partition(
-    decoded: Mapping[int, Sequence[DecodedBatch]], later: MessageBatch, rows: pa.Table
-) -> pa.Table:
-    """Return all rows by partition: the decoded ones, then `rows`, which are those of the messages `later`.
-
-    The messages `later` are sorted by partition.
-    """
-    if not decoded:
-        return rows
-    places = np.array(later.partitions, np.int64)
-    pieces = []
-    for part in sorted({*decoded, *later.partitions}):
-        pieces += [batch.rows for batch in decoded.get(part, ())]
+def split_by_partition(messages: MessageBatch, rows: pa.Table) -> dict[int, pa.Table]:
+    """Return the rows of messages, which are sorted by partition, of each partition."""
+    places = np.array(messages.partitions, np.int64)
+    found: dict[int, pa.Table] = {}
+    for part in np.unique(places):
         first, last = np.searchsorted(places, part), np.searchsorted(places, part, side="right")
-        pieces.append(rows.slice(first, last - first))
-    return pa.concat_tables(pieces)
+        found[int(part)] = rows.slice(first, last - first)
+    return found

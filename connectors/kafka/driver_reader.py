@@ -32,7 +32,9 @@ _WAIT_S = 0.05
 _AT_ONCE = 4_096
 """Messages of one call of the client."""
 _MOST_AHEAD = 900_000
-"""Messages after a range that are kept for the next one."""
+"""Messages after a range that are kept for the next one, not decoded."""
+_MOST_DECODED = 96 << 20
+"""Bytes of the messages after a range that are decoded for the next one."""
 _BACKLOG = 10_000
 """Messages of a range after which the next ones are received while the epoch is written."""
 _DECODED_AT_ONCE = 25_000
@@ -67,8 +69,8 @@ class DriverReader:
         """Messages that arrived after the end of their range, and after those of `_decoded`."""
         self._decoded: dict[int, list[DecodedBatch]] = {}
         """Rows of messages that arrived after the end of their range."""
-        self._ahead_size = 0
-        """Bytes of the messages of both."""
+        self._ahead_size, self._decoded_size = 0, 0
+        """Bytes of the messages of `_ahead`, and of those of `_decoded`."""
         self._mean_size = 0.0
         """Bytes of a message, in the last range."""
         self._receiver: threading.Thread | None = None
@@ -90,7 +92,7 @@ class DriverReader:
                 self._decoded[part] = later
             if here := [early for early, _ in pieces if len(early)]:
                 taken[part] = here
-                self._ahead_size -= sum(batch.size for batch in here)
+                self._decoded_size -= sum(batch.size for batch in here)
                 self._returned[part] = here[-1].end
         return taken
 
@@ -123,7 +125,8 @@ class DriverReader:
     def release(self) -> None:
         """Close the connections until the next `read`."""
         self._stop_receiving()
-        self._returned, self._seen, self._ahead, self._decoded, self._ahead_size = {}, {}, {}, {}, 0
+        self._returned, self._seen, self._ahead, self._decoded = {}, {}, {}, {}
+        self._ahead_size, self._decoded_size = 0, 0
         if self._consumer is not None:
             self._consumer.close()
             self._consumer = None
@@ -186,7 +189,11 @@ class DriverReader:
         from confluent_kafka import KafkaException
 
         with contextlib.suppress(KafkaException):  # the next read meets it again
-            while not self._is_stopping.is_set() and not self._is_far_ahead(share=1 / 2):
+            while not (
+                self._is_stopping.is_set()
+                or self._decoded_size > _MOST_DECODED
+                or self._is_far_ahead(share=1 / 2)
+            ):
                 received = self._receive()
                 if received is None:
                     self._returned = {}  # the next read connects again
@@ -217,6 +224,8 @@ class DriverReader:
                 return False
             self._decoded.setdefault(part, []).append(DecodedBatch.of(batch, rows))
             del self._ahead[part]
+            self._ahead_size -= batch.size
+            self._decoded_size += batch.size
         return True
 
     def _stop_receiving(self) -> None:
@@ -300,10 +309,9 @@ class DriverReader:
 
     def _is_far_ahead(self, share: float = 1.0) -> bool:
         """Return whether a share of the messages that may be kept for later ranges has arrived."""
-        decoded = sum(len(batch) for batches in self._decoded.values() for batch in batches)
         return (
             self._ahead_size > share * 2 * DRIVER_BYTES
-            or decoded + sum(map(len, self._ahead.values())) > share * _MOST_AHEAD
+            or sum(map(len, self._ahead.values())) > share * _MOST_AHEAD
         )
 
     def _connect(self) -> Consumer:

@@ -13,13 +13,13 @@ from headrace.connectors.kafka.avro.messages import AvroMessages
 from headrace.connectors.kafka.avro.reader_schema import avro_columns, parse_file_schema
 from headrace.connectors.kafka.client_config import spark_options
 from headrace.connectors.kafka.config import PLAIN_FORMATS, KafkaSourceConfig
-from headrace.connectors.kafka.decoded_batch import join_by_partition
-from headrace.connectors.kafka.driver_reader import Decoder, DriverReader
+from headrace.connectors.kafka.decoded_batch import split_by_partition
+from headrace.connectors.kafka.driver_reader import Decoder, DriverReader, Range
 from headrace.connectors.kafka.json_decoder import payload_schema
 from headrace.connectors.kafka.json_messages import JsonMessages
 from headrace.connectors.kafka.message_batch import MessageBatch
 from headrace.connectors.kafka.plain_messages import PlainMessages, plain_schema
-from headrace.connectors.lazy_session import ensure_started
+from headrace.connectors.lazy_session import ensure_started, find_started_session
 from headrace.connectors.spark_plan import refuse_relative_timestamps
 from headrace.pipeline.config.sections import KafkaConnection
 from headrace.pipeline.errors import SchemaError
@@ -42,6 +42,10 @@ _FETCHING = {
     "kafka.max.partition.fetch.bytes": str(8 * 2**20),
 }
 _MOST_FAILURES = 6
+_PIECE = 200_000
+"""Messages that the driver reads and decodes together."""
+_WITH_SPARK = 400_000
+"""Messages of a range that the driver reads at most if the run uses Spark, which would convert the rows."""
 _SMALL = 20_000
 """Ranges of fewer offsets are read by one task per topic partition, at most one per core.
 
@@ -109,6 +113,18 @@ def declared_columns(name: str, node: Any) -> pa.Schema | None:
     return avro_columns(name, node, parse_file_schema(name, node.reader_schema))
 
 
+def split_ranges(ranges: Mapping[int, Range], most: int) -> list[Mapping[int, Range]]:
+    """Return pieces of about `most` offsets, at least one. Each has its share of each partition."""
+    count = max(1, -(-sum(end - start for start, end in ranges.values()) // most))
+    return [
+        {
+            part: (start + (end - start) * at // count, start + (end - start) * (at + 1) // count)
+            for part, (start, end) in ranges.items()
+        }
+        for at in range(count)
+    ]
+
+
 class MessageReader:
     """Reads messages of one topic as rows. `ordinal` is the number of the source in `_gs_pos`."""
 
@@ -151,7 +167,10 @@ class MessageReader:
         After a range that the driver could not read, Spark reads the next ones: 1, 3, 7 and up to 63.
         """
         total = sum(end - start for start, end in ranges.values())
-        if not 0 < total <= min(self._connection.driver_rows, self.format.driver_rows):
+        most = self._connection.driver_rows
+        if find_started_session(spark) is not None:
+            most = min(most, _WITH_SPARK)
+        if not 0 < total <= min(most, self.format.driver_rows):
             self._driver.release()
             return None
         if self._skipped < 2**self._failures - 1:
@@ -161,7 +180,8 @@ class MessageReader:
         def decode(batch: MessageBatch) -> pa.Table | None:
             return self.format.decode_batch(spark, batch, self._node.topic)
 
-        table = self._read_in_driver({int(part): span for part, span in ranges.items()}, decode)
+        spans = {int(part): span for part, span in ranges.items()}
+        table = self._read_in_driver(spans, decode)
         self._failures, self._skipped = (min(self._failures + 1, _MOST_FAILURES) if table is None else 0), 0
         if table is None:
             self._driver.release()
@@ -169,13 +189,29 @@ class MessageReader:
             self._driver.receive_ahead(total, decode if self.format.decodes_without_spark else None)
         return table
 
-    def _read_in_driver(self, ranges: Mapping[int, tuple[int, int]], decode: Decoder) -> pa.Table | None:
+    def _read_in_driver(self, ranges: Mapping[int, Range], decode: Decoder) -> pa.Table | None:
+        """Return the rows by partition: those that are decoded already, then those of the other messages.
+
+        The messages of a large range are read and decoded in pieces. They take several times the memory of
+        rows.
+        """
+        import pyarrow as pa
+
         decoded = self._driver.take_decoded(ranges)
+        found = {part: [batch.rows for batch in batches] for part, batches in decoded.items()}
         ends = {part: batches[-1].end for part, batches in decoded.items()}
         left = {part: (ends.get(part, start), end) for part, (start, end) in ranges.items()}
-        batch = self._driver.read(left)
-        rows = None if batch is None else decode(batch)
-        return None if batch is None or rows is None else join_by_partition(decoded, batch, rows)
+        rows = None
+        for piece in split_ranges(left, _PIECE):
+            batch = self._driver.read(piece)
+            rows = None if batch is None else decode(batch)
+            if batch is None or rows is None:
+                return None
+            if not found and piece == left:
+                return rows
+            for part, some in split_by_partition(batch, rows).items():
+                found.setdefault(part, []).append(some)
+        return pa.concat_tables(table for part in sorted(found) for table in found[part]) if found else rows
 
     def filter_rows(self, rows: DataFrame, *, marks: bool) -> DataFrame:
         """Return the rows that pass the node's filter, or all of them, marked, if `marks`.

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from headrace.connectors.frame import DRIVER_BYTES
-
 FIRST_ROWS = 100_000
-_MOST_ROWS = 400_000
-_MOST_BYTES = DRIVER_BYTES * 3 // 4
-"""Messages of more bytes might not fit into the driver."""
-_FAST_SECONDS = 2.0
-_SLOW_SECONDS = 5.0
+_MOST_ROWS = 1_600_000
+_MOST_BYTES = 96 << 20
+"""Bytes of the messages of an epoch. The driver has its rows, and those of the next epoch."""
+_MOST_GROWTH = 4
+_TARGET_SECONDS = 10.0
 
 
 class StreamEpochSize:
-    """The rows of the next epoch: those of the pipeline file, or as many as epochs without Spark prove fit.
+    """The rows of the next epoch: those of the pipeline file, or as many as take some seconds without Spark.
 
     Larger epochs update a row once for more messages. With Spark they are not faster, because small epochs
     are computed in the driver.
@@ -32,7 +30,8 @@ class StreamEpochSize:
             return
         if has_spark or size is None:
             self.rows = FIRST_ROWS
-        elif seconds > _SLOW_SECONDS or size * self.rows > _MOST_BYTES * max(1, rows):
-            self.rows = max(FIRST_ROWS, self.rows // 2)
-        elif rows >= self.rows and seconds < _FAST_SECONDS and 2 * size <= _MOST_BYTES:
-            self.rows = min(2 * self.rows, _MOST_ROWS)
+            return
+        growth = min(_MOST_GROWTH, _TARGET_SECONDS / seconds)
+        fast = self.rows if growth > 1 and rows < self.rows else int(rows * growth)
+        fitting = _MOST_BYTES * max(1, rows) // max(1, size)
+        self.rows = max(FIRST_ROWS, min(fast, fitting, _MOST_ROWS))

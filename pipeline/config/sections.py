@@ -174,9 +174,10 @@ class KafkaConnection(KafkaCluster):
         default=None, description="The group whose offsets show the progress. Headrace does not read them."
     )
     driver_rows: int = Field(
-        default=400_000,
+        default=2_000_000,
         ge=0,
-        description="The driver reads epochs of at most this many messages without a Spark job. 0: none.",
+        description="The driver reads epochs of at most this many messages without a Spark job: of at most"
+        " 400,000 if the run uses Spark. 0: none.",
     )
 
 

@@ -80,7 +80,7 @@ class EpochOptions(Strict):
     stream_rows: PositiveInt | None = Field(
         default=None,
         description="Maximum number of messages in a stream epoch, shared equally among the sources. Defaults"
-        " to 100000. Without Spark, epochs of a backlog grow to 400000.",
+        " to 100000. Without Spark, epochs of a backlog grow to 1600000 messages or about 10 seconds.",
     )
     history_rows: PositiveInt = Field(
         default=1_000_000,

@@ -15,6 +15,7 @@ from helpers.kafka_log import read_rows
 from pyspark.sql import SparkSession
 
 from headrace.connectors.kafka import driver_reader
+from headrace.connectors.kafka import reader as reader_module
 from headrace.connectors.kafka.config import KafkaSourceConfig
 from headrace.connectors.kafka.decoded_batch import DecodedBatch
 from headrace.connectors.kafka.driver_reader import DriverReader
@@ -87,7 +88,8 @@ def count_decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("backlog", with_slow({driver_reader._BACKLOG}, (driver_reader._BACKLOG, 1)))
+@pytest.mark.parametrize("piece", [7, reader_module._PIECE])
+@pytest.mark.parametrize("backlog", with_slow({1}, (driver_reader._BACKLOG, 1)))
 @pytest.mark.parametrize("seed", with_slow({0, 2}, range(3)))
 def test_a_walk_reads_what_spark_reads(
     broker: Broker,
@@ -96,13 +98,16 @@ def test_a_walk_reads_what_spark_reads(
     spark: SparkSession,
     seed: int,
     backlog: int,
+    piece: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Transactions, aborted ones among them, partitions without rows, and messages after the end of a range.
 
-    With a backlog of 1, the reader receives and decodes the next messages after each range.
+    With a backlog of 1, the reader receives and decodes the next messages after each range. With a piece of
+    7, it decodes the messages of a range in several parts.
     """
     monkeypatch.setattr(driver_reader, "_BACKLOG", backlog)
+    monkeypatch.setattr(reader_module, "_PIECE", piece)
     decoded = count_decoded(monkeypatch)
     some = random.Random(seed)
     name = topic(3)

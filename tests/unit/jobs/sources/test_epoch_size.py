@@ -22,10 +22,13 @@ def read_backlog(
 
 
 def test_epochs_of_a_backlog_grow() -> None:
-    assert read_backlog(StreamEpochSize(None), 4) == [100_000, 200_000, 400_000, 400_000]
+    expected = [100_000, 400_000, 1_600_000, 1_600_000]
+    assert read_backlog(StreamEpochSize(None), 4) == expected
 
 
-@pytest.mark.parametrize(("message", "most"), [(62, 400_000), (63, 200_000), (125, 200_000), (126, 100_000)])
+@pytest.mark.parametrize(
+    ("message", "most"), [(62, 1_600_000), (63, 1_597_830), (500, 201_326), (1_100, 100_000)]
+)
 def test_growth_keeps_the_messages_below_the_bytes_of_the_driver(message: int, most: int) -> None:
     assert max(read_backlog(StreamEpochSize(None), 6, message)) == most
 
@@ -35,27 +38,35 @@ def test_the_size_of_the_file_is_kept(rows: int) -> None:
     assert read_backlog(StreamEpochSize(rows), 3) == [rows] * 3
 
 
-def test_slow_epochs_do_not_grow_and_very_slow_ones_are_made_smaller() -> None:
-    assert read_backlog(StreamEpochSize(None), 3, seconds=2.0) == [FIRST_ROWS] * 3
+def test_epochs_take_about_ten_seconds() -> None:
+    assert read_backlog(StreamEpochSize(None), 3, seconds=5.0) == [100_000, 200_000, 400_000]
+    assert read_backlog(StreamEpochSize(None), 3, seconds=30.0) == [FIRST_ROWS] * 3
     size = StreamEpochSize(None)
     read_backlog(size, 2)
-    assert read_backlog(size, 2, seconds=3.0) == [400_000] * 2
-    for smaller in (200_000, FIRST_ROWS, FIRST_ROWS):
-        size.adapt(size.rows, size.rows, 5.1, has_spark=False)
+    for smaller in (800_000, 400_000, 200_000, FIRST_ROWS, FIRST_ROWS):
+        size.adapt(size.rows, size.rows * MESSAGE, 20.0, has_spark=False)
         assert size.rows == smaller
 
 
-def test_epoch_that_is_not_full_changes_nothing() -> None:
+def test_a_fast_epoch_that_is_not_full_changes_nothing() -> None:
     size = StreamEpochSize(None)
-    size.adapt(FIRST_ROWS - 1, 1, FAST, has_spark=False)
-    assert size.rows == FIRST_ROWS
+    read_backlog(size, 1)
+    size.adapt(FIRST_ROWS, 1, FAST, has_spark=False)
+    assert size.rows == 400_000
+
+
+def test_a_slow_epoch_that_is_not_full_makes_the_next_ones_smaller() -> None:
+    size = StreamEpochSize(None)
+    read_backlog(size, 2)
+    size.adapt(300_000, 1, 15.0, has_spark=False)
+    assert size.rows == 200_000
 
 
 def test_larger_messages_make_epochs_smaller_again() -> None:
     size = StreamEpochSize(None)
-    read_backlog(size, 2)
-    assert read_backlog(size, 3, message=100) == [400_000, 200_000, 200_000]
-    assert read_backlog(size, 2, message=10_000) == [200_000, 100_000]
+    read_backlog(size, 1)
+    assert read_backlog(size, 3, message=400) == [400_000, 251_658, 251_658]
+    assert read_backlog(size, 2, message=10_000) == [251_658, 100_000]
 
 
 @pytest.mark.parametrize(("size", "has_spark"), [(None, False), (FIRST_ROWS, True)], ids=["unknown", "spark"])
