@@ -37,6 +37,7 @@ from benchmarks.lookups import lookups
 from benchmarks.peers.bare import copy_history, upsert_messages
 from benchmarks.programs import script
 from benchmarks.publishing import publishing
+from benchmarks.steady import latency, upsert_both
 from benchmarks.streams import streams
 from benchmarks.warm import warm_start
 from benchmarks.watching import watching
@@ -320,6 +321,8 @@ CASES: dict[str, Callable[[BenchmarkRunner, int], list[str]]] = {
     "clickhouse": clickhouse,
     "epoch": epoch,
     "live": live,
+    "latency": latency,
+    "both": upsert_both,
     "startup": startup,
     "warm": warm_start,
     "memory": memory,

@@ -71,8 +71,8 @@ class DriverReader:
         """Rows of messages that arrived after the end of their range."""
         self._ahead_size, self._decoded_size = 0, 0
         """Bytes of the messages of `_ahead`, and of those of `_decoded`."""
-        self._mean_size = 0.0
-        """Bytes of a message, in the last range."""
+        self.mean_size = 0.0
+        """Bytes of a message, in the last range. 0 before the first one."""
         self._receiver: threading.Thread | None = None
         """Receives messages between two reads. Only it uses the consumer until `_stop_receiving`."""
         self._is_stopping = threading.Event()
@@ -107,7 +107,7 @@ class DriverReader:
         from confluent_kafka import KafkaException
 
         self._stop_receiving()
-        if self._mean_size * sum(end - start for start, end in ranges.values()) > DRIVER_BYTES:
+        if self.mean_size * sum(end - start for start, end in ranges.values()) > DRIVER_BYTES:
             self.release()
             return None
 
@@ -142,14 +142,14 @@ class DriverReader:
                 return None
             size += self._keep(received, ranges, found)
             if size > DRIVER_BYTES or self._is_far_ahead() or time.monotonic() > deadline:
-                self._mean_size = size / max(1, sum(map(len, found.values())))
+                self.mean_size = size / max(1, sum(map(len, found.values())))
                 return None
         self._returned |= {part: end for part, (_, end) in ranges.items()}
         whole = MessageBatch()
         for part in sorted(found):
             whole.extend(found[part])
         if len(whole):
-            self._mean_size = size / len(whole)
+            self.mean_size = size / len(whole)
         return whole
 
     def _receive(self) -> list[Message] | None:

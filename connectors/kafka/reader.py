@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.connectors.dead_letters import good_rows
 from headrace.connectors.filter_marks import mark_filtered_rows
+from headrace.connectors.frame import DRIVER_BYTES
 from headrace.connectors.kafka.avro.messages import AvroMessages
 from headrace.connectors.kafka.avro.reader_schema import avro_columns, parse_file_schema
 from headrace.connectors.kafka.client_config import spark_options
@@ -43,7 +44,11 @@ _FETCHING = {
 }
 _MOST_FAILURES = 6
 _PIECE = 200_000
-"""Messages that the driver reads and decodes together."""
+"""Messages that the driver reads and decodes together, at most."""
+_FIRST_PIECE = 50_000
+"""Messages of a piece while their size is unknown."""
+_MOST_BYTES = 128 << 20
+"""Bytes of the messages and of the rows of a range that the driver reads. Spark reads larger ones."""
 _WITH_SPARK = 400_000
 """Messages of a range that the driver reads at most if the run uses Spark, which would convert the rows."""
 _SMALL = 20_000
@@ -193,19 +198,24 @@ class MessageReader:
         """Return the rows by partition: those that are decoded already, then those of the other messages.
 
         The messages of a large range are read and decoded in pieces. They take several times the memory of
-        rows.
+        rows. Return None if Spark must read the range.
         """
         import pyarrow as pa
 
+        mean_size = self._driver.mean_size
+        if mean_size * sum(end - start for start, end in ranges.values()) > _MOST_BYTES:
+            return None
+        most = min(_PIECE, int(DRIVER_BYTES / 2 / mean_size)) if mean_size else min(_PIECE, _FIRST_PIECE)
         decoded = self._driver.take_decoded(ranges)
         found = {part: [batch.rows for batch in batches] for part, batches in decoded.items()}
         ends = {part: batches[-1].end for part, batches in decoded.items()}
         left = {part: (ends.get(part, start), end) for part, (start, end) in ranges.items()}
-        rows = None
-        for piece in split_ranges(left, _PIECE):
+        rows, size = None, 0
+        for piece in split_ranges(left, max(1, most)):
             batch = self._driver.read(piece)
             rows = None if batch is None else decode(batch)
-            if batch is None or rows is None:
+            size += 0 if rows is None else rows.nbytes
+            if batch is None or rows is None or size > _MOST_BYTES:
                 return None
             if not found and piece == left:
                 return rows

@@ -317,6 +317,33 @@ def test_a_range_that_will_be_too_large_is_not_read(
     assert len(one.read({0: (10, 20)})) == 10
 
 
+def test_a_range_of_many_bytes_is_read_in_pieces_up_to_a_limit(
+    broker: Broker, topic: Any, stream: Any, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first pieces have few messages, because their size is unknown."""
+    name = topic(2)
+    for part in range(2):
+        broker.send(name, *({"id": n, "name": "x" * 80} for n in range(100)), partition=part)
+    monkeypatch.setattr(driver_reader, "DRIVER_BYTES", 6_000)
+    monkeypatch.setattr(reader_module, "DRIVER_BYTES", 6_000)
+    monkeypatch.setattr(reader_module, "_FIRST_PIECE", 40)
+    source = stream(name)
+    driver = source._reader._driver
+    at, end = source.earliest_offsets(), source.end_offsets()
+    for _ in range(2):
+        table = source.read_table(spark, at, end)
+        assert [row["off"] for row in table[POS].to_pylist()] == [*range(100)] * 2
+        assert 90 < driver.mean_size < 110
+    monkeypatch.setattr(reader_module, "_MOST_BYTES", 10_000)
+    monkeypatch.setattr(driver, "_connect", None)
+    assert source.read_table(spark, at, end) is None
+    monkeypatch.undo()
+    monkeypatch.setattr(reader_module, "_MOST_BYTES", 10_000)
+    other = stream(name)
+    assert other.read_table(spark, at, end) is None
+    assert other._reader._driver.mean_size > 0
+
+
 def test_messages_after_a_range_have_a_limit_in_bytes(
     broker: Broker, topic: Any, reader: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,142 @@
+"""Steady streams: small upserts into two sinks, and the latency of rows at a fixed rate."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from confluent_kafka import Producer
+
+from benchmarks.kit import STREAM, BenchmarkRunner, format_rate
+from headrace.jobs.run.events import EpochCommitted, Event, Until
+from headrace.jobs.run.runner import run
+from headrace.pipeline.file.loader import parse_pipeline
+
+_KEYS = 300_000
+_EPOCH = 5_000
+_EPOCHS = 40
+BOTH = """
+name: {target}
+sources:
+  src: {{type: kafka, topic: {topic}, primary_key: id, schema: {{id: int64, name: string, amount: float64}}}}
+sinks:
+  rows: {{type: postgres, from: src, table: {target}}}
+  lake: {{type: delta, from: src, path: '{folder}/{target}'}}
+epoch: {{interval: 0s, stream_rows: {rows}}}
+"""
+_RATE = 10_000
+_SECONDS = 20
+_STEP = 0.01
+_PARTITIONS = 4
+
+
+def upsert_both(runner: BenchmarkRunner, rows: int) -> list[str]:
+    """Measure upserts of 5,000 rows into Postgres and Delta together. Both have 300,000 rows."""
+    del rows
+    topic = runner.create_topic(_KEYS, _KEYS)
+    target = f"both_{topic}"
+    _, first = runner.run_pipeline(BOTH.format(target=target, topic=topic, folder=runner.folder, rows=_KEYS))
+    _send_updates(runner, topic, _EPOCH * _EPOCHS)
+    _, epochs = runner.run_pipeline(
+        BOTH.format(target=target, topic=topic, folder=runner.folder, rows=_EPOCH)
+    )
+    assert runner.count_rows(target) == _KEYS
+    times = sorted(event.steps["total"] for event in epochs[1:])
+    load = sum(event.steps["total"] for event in first)
+    runner.add_figure("upsert both", "first 300,000 rows into Postgres and Delta", format_rate(_KEYS, load))
+    median = statistics.median(times)
+    runner.add_figure(
+        "upsert both", f"median of epochs of {_EPOCH:,} updates", f"{median * 1000:.0f} ms", "1.00"
+    )
+    runner.add_figure(
+        "upsert both", "slowest epoch", f"{times[-1] * 1000:.0f} ms", f"{times[-1] / median:.2f}"
+    )
+    return []
+
+
+def _send_updates(runner: BenchmarkRunner, topic: str, messages: int) -> None:
+    """Send updates of keys that are spread over the whole table."""
+    producer = Producer(
+        {"bootstrap.servers": runner.services.kafka.brokers, "queue.buffering.max.messages": 0}
+    )
+    for number in range(messages):
+        key = number * 7919 % _KEYS
+        producer.produce(
+            topic, f'{{"id":{key},"name":"u{number}","amount":{number / 3}}}', partition=key % _PARTITIONS
+        )
+    producer.flush()
+
+
+def latency(runner: BenchmarkRunner, rows: int) -> list[str]:
+    """Measure the time from the send of a row to the commit of its epoch, at 10,000 rows/s into Postgres."""
+    del rows
+    topic = f"pace_{runner.create_topic(1, 1)}"
+    runner.create_empty_topic(topic, _PARTITIONS)
+    text = STREAM.format(name=topic, topic=topic, target=topic, rows=100_000)
+    commits: list[tuple[float, list[int]]] = []
+    stop = threading.Event()
+
+    def note(event: Event) -> None:
+        if isinstance(event, EpochCommitted):
+            offsets = event.plan.end["src"]["stream"]["offsets"]
+            commits.append((time.monotonic(), [offsets.get(str(part), 0) for part in range(_PARTITIONS)]))
+
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(
+            run, parse_pipeline(text), runner.settings(), until=Until.FOREVER, stop=stop, listener=note
+        )
+        try:
+            sent = _send_at_rate(runner, topic)
+            _await(lambda: bool(commits) and sum(commits[-1][1]) >= _RATE * _SECONDS)
+        finally:
+            stop.set()
+        running.result()
+    assert runner.count_rows(topic) == _RATE * _SECONDS
+    waited = np.concatenate([_measure_rows(commits, part, times) for part, times in enumerate(sent)])
+    median, high = np.percentile(waited, [50, 99])
+    runner.add_figure("latency", "at 10,000 rows/s into Postgres, median", f"{median * 1000:.0f} ms", "1.00")
+    runner.add_figure("latency", "99th percentile", f"{high * 1000:.0f} ms", f"{high / median:.2f}")
+    return []
+
+
+def _send_at_rate(runner: BenchmarkRunner, topic: str) -> list[list[float]]:
+    """Send rows at a fixed rate. Return the time of each row by partition, in the order of offsets."""
+    producer = Producer({"bootstrap.servers": runner.services.kafka.brokers, "linger.ms": 0})
+    sent: list[list[float]] = [[] for _ in range(_PARTITIONS)]
+    began = time.monotonic()
+    for number in range(_RATE * _SECONDS):
+        if number % int(_RATE * _STEP) == 0:
+            time.sleep(max(0.0, began + number / _RATE - time.monotonic()))
+            producer.poll(0)
+        part = number % _PARTITIONS
+        sent[part].append(time.monotonic())
+        producer.produce(topic, f'{{"id":{number},"name":"n{number}","amount":1.5}}', partition=part)
+    producer.flush()
+    return sent
+
+
+def _measure_rows(
+    commits: list[tuple[float, list[int]]], part: int, sent: list[float]
+) -> np.ndarray[Any, Any]:
+    """Return the seconds from the send of each row of a partition to the commit of its epoch.
+
+    The first seconds, in which the run starts, are not among them.
+    """
+    ends = np.array([offsets[part] for _, offsets in commits])
+    at = np.array([moment for moment, _ in commits])
+    epochs = np.searchsorted(ends, np.arange(len(sent)), side="right")
+    return (at[epochs] - np.array(sent))[len(sent) // 4 :]
+
+
+def _await(condition: Callable[[], bool], seconds: float = 120.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            msg = "the rows do not arrive"
+            raise TimeoutError(msg)
+        time.sleep(0.05)
