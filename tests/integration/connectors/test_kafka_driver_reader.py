@@ -324,8 +324,8 @@ def test_a_range_of_many_bytes_is_read_in_pieces_up_to_a_limit(
     name = topic(2)
     for part in range(2):
         broker.send(name, *({"id": n, "name": "x" * 80} for n in range(100)), partition=part)
-    monkeypatch.setattr(driver_reader, "DRIVER_BYTES", 6_000)
-    monkeypatch.setattr(reader_module, "DRIVER_BYTES", 6_000)
+    monkeypatch.setattr(driver_reader, "DRIVER_BYTES", 12_000)
+    monkeypatch.setattr(reader_module, "DRIVER_BYTES", 12_000)
     monkeypatch.setattr(reader_module, "_FIRST_PIECE", 40)
     source = stream(name)
     driver = source._reader._driver
