@@ -18,6 +18,10 @@ _LARGEST = 2**20
 _FEW, _MANY = 2, 8
 """Places of a range that are looked at: where the range is far below the limit, and where it is not."""
 _FAR = 8
+_TRUSTED = 15
+"""Ranges after a sample that are not looked at, if they are far below the limit by the last samples."""
+_MARGIN = 16
+"""How much larger their messages may be."""
 
 Range = tuple[int, int]
 
@@ -39,6 +43,8 @@ class SizeEstimator:
     def __init__(self, peeker: MessagePeeker) -> None:
         self._peeker = peeker
         self._means: dict[int, float] = {}
+        self._trusted = 0
+        """Ranges that may still be judged by the last samples."""
 
     def limit(self, ranges: Mapping[int, Range], most: int) -> tuple[dict[int, int], int]:
         """Return the ends up to which ranges have about `most` bytes in total, and the bytes up to there.
@@ -47,8 +53,7 @@ class SizeEstimator:
         are read too.
         """
         ranges = {part: span for part, span in ranges.items() if span[1] > span[0]}
-        count = sum(end - start for start, end in ranges.values())
-        if count * _LARGEST <= min(most, DRIVER_BYTES):
+        if self._is_small(ranges, most):
             return {part: end for part, (_, end) in ranges.items()}, round(
                 sum(self._guess(part, *span) for part, span in ranges.items())
             )
@@ -64,9 +69,25 @@ class SizeEstimator:
     def total(self, ranges: Mapping[int, Range], most: int) -> int:
         """Estimate the bytes of ranges; `most` decides how many samples are read."""
         filled = {part: span for part, span in ranges.items() if span[1] > span[0]}
-        if sum(end - start for start, end in filled.values()) * _LARGEST <= min(most, DRIVER_BYTES):
+        if self._is_small(filled, most):
             return round(sum(self._guess(part, *span) for part, span in filled.items()))
         return round(sum(_bytes(found) for found in self._sampled(filled, most).values()))
+
+    def _is_small(self, ranges: Mapping[int, Range], most: int) -> bool:
+        """Return whether ranges need no sample: they are small, or far below the limit by the last samples.
+
+        Samples take a fifth of the time of a stream of small epochs. If the messages have become much larger,
+        the driver leaves them to Spark, and the next samples show it.
+        """
+        count = sum(end - start for start, end in ranges.values())
+        limit = min(most, DRIVER_BYTES)
+        if count * _LARGEST <= limit:
+            return True
+        if not self._trusted or not ranges.keys() <= self._means.keys():
+            return False
+        is_far_below = _MARGIN * sum(self._guess(part, *span) for part, span in ranges.items()) <= limit
+        self._trusted -= is_far_below
+        return is_far_below
 
     def _guess(self, part: int, start: int, end: int) -> float:
         return (end - start) * self._means.get(part, _UNSEEN)
@@ -80,6 +101,7 @@ class SizeEstimator:
 
     def _look(self, ranges: Mapping[int, Range], places: int) -> dict[int, list[_Stretch]]:
         found: dict[int, list[_Stretch]] = {part: [] for part in ranges}
+        self._trusted = _TRUSTED
         for place in range(places):
             spans = {
                 part: (start + (end - start) * place // places, start + (end - start) * (place + 1) // places)

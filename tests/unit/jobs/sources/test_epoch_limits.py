@@ -66,6 +66,29 @@ def test_small_messages_are_looked_at_in_two_places_and_few_not_at_all() -> None
     assert few.looks == 0
 
 
+def test_the_next_small_ranges_are_not_looked_at() -> None:
+    topic: Any = Topic({0: [100] * 10_000})
+    estimator = SizeEstimator(topic)
+    looks = []
+    for start in range(0, 3_400, 100):
+        assert estimator.limit({0: (start, start + 100)}, 256 * MIB) == ({0: start + 100}, 10_000)
+        looks.append(topic.looks)
+    assert looks == [2] * 16 + [4] * 16 + [6] * 2
+    assert estimator.limit({0: (3_400, 4_000), 1: (0, 0)}, 256 * MIB)[0] == {0: 4_000}
+    assert topic.looks == 6
+    topic.sizes[1] = [100] * 100
+    estimator.limit({0: (4_000, 4_100), 1: (0, 100)}, 256 * MIB)
+    assert topic.looks == 8, "no message of partition 1 was seen before"
+
+
+def test_a_range_that_may_be_large_is_looked_at_each_time() -> None:
+    topic: Any = Topic({0: [20_000] * 1_000})
+    estimator = SizeEstimator(topic)
+    for start in range(0, 600, 200):
+        estimator.limit({0: (start, start + 200)}, 256 * MIB)
+    assert topic.looks == 3 * 2
+
+
 def test_bytes_are_shared_and_every_partition_gets_on() -> None:
     topic = Topic({0: [1_000] * 1_000, 1: [1_000] * 20, 2: [2 * MIB] * 3, 3: []})
     ends = topic.limit(200_000)
