@@ -33,6 +33,7 @@ from headrace.connectors.files.sink import FileFolderSink
 from headrace.connectors.files.sink_folder import SinkFolder
 from headrace.connectors.http.client import HttpCaller
 from headrace.connectors.kafka.avro.encoder import AvroFormat
+from headrace.connectors.kafka.driver_reader import DriverReader
 from headrace.connectors.kafka.encoder import JsonMessageEncoder
 from headrace.connectors.kafka.producer import TransactionalProducer
 from headrace.connectors.postgres.direct import SplitTask
@@ -66,6 +67,7 @@ POINTS: dict[str, tuple[type, str, str]] = {
     "staged": (EpochResultStore, "make", "after"),
     "memory-filling": (MemoryTable, "fill", "before"),
     "memory-filled": (MemoryTable, "fill", "after"),
+    "messages-decoded": (DriverReader, "_decode_ahead", "after"),
     "topic-encoding": (JsonMessageEncoder, "_encode_table", "before"),
     "topic-encoded": (JsonMessageEncoder, "_encode_table", "after"),
     "schemas-registering": (AvroFormat, "register", "before"),

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
+from deltalake import DeltaTable
 from helpers.dagster_ui import is_alive
 from helpers.kafka_sink import read_messages
 from helpers.pipeline_world import World, leftovers, until
@@ -137,14 +139,20 @@ sinks: {{pg: {{type: postgres, from: src, table: target}}}}
 """
 
 
-def test_epochs_of_a_backlog_grow_in_the_driver(stream: Stream) -> None:
-    keys, messages = 50_000, 320_000
+def send_backlog(stream: Stream, keys: int, messages: int) -> list[int]:
+    """Send messages with these keys in turn. Return the values of the last message of each key."""
     producer = Producer(
         {"bootstrap.servers": stream.services.kafka.brokers, "queue.buffering.max.messages": 0}
     )
     for number in range(messages - len(SENT)):
         producer.produce(stream.topic, b'{"id":%d,"v":%d}' % (number % keys, number))
     assert producer.flush(60) == 0
+    return list(range(messages - len(SENT) - keys, messages - len(SENT)))
+
+
+def test_epochs_of_a_backlog_grow_in_the_driver(stream: Stream) -> None:
+    keys, messages = 50_000, 320_000
+    newest = send_backlog(stream, keys, messages)
     stream.driver_rows = 2_000_000
     stream.file.write_text(BACKLOG.format(name=stream.name, topic=stream.topic))
     assert stream.run()["code"] == 0
@@ -157,8 +165,41 @@ def test_epochs_of_a_backlog_grow_in_the_driver(stream: Stream) -> None:
     assert max(sizes) > 100_000
     with psycopg.connect(stream.conninfo) as connection:
         found = connection.execute("SELECT count(*), min(v), max(v), sum(v) FROM target").fetchone()
-    newest = range(messages - len(SENT) - keys, messages - len(SENT))
     assert found == (keys, newest[0], newest[-1], sum(newest))
+    assert not stream.has_started_spark()
+
+
+ALL_MESSAGES = BACKLOG.replace(
+    "sinks: {{pg:", "sinks: {{all: {{type: delta, from: bare, path: '{folder}'}}, pg:"
+).replace(
+    "sources: {{src:",
+    "sources: {{bare: {{type: kafka, topic: {topic}, include_metadata: true, schema: {{id: int64, v: int64}}}}, src:",
+)
+
+
+@pytest.mark.slow
+def test_kills_while_the_next_messages_are_decoded(stream: Stream) -> None:
+    """Each process dies with rows of later epochs in memory."""
+    keys, messages = 50_000, 600_000
+    newest = send_backlog(stream, keys, messages)
+    lake = stream.folder / "lake"
+    text = ALL_MESSAGES.format(name=stream.name, topic=stream.topic, folder=lake)
+    stream.file.write_text(f"{text}epoch: {{interval: 0s, stream_rows: 60000}}\n")
+    for point in ("messages-decoded", "sinks-written", "delta-committed", "postgres-committed"):
+        assert stream.crash(point, 3) != 0
+    for delay in (1.5, 2.5, 3.5):
+        process = stream.start()
+        time.sleep(delay)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert until(lambda: stream.run()["code"] == 0, "a run after the lease of the last one", 300)
+    with psycopg.connect(stream.conninfo) as connection:
+        found = connection.execute("SELECT count(*), min(v), max(v), sum(v) FROM target").fetchone()
+    assert found == (keys, newest[0], newest[-1], sum(newest))
+    rows = DeltaTable(lake).to_pyarrow_table()
+    places = rows.select(["__kafka_partition", "__kafka_offset"])
+    distinct = places.group_by(places.column_names).aggregate([])
+    assert rows.num_rows == distinct.num_rows == messages
     assert not stream.has_started_spark()
 
 
