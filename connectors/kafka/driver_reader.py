@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from headrace.connectors.driver_share import join_share, leave_share, share_of
 from headrace.connectors.frame import DRIVER_BYTES
 from headrace.connectors.kafka.client_config import client_options
 from headrace.connectors.kafka.decoded_batch import DecodedBatch
@@ -34,7 +35,7 @@ _AT_ONCE = 4_096
 _MOST_AHEAD = 900_000
 """Messages after a range that are kept for the next one, not decoded."""
 _MOST_DECODED = 96 << 20
-"""Bytes of the messages after a range that are decoded for the next one."""
+"""Bytes of the messages after a range that are decoded for the next one, in all streams of the process."""
 _BACKLOG = 10_000
 """Messages of a range after which the next ones are received while the epoch is written."""
 _DECODED_AT_ONCE = 25_000
@@ -127,6 +128,7 @@ class DriverReader:
         self._stop_receiving()
         self._returned, self._seen, self._ahead, self._decoded = {}, {}, {}, {}
         self._ahead_size, self._decoded_size = 0, 0
+        leave_share(self)
         if self._consumer is not None:
             self._consumer.close()
             self._consumer = None
@@ -191,7 +193,7 @@ class DriverReader:
         with contextlib.suppress(KafkaException):  # the next read meets it again
             while not (
                 self._is_stopping.is_set()
-                or self._decoded_size > _MOST_DECODED
+                or self._decoded_size > share_of(_MOST_DECODED)
                 or self._is_far_ahead(share=1 / 2)
             ):
                 received = self._receive()
@@ -262,6 +264,7 @@ class DriverReader:
         returned = self._returned | dict(starts)
         self.release()
         self._consumer = self._connect()
+        join_share(self)
         self._returned, self._seen = returned, dict(returned)
         self._consumer.assign(
             [TopicPartition(self._topic, part, offset) for part, offset in returned.items()]

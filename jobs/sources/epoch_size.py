@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from headrace.connectors.driver_share import share_of
+
 FIRST_ROWS = 100_000
 _MOST_ROWS = 1_600_000
 _MOST_BYTES = 96 << 20
-"""Bytes of the messages of an epoch. The driver has its rows, and those of the next epoch."""
+"""Bytes of the messages of an epoch, in all streams of the process.
+
+The driver has the rows of an epoch, and those of the next one.
+"""
 _MOST_GROWTH = 4
 _TARGET_SECONDS = 10.0
 
@@ -33,5 +38,5 @@ class StreamEpochSize:
             return
         growth = min(_MOST_GROWTH, _TARGET_SECONDS / seconds)
         fast = self.rows if growth > 1 and rows < self.rows else int(rows * growth)
-        fitting = _MOST_BYTES * max(1, rows) // max(1, size)
+        fitting = share_of(_MOST_BYTES) * max(1, rows) // max(1, size)
         self.rows = max(FIRST_ROWS, min(fast, fitting, _MOST_ROWS))

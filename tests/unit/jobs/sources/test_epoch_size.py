@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from weakref import WeakSet
+
 import pytest
 
+from headrace.connectors import driver_share
+from headrace.connectors.driver_share import join_share, leave_share
 from headrace.jobs.sources.epoch_size import FIRST_ROWS, StreamEpochSize
 
 MESSAGE = 50
 FAST = 0.5
+
+
+class Stream:
+    """A stream of this process."""
+
+
+@pytest.fixture(autouse=True)
+def _no_other_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests may have left a source open."""
+    monkeypatch.setattr(driver_share, "_open", WeakSet())
 
 
 def read_backlog(
@@ -31,6 +45,19 @@ def test_epochs_of_a_backlog_grow() -> None:
 )
 def test_growth_keeps_the_messages_below_the_bytes_of_the_driver(message: int, most: int) -> None:
     assert max(read_backlog(StreamEpochSize(None), 6, message)) == most
+
+
+def test_streams_of_one_process_share_its_memory() -> None:
+    streams = [Stream() for _ in range(8)]
+    for stream in streams:
+        join_share(stream)
+    try:
+        assert read_backlog(StreamEpochSize(None), 4, 60) == [100_000, 209_715, 209_715, 209_715]
+    finally:
+        for stream in streams:
+            leave_share(stream)
+            leave_share(stream)
+    assert read_backlog(StreamEpochSize(None), 2, 60) == [100_000, 400_000]
 
 
 @pytest.mark.parametrize("rows", [1, 100_000, 1_000_000])
