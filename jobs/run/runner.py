@@ -169,6 +169,7 @@ def _stream(
         stream.commit(coordinator.position)
         if until is Until.CAUGHT_UP and stream.has_reached(coordinator.position, target):
             return True
-        if not stream.has_more(step):
-            pipeline_run.wait(model.epoch.interval.total_seconds() - pipeline_run.reporter.last_seconds)
+        left = model.epoch.interval.total_seconds() - pipeline_run.reporter.last_seconds
+        if left > 0 and not stream.has_more(step):
+            pipeline_run.wait(left)
     return False
