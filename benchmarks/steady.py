@@ -7,6 +7,7 @@ import statistics
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from typing import Any
 
@@ -21,15 +22,7 @@ from headrace.pipeline.file.loader import parse_pipeline
 _KEYS = 300_000
 _EPOCH = 5_000
 _EPOCHS = 40
-BOTH = """
-name: {target}
-sources:
-  src: {{type: kafka, topic: {topic}, primary_key: id, schema: {{id: int64, name: string, amount: float64}}}}
-sinks:
-  rows: {{type: postgres, from: src, table: {target}}}
-  lake: {{type: delta, from: src, path: '{folder}/{target}'}}
-epoch: {{interval: 0s, stream_rows: {rows}}}
-"""
+BOTH = STREAM.replace("sinks:", "sinks:\n  lake: {{type: delta, from: src, path: '{folder}/{target}'}}")
 _RATE = 10_000
 _SECONDS = 20
 _BURST = 100
@@ -42,11 +35,10 @@ def upsert_both(runner: BenchmarkRunner, rows: int) -> list[str]:
     del rows
     topic = runner.create_topic(_KEYS, _KEYS)
     target = f"both_{topic}"
-    _, first = runner.run_pipeline(BOTH.format(target=target, topic=topic, folder=runner.folder, rows=_KEYS))
+    pipeline = partial(BOTH.format, name=target, target=target, topic=topic, folder=runner.folder)
+    _, first = runner.run_pipeline(pipeline(rows=_KEYS))
     _send_updates(runner, topic, _EPOCH * _EPOCHS)
-    _, epochs = runner.run_pipeline(
-        BOTH.format(target=target, topic=topic, folder=runner.folder, rows=_EPOCH)
-    )
+    _, epochs = runner.run_pipeline(pipeline(rows=_EPOCH))
     assert runner.count_rows(target) == _KEYS
     times = sorted(event.steps["total"] for event in epochs[1:])
     load = sum(event.steps["total"] for event in first)
@@ -142,7 +134,7 @@ def _read_send_times(brokers: str, topic: str) -> list[list[float]]:
 def _measure_rows(commits: list[tuple[float, list[int]]], sent: list[list[float]]) -> np.ndarray[Any, Any]:
     """Return the seconds from the send of each row to the commit of its epoch."""
     at = np.array([moment for moment, _ in commits])
-    waited = []
+    waited: list[np.ndarray[Any, Any]] = []
     for part, times in enumerate(sent):
         ends = np.array([offsets[part] for _, offsets in commits])
         epochs = np.searchsorted(ends, np.arange(len(times)), side="right")

@@ -42,10 +42,10 @@ class DecodedBatch:
 
 
 def split_by_partition(messages: MessageBatch, rows: pa.Table) -> dict[int, pa.Table]:
-    """Return the rows of messages, which are sorted by partition, of each partition."""
-    places = np.array(messages.partitions, np.int64)
-    found: dict[int, pa.Table] = {}
-    for part in np.unique(places):
-        first, last = np.searchsorted(places, part), np.searchsorted(places, part, side="right")
-        found[int(part)] = rows.slice(first, last - first)
-    return found
+    """Return the rows of each partition. The messages are sorted by partition."""
+    parts, starts = np.unique(messages.partitions, return_index=True)
+    ends = [*starts, len(messages)][1:]
+    return {
+        int(part): rows.slice(start, end - start)
+        for part, start, end in zip(parts, starts, ends, strict=True)
+    }

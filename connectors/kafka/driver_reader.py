@@ -1,4 +1,4 @@
-"""Reads the messages of small ranges in the driver with one consumer, without a Spark job."""
+"""Reads the messages of ranges in the driver with one consumer, without a Spark job."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from headrace.connectors.driver_share import join_share, leave_share, share_of
+from headrace.connectors.driver_share import add_stream, divide_limit, remove_stream
 from headrace.connectors.frame import DRIVER_BYTES
 from headrace.connectors.kafka.client_config import client_options
 from headrace.connectors.kafka.decoded_batch import DecodedBatch
@@ -47,6 +47,11 @@ The next read waits for them.
 Range = tuple[int, int]
 Decoder = Callable[[MessageBatch], "pa.Table | None"]
 """Returns one row per message, or None for messages that only Spark decodes."""
+
+
+def count_offsets(ranges: Mapping[int, Range]) -> int:
+    """Return the number of offsets in ranges."""
+    return sum(end - start for start, end in ranges.values())
 
 
 class DriverReader:
@@ -108,7 +113,7 @@ class DriverReader:
         from confluent_kafka import KafkaException
 
         self._stop_receiving()
-        if self.mean_size * sum(end - start for start, end in ranges.values()) > DRIVER_BYTES:
+        if self.mean_size * count_offsets(ranges) > DRIVER_BYTES:
             self.release()
             return None
 
@@ -128,7 +133,7 @@ class DriverReader:
         self._stop_receiving()
         self._returned, self._seen, self._ahead, self._decoded = {}, {}, {}, {}
         self._ahead_size, self._decoded_size = 0, 0
-        leave_share(self)
+        remove_stream(self)
         if self._consumer is not None:
             self._consumer.close()
             self._consumer = None
@@ -193,7 +198,7 @@ class DriverReader:
         with contextlib.suppress(KafkaException):  # the next read meets it again
             while not (
                 self._is_stopping.is_set()
-                or self._decoded_size > share_of(_MOST_DECODED)
+                or self._decoded_size > divide_limit(_MOST_DECODED)
                 or self._is_far_ahead(share=1 / 2)
             ):
                 received = self._receive()
@@ -264,7 +269,7 @@ class DriverReader:
         returned = self._returned | dict(starts)
         self.release()
         self._consumer = self._connect()
-        join_share(self)
+        add_stream(self)
         self._returned, self._seen = returned, dict(returned)
         self._consumer.assign(
             [TopicPartition(self._topic, part, offset) for part, offset in returned.items()]

@@ -15,7 +15,7 @@ from headrace.connectors.kafka.avro.reader_schema import avro_columns, parse_fil
 from headrace.connectors.kafka.client_config import spark_options
 from headrace.connectors.kafka.config import PLAIN_FORMATS, KafkaSourceConfig
 from headrace.connectors.kafka.decoded_batch import split_by_partition
-from headrace.connectors.kafka.driver_reader import Decoder, DriverReader, Range
+from headrace.connectors.kafka.driver_reader import Decoder, DriverReader, Range, count_offsets
 from headrace.connectors.kafka.json_decoder import payload_schema
 from headrace.connectors.kafka.json_messages import JsonMessages
 from headrace.connectors.kafka.message_batch import MessageBatch
@@ -49,7 +49,7 @@ _FIRST_PIECE = 50_000
 """Messages of a piece while their size is unknown."""
 _MOST_BYTES = 128 << 20
 """Bytes of the messages and of the rows of a range that the driver reads. Spark reads larger ones."""
-_WITH_SPARK = 400_000
+_MOST_WITH_SPARK = 400_000
 """Messages of a range that the driver reads at most if the run uses Spark, which would convert the rows."""
 _SMALL = 20_000
 """Ranges of fewer offsets are read by one task per topic partition, at most one per core.
@@ -120,7 +120,7 @@ def declared_columns(name: str, node: Any) -> pa.Schema | None:
 
 def split_ranges(ranges: Mapping[int, Range], most: int) -> list[Mapping[int, Range]]:
     """Return pieces of about `most` offsets, at least one. Each has its share of each partition."""
-    count = max(1, -(-sum(end - start for start, end in ranges.values()) // most))
+    count = max(1, -(-count_offsets(ranges) // most))
     return [
         {
             part: (start + (end - start) * at // count, start + (end - start) * (at + 1) // count)
@@ -167,14 +167,14 @@ class MessageReader:
         self.format.close()
 
     def read_table(self, spark: SparkSession, ranges: Mapping[str, tuple[int, int]]) -> pa.Table | None:
-        """Return the rows of a small range, read in the driver, or None if Spark must read it.
+        """Return the rows of a range, read in the driver, or None if Spark must read it.
 
         After a range that the driver could not read, Spark reads the next ones: 1, 3, 7 and up to 63.
         """
-        total = sum(end - start for start, end in ranges.values())
-        most = self._connection.driver_rows
+        spans = {int(part): span for part, span in ranges.items()}
+        total, most = count_offsets(spans), self._connection.driver_rows
         if find_started_session(spark) is not None:
-            most = min(most, _WITH_SPARK)
+            most = min(most, _MOST_WITH_SPARK)
         if not 0 < total <= min(most, self.format.driver_rows):
             self._driver.release()
             return None
@@ -185,7 +185,6 @@ class MessageReader:
         def decode(batch: MessageBatch) -> pa.Table | None:
             return self.format.decode_batch(spark, batch, self._node.topic)
 
-        spans = {int(part): span for part, span in ranges.items()}
         table = self._read_in_driver(spans, decode)
         self._failures, self._skipped = (min(self._failures + 1, _MOST_FAILURES) if table is None else 0), 0
         if table is None:
@@ -203,7 +202,7 @@ class MessageReader:
         import pyarrow as pa
 
         mean_size = self._driver.mean_size
-        if mean_size * sum(end - start for start, end in ranges.values()) > _MOST_BYTES:
+        if mean_size * count_offsets(ranges) > _MOST_BYTES:
             return None
         most = min(_PIECE, int(DRIVER_BYTES / 2 / mean_size)) if mean_size else min(_PIECE, _FIRST_PIECE)
         decoded = self._driver.take_decoded(ranges)

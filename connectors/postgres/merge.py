@@ -113,14 +113,18 @@ def create_stage(
 
     With `one_per_key`, the table has no columns `POSITION`.
     """
-    own = {OP: STAGE_TYPES[OP]} if one_per_key else STAGE_TYPES
-    types = {column.name: column.staged for column in target.columns} | own | dict(more or {})
+    system = _system_types(one_per_key=one_per_key)
+    types = {column.name: column.staged for column in target.columns} | system | dict(more or {})
     columns = [
         sql.SQL("{} {}").format(sql.Identifier(column), trusted(type_)) for column, type_ in types.items()
     ]
     return sql.SQL("CREATE {} TABLE {} ({}) {}").format(
         trusted(kind), name, sql.SQL(", ").join(columns), trusted(tail)
     )
+
+
+def _system_types(*, one_per_key: bool) -> dict[str, str]:
+    return {OP: STAGE_TYPES[OP]} if one_per_key else STAGE_TYPES
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,9 +226,12 @@ class StagedMerge:
         )
 
     def _ends(self) -> sql.Composed:
-        """Return a query of the keys with `last`, whether the last row is a delete, and `any`."""
+        """Return a query of the keys with `last`, whether the last row is a delete.
+
+        Where there can be several rows per key, it also has `any`, whether one of them is a delete.
+        """
         if self.stage.one_per_key:
-            return self._format("SELECT {key}, _gs_op = 'd' AS last, _gs_op = 'd' AS any FROM {rows} s")
+            return self._format("SELECT {key}, _gs_op = 'd' AS last FROM {rows} s")
         return self._format(
             "SELECT DISTINCT ON ({key}) {key}, _gs_op = 'd' AS last, bool_or(_gs_op = 'd') OVER"
             " (PARTITION BY {key}) AS any FROM {rows} s ORDER BY {key}, {order}",
@@ -267,8 +274,8 @@ class StagedMerge:
             else sql.SQL("r.{}").format(sql.Identifier(column.name))
             for column in self.target.columns
         ]
-        own = (OP,) if self.stage.one_per_key else (OP, *POSITION)
-        columns = sql.SQL(", ").join([*parts, _names(own, "r")])
+        system = tuple(_system_types(one_per_key=self.stage.one_per_key))
+        columns = sql.SQL(", ").join([*parts, _names(system, "r")])
         return sql.SQL("(SELECT {} FROM {} r {})").format(columns, self.stage.table, self.stage.condition)
 
     def _action(self) -> sql.Composable:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.connectors.driver_share import share_of
+from headrace.connectors.driver_share import divide_limit
 
 FIRST_ROWS = 100_000
 _MOST_ROWS = 1_600_000
@@ -36,7 +36,7 @@ class StreamEpochSize:
         if has_spark or size is None:
             self.rows = FIRST_ROWS
             return
-        growth = min(_MOST_GROWTH, _TARGET_SECONDS / seconds)
-        fast = self.rows if growth > 1 and rows < self.rows else int(rows * growth)
-        fitting = share_of(_MOST_BYTES) * max(1, rows) // max(1, size)
-        self.rows = max(FIRST_ROWS, min(fast, fitting, _MOST_ROWS))
+        growth = _TARGET_SECONDS / max(seconds, _TARGET_SECONDS / _MOST_GROWTH)
+        wanted = self.rows if growth > 1 and rows < self.rows else int(rows * growth)
+        fitting = divide_limit(_MOST_BYTES) * max(1, rows) // max(1, size)
+        self.rows = max(FIRST_ROWS, min(wanted, fitting, _MOST_ROWS))

@@ -169,12 +169,16 @@ def test_epochs_of_a_backlog_grow_in_the_driver(stream: Stream) -> None:
     assert not stream.has_started_spark()
 
 
-ALL_MESSAGES = BACKLOG.replace(
-    "sinks: {{pg:", "sinks: {{all: {{type: delta, from: bare, path: '{folder}'}}, pg:"
-).replace(
-    "sources: {{src:",
-    "sources: {{bare: {{type: kafka, topic: {topic}, include_metadata: true, schema: {{id: int64, v: int64}}}}, src:",
-)
+WITH_ALL_MESSAGES = """
+name: {name}
+sources:
+  src: {{type: kafka, topic: {topic}, primary_key: id, schema: {{id: int64, v: int64}}}}
+  every: {{type: kafka, topic: {topic}, include_metadata: true, schema: {{id: int64, v: int64}}}}
+sinks:
+  pg: {{type: postgres, from: src, table: target}}
+  lake: {{type: delta, from: every, path: '{lake}'}}
+epoch: {{interval: 0s, stream_rows: 60000}}
+"""
 
 
 @pytest.mark.slow
@@ -183,8 +187,7 @@ def test_kills_while_the_next_messages_are_decoded(stream: Stream) -> None:
     keys, messages = 50_000, 600_000
     newest = send_backlog(stream, keys, messages)
     lake = stream.folder / "lake"
-    text = ALL_MESSAGES.format(name=stream.name, topic=stream.topic, folder=lake)
-    stream.file.write_text(f"{text}epoch: {{interval: 0s, stream_rows: 60000}}\n")
+    stream.file.write_text(WITH_ALL_MESSAGES.format(name=stream.name, topic=stream.topic, lake=lake))
     for point in ("messages-decoded", "sinks-written", "delta-committed", "postgres-committed"):
         assert stream.crash(point, 3) != 0
     for delay in (1.5, 2.5, 3.5):

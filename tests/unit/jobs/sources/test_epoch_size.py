@@ -7,7 +7,7 @@ from weakref import WeakSet
 import pytest
 
 from headrace.connectors import driver_share
-from headrace.connectors.driver_share import join_share, leave_share
+from headrace.connectors.driver_share import add_stream, remove_stream
 from headrace.jobs.sources.epoch_size import FIRST_ROWS, StreamEpochSize
 
 MESSAGE = 50
@@ -50,13 +50,13 @@ def test_growth_keeps_the_messages_below_the_bytes_of_the_driver(message: int, m
 def test_streams_of_one_process_share_its_memory() -> None:
     streams = [Stream() for _ in range(8)]
     for stream in streams:
-        join_share(stream)
+        add_stream(stream)
     try:
         assert read_backlog(StreamEpochSize(None), 4, 60) == [100_000, 209_715, 209_715, 209_715]
     finally:
         for stream in streams:
-            leave_share(stream)
-            leave_share(stream)
+            remove_stream(stream)
+            remove_stream(stream)
     assert read_backlog(StreamEpochSize(None), 2, 60) == [100_000, 400_000]
 
 
