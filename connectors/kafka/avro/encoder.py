@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from headrace.connectors.json_text import with_text_keys
-from headrace.connectors.kafka.avro.registry_client import SchemaRegistryClient
+from headrace.connectors.kafka.avro.reader_schema import AVRO
 from headrace.connectors.kafka.avro.writer_schema import write_message_schema
 from headrace.connectors.kafka.encoder import MessageEncoder
 from headrace.connectors.kafka.output_format import OutputFormat
+from headrace.connectors.kafka.registry_client import SchemaRegistryClient
 from headrace.pipeline.config.sections import KafkaCluster
 from headrace.pipeline.errors import SchemaError
 
@@ -47,7 +48,7 @@ class AvroFormat(OutputFormat):
 
     def __init__(self, sink: str, node: KafkaSinkConfig, connection: KafkaCluster) -> None:
         super().__init__(sink, node, connection)
-        self._client = SchemaRegistryClient(sink, connection, "kafka_sink")
+        self._client = SchemaRegistryClient(sink, connection, AVRO, "kafka_sink")
 
     def check(self, schema: pa.Schema, key: Sequence[str]) -> None:
         """See `OutputFormat.check`."""

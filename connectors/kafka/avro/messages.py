@@ -8,8 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, cast
 
 from headrace.connectors.kafka.avro.decoder import AvroMessageDecoder, schema_id_of
-from headrace.connectors.kafka.avro.reader_schema import avro_columns, parse_file_schema, subject_of
-from headrace.connectors.kafka.avro.registry_client import SchemaRegistryClient
+from headrace.connectors.kafka.avro.reader_schema import AVRO, avro_columns, parse_file_schema, subject_of
 from headrace.connectors.kafka.avro.resolution import (
     SchemaPair,
     key_columns,
@@ -20,6 +19,7 @@ from headrace.connectors.kafka.avro.schema import AvroType
 from headrace.connectors.kafka.config import KafkaSourceConfig
 from headrace.connectors.kafka.message_batch import MessageBatch
 from headrace.connectors.kafka.message_columns import FRAME_BYTES
+from headrace.connectors.kafka.registry_client import SchemaRegistryClient
 from headrace.connectors.local_relation import collect_arrow, frame_of_table
 from headrace.connectors.spark_types import row_schema
 from headrace.pipeline.config.sections import KafkaConnection
@@ -44,7 +44,7 @@ class AvroMessages:
         self._name = name
         self._node = node
         self._ordinal = ordinal
-        self._client = SchemaRegistryClient(name, connection)
+        self._client = SchemaRegistryClient(name, connection, AVRO)
         self._overrides = {one.from_: one.to for one in node.schema_id_overrides}
         self.driver_rows = _DRIVER_ROWS
         self._frames: set[tuple[bytes, bool]] = set()
@@ -181,7 +181,7 @@ class AvroMessages:
             writer = (
                 self._reader
                 if wanted == self._node.reader_schema_id and not of_keys
-                else self._client.find_record(wanted)
+                else self._client.find_schema(wanted)
             )
             if writer is None:
                 return f"schema {wanted} is not in the schema registry {self._client.url}"

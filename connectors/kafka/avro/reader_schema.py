@@ -7,13 +7,17 @@ from typing import Any
 import pyarrow as pa
 
 from headrace.connectors.kafka.avro.columns import key_of_doc, record_columns
-from headrace.connectors.kafka.avro.registry_client import SchemaRegistryClient
 from headrace.connectors.kafka.avro.schema import AvroType, parse_record, write_schema
 from headrace.connectors.kafka.config import KafkaSourceConfig
 from headrace.connectors.kafka.message_columns import with_metadata
+from headrace.connectors.kafka.registry_client import SchemaLanguage, SchemaRegistryClient
 from headrace.pipeline.config.sections import KafkaConnection
 from headrace.pipeline.errors import SchemaError
 from headrace.pipeline.sql.system_columns import OP
+
+AVRO = SchemaLanguage(
+    "AVRO", "Avro", lambda text, references: parse_record(text, [one.text for one in references])
+)
 
 
 def resolve_reader(name: str, node: KafkaSourceConfig, connection: KafkaConnection) -> KafkaSourceConfig:
@@ -27,7 +31,7 @@ def resolve_reader(name: str, node: KafkaSourceConfig, connection: KafkaConnecti
         record = parse_file_schema(name, node.reader_schema)
         changes["validate_writer_schema_ordering"] = False
     else:
-        client = SchemaRegistryClient(name, connection)
+        client = SchemaRegistryClient(name, connection, AVRO)
         try:
             record, changes = _read_registry(name, node, client)
         finally:
@@ -44,13 +48,13 @@ def resolve_reader(name: str, node: KafkaSourceConfig, connection: KafkaConnecti
 
 
 def _read_registry(
-    name: str, node: KafkaSourceConfig, client: SchemaRegistryClient
+    name: str, node: KafkaSourceConfig, client: SchemaRegistryClient[AvroType]
 ) -> tuple[AvroType, dict[str, object]]:
     """Return the reader schema and the keys of the node that change with it."""
     if node.reader_schema_id is None:
         latest = client.latest_schema(subject_of(node.topic))
-        return latest.record, {"reader_schema_id": latest.id}
-    record = client.find_record(node.reader_schema_id)
+        return latest.schema, {"reader_schema_id": latest.id}
+    record = client.find_schema(node.reader_schema_id)
     if record is None:
         msg = (
             f"the schema registry {client.url} has no schema with `reader_schema_id` {node.reader_schema_id}"

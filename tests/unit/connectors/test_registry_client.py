@@ -13,7 +13,8 @@ import pytest
 from helpers.avro_messages import record
 from helpers.web_server import Service, WebRequest, served
 
-from headrace.connectors.kafka.avro.registry_client import SchemaRegistryClient
+from headrace.connectors.kafka.avro.reader_schema import AVRO
+from headrace.connectors.kafka.registry_client import SchemaRegistryClient
 from headrace.pipeline.config.sections import KafkaCluster, KafkaConnection
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import HeadraceError, SchemaError, SettingsError, TransientError
@@ -34,7 +35,7 @@ def client(service: Service) -> Iterator[Callable[..., SchemaRegistryClient]]:
 
     def make(**more: Any) -> SchemaRegistryClient:
         url = service.url.removesuffix("/rows") + "/"
-        made.append(SchemaRegistryClient("src", KafkaConnection(schema_registry_url=url, **more)))
+        made.append(SchemaRegistryClient("src", KafkaConnection(schema_registry_url=url, **more), AVRO))
         return made[-1]
 
     yield make
@@ -45,7 +46,7 @@ def client(service: Service) -> Iterator[Callable[..., SchemaRegistryClient]]:
 def test_schemas_are_asked_for_once(service: Service, client: Any) -> None:
     registry = client()
     assert registry.latest_id("a b/c-value") == 4
-    assert registry.find_record(4) == registry.find_record(4)
+    assert registry.find_schema(4) == registry.find_schema(4)
     assert [asked.path for asked in service.asked] == [
         "/subjects/a%20b%2Fc-value/versions/latest",
         "/schemas/ids/4",
@@ -58,7 +59,7 @@ def test_credentials_are_sent_and_never_shown(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     registry = client(schema_registry_username="me", schema_registry_password=SECRET)
-    assert registry.find_record(4)
+    assert registry.find_schema(4)
     assert service.asked[0].headers["authorization"].startswith("Basic ")
     service.faults[:] = [401]
     with pytest.raises(SettingsError, match="refuses the credentials") as refused:
@@ -121,7 +122,7 @@ def test_a_schema_is_registered_or_refused(
     service: Service, fault: Any, kind: type[HeadraceError], says: str
 ) -> None:
     cluster = KafkaCluster(schema_registry_url=service.url.removesuffix("/rows"))
-    registry = SchemaRegistryClient("out", cluster, "kafka_sink")
+    registry = SchemaRegistryClient("out", cluster, AVRO, "kafka_sink")
     service.faults.append(fault)
     with pytest.raises(kind) as refused:
         registry.register("t/a-value", ROW["schema"])
@@ -138,15 +139,15 @@ def test_a_schema_is_registered_or_refused(
 def test_an_unknown_id_is_none_and_asked_for_again(service: Service, client: Any) -> None:
     service.faults.append(missing(40403))
     registry = client()
-    assert registry.find_record(4) is None
-    assert registry.find_record(4) is not None
+    assert registry.find_schema(4) is None
+    assert registry.find_schema(4) is not None
 
 
 def test_a_reference_that_is_missing_is_named(service: Service, client: Any) -> None:
     referring = ROW | {"references": [{"name": "x", "subject": "other", "version": 3}]}
     service.faults += [(200, json.dumps(referring).encode(), {}), missing(40402)]
     with pytest.raises(SchemaError, match="has no version 3 of `other`"):
-        client().find_record(4)
+        client().find_schema(4)
 
 
 def test_a_certificate_that_is_none_is_named(client: Any, tmp_path: Path) -> None:
@@ -177,7 +178,7 @@ def test_the_answer_decides_by_path() -> None:
 
     with served(answer) as service:
         url = service.url.removesuffix("/rows") + "/apis/ccompat/v7"
-        registry = SchemaRegistryClient("src", KafkaConnection(schema_registry_url=url))
-        assert registry.find_record(4) is not None
-        assert registry.find_record(5) is None
+        registry = SchemaRegistryClient("src", KafkaConnection(schema_registry_url=url), AVRO)
+        assert registry.find_schema(4) is not None
+        assert registry.find_schema(5) is None
         registry.close()

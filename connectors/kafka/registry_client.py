@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import ssl
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from urllib.parse import quote
 
 from headrace.connectors.certificates import check_authorities
-from headrace.connectors.kafka.avro.schema import AvroType, parse_record
 from headrace.pipeline.config.sections import KafkaCluster
 from headrace.pipeline.errors import SchemaError, SettingsError, TransientError
 
@@ -28,26 +27,55 @@ _REFUSED = (409, 422)
 _NO_SUBJECT, _NO_VERSION, _NO_SCHEMA = 40401, 40402, 40403
 
 
+Schema = TypeVar("Schema")
+
+
+class SchemaReference(NamedTuple):
+    """A schema that another one refers to by a name."""
+
+    name: str
+    text: str
+
+
 @dataclass(frozen=True, slots=True)
-class RegisteredSchema:
+class SchemaLanguage(Generic[Schema]):
+    """How the registry and messages call a kind of schemas, and what reads their texts.
+
+    `parse` gets the text and its references, each after those that it needs. It raises SchemaError.
+    """
+
+    kind: str
+    title: str
+    parse: Callable[[str, Sequence[SchemaReference]], Schema]
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredSchema(Generic[Schema]):
     """A schema and its id in the registry."""
 
     id: int
-    record: AvroType
+    schema: Schema
 
 
-class SchemaRegistryClient:
+class SchemaRegistryClient(Generic[Schema]):
     """Reads and registers schemas. The connection opens at the first request; threads may share it."""
 
-    def __init__(self, node: str, connection: KafkaCluster, setting: str = "kafka_source") -> None:
+    def __init__(
+        self,
+        node: str,
+        connection: KafkaCluster,
+        language: SchemaLanguage[Schema],
+        setting: str = "kafka_source",
+    ) -> None:
         """Store the connection. `setting` is its section in the settings, for messages."""
         self._node = node
+        self._language = language
         self._setting = setting
         self._connection = connection
         self._url = connection.schema_registry_url.rstrip("/")
         self._lock = threading.Lock()
         self._client: httpx.Client | None = None
-        self._records: dict[int, AvroType] = {}
+        self._schemas: dict[int, Schema] = {}
         self._registered: dict[tuple[str, str], int] = {}
 
     @property
@@ -59,22 +87,22 @@ class SchemaRegistryClient:
         """Return the id of the subject's latest version. Raise SchemaError if there is no such subject."""
         return int(self._latest(subject)["id"])
 
-    def latest_schema(self, subject: str) -> RegisteredSchema:
+    def latest_schema(self, subject: str) -> RegisteredSchema[Schema]:
         """Return the schema of the subject's latest version. Raise SchemaError if there is none."""
         found = self._latest(subject)
         return RegisteredSchema(int(found["id"]), self._parse(found, f"schema {found['id']}"))
 
-    def find_record(self, schema_id: int) -> AvroType | None:
-        """Return the record of a schema id, or None if the registry does not have the id.
+    def find_schema(self, schema_id: int) -> Schema | None:
+        """Return the schema of an id, or None if the registry does not have the id.
 
-        Raise SchemaError if it is no Avro record.
+        Raise SchemaError if it is in another language or cannot be parsed.
         """
-        if schema_id not in self._records:
+        if schema_id not in self._schemas:
             found = self._get(f"/schemas/ids/{schema_id}", _NO_SCHEMA, _NO_SUBJECT, _NO_VERSION)
             if found is None:
                 return None
-            self._records[schema_id] = self._parse(found, f"schema {schema_id}")
-        return self._records[schema_id]
+            self._schemas[schema_id] = self._parse(found, f"schema {schema_id}")
+        return self._schemas[schema_id]
 
     def has_subject(self, subject: str) -> bool:
         """Return whether the subject has a schema."""
@@ -121,20 +149,20 @@ class SchemaRegistryClient:
             raise SchemaError(msg, hint=hint, node=self._node)
         return found
 
-    def _parse(self, found: Any, what: str) -> AvroType:
+    def _parse(self, found: Any, what: str) -> Schema:
         kind = found.get("schemaType") or "AVRO"
-        if kind != "AVRO":
-            msg = f"{what} of the schema registry {self._url} is {kind}, not Avro"
+        if kind != self._language.kind:
+            msg = f"{what} of the schema registry {self._url} is {kind}, not {self._language.title}"
             raise SchemaError(msg, node=self._node)
         try:
-            return parse_record(found["schema"], self._references(found))
+            return self._language.parse(found["schema"], self._references(found))
         except SchemaError as error:
             msg = f"{what} of the schema registry {self._url}: {error.message}"
             raise SchemaError(msg, hint=error.hint, node=self._node) from None
 
-    def _references(self, found: Any) -> list[str]:
-        """Return the texts of the schemas that a schema refers to, each after those that it needs."""
-        texts: list[str] = []
+    def _references(self, found: Any) -> list[SchemaReference]:
+        """Return the schemas that a schema refers to, each after those that it needs."""
+        schemas: list[SchemaReference] = []
         for one in found.get("references") or ():
             path = f"/subjects/{quote(one['subject'], safe='')}/versions/{one['version']}"
             referenced = self._get(path, _NO_SUBJECT, _NO_VERSION)
@@ -144,8 +172,11 @@ class SchemaRegistryClient:
                     " which another schema refers to"
                 )
                 raise SchemaError(msg, node=self._node)
-            texts += [*self._references(referenced), referenced["schema"]]
-        return texts
+            schemas += [
+                *self._references(referenced),
+                SchemaReference(one.get("name") or one["subject"], referenced["schema"]),
+            ]
+        return schemas
 
     def _get(self, path: str, *absent: int) -> Any:
         """Return the answer, or None if the registry reports one of the codes in `absent`."""
