@@ -22,12 +22,13 @@ class SchemaIdOverride(Strict):
     to: PositiveInt = Field(description="The id of the schema that they were written with.")
 
 
+MessageEncoding = Literal["json", "avro", "protobuf", "text", "bytes"]
 PLAIN_FORMATS = ("text", "bytes")
 """Formats whose columns are the key and the value of a message."""
 
 
 class KafkaSourceConfig(SourceConfig):
-    """A Kafka topic. A message is a JSON object, an Avro record in Confluent's frame, a text, or bytes."""
+    """A Kafka topic. A message is JSON, Avro or Protobuf in Confluent's frame, a text, or bytes."""
 
     identity_keys: ClassVar[frozenset[str]] = frozenset({"topic", "starting_offsets"})
     metric_labels: ClassVar[tuple[str, ...]] = ("topic", "partition")
@@ -48,7 +49,7 @@ class KafkaSourceConfig(SourceConfig):
 
     type: Literal["kafka"] = "kafka"
     topic: str = Field(description="The topic's name.")
-    data_format: Literal["json", "avro", "text", "bytes"] | None = Field(
+    data_format: MessageEncoding | None = Field(
         default=None,
         description="How a message is encoded. Defaults to `json` with a `schema`, and to `avro` without."
         " `text` and `bytes` give the columns `key` and `value` as they are.",
@@ -61,21 +62,27 @@ class KafkaSourceConfig(SourceConfig):
     )
     reader_schema: str | None = Field(
         default=None,
-        description="With avro: the schema with the columns, as JSON. Defaults to the schema of"
-        " `reader_schema_id`.",
+        description="With avro: the schema with the columns, as JSON. With protobuf: a `.proto` file, or a"
+        " FileDescriptorSet in Base64. Defaults to the schema of `reader_schema_id`.",
     )
     reader_schema_id: PositiveInt | None = Field(
         default=None,
-        description="With avro: the id of the schema with the columns. Defaults to that of the topic's latest"
-        " schema of values when a run starts.",
+        description="With avro or protobuf: the id of the schema with the columns. Defaults to that of the"
+        " topic's latest schema of values when a run starts.",
+    )
+    message_type: str | None = Field(
+        default=None,
+        description="With protobuf: the full name of the message with the columns. Defaults to the first"
+        " one of the schema.",
     )
     validate_writer_schema_ordering: bool = Field(
         default=True,
-        description="With avro: ends a run before it reads messages with a newer schema, whose columns the"
-        " next run has. Without effect if the file sets the reader schema.",
+        description="With avro or protobuf: ends a run before it reads messages with a newer schema, whose"
+        " columns the next run has. Without effect if the file sets the reader schema.",
     )
     schema_id_overrides: tuple[SchemaIdOverride, ...] = Field(
-        default=(), description="With avro: schemas to read messages with, in place of those that they name."
+        default=(),
+        description="With avro or protobuf: schemas to read messages with, in place of those that they name.",
     )
     skip_schema_resolution: bool = Field(
         default=False,
@@ -125,7 +132,7 @@ class KafkaSourceConfig(SourceConfig):
     parallelism: PositiveInt | None = Field(default=None, description=PARALLELISM)
 
     @property
-    def format(self) -> Literal["json", "avro", "text", "bytes"]:
+    def format(self) -> MessageEncoding:
         """How a message is encoded."""
         return self.data_format or ("json" if self.schema_ else "avro")
 

@@ -5,21 +5,17 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from headrace.connectors.dead_letters import good_rows
 from headrace.connectors.filter_marks import mark_filtered_rows
 from headrace.connectors.frame import DRIVER_BYTES
-from headrace.connectors.kafka.avro.messages import AvroMessages
-from headrace.connectors.kafka.avro.reader_schema import avro_columns, parse_file_schema
 from headrace.connectors.kafka.client_config import spark_options
-from headrace.connectors.kafka.config import PLAIN_FORMATS, KafkaSourceConfig
+from headrace.connectors.kafka.config import KafkaSourceConfig
 from headrace.connectors.kafka.decoded_batch import split_by_partition
 from headrace.connectors.kafka.driver_reader import Decoder, DriverReader, Range, count_offsets
-from headrace.connectors.kafka.json_decoder import payload_schema
-from headrace.connectors.kafka.json_messages import JsonMessages
 from headrace.connectors.kafka.message_batch import MessageBatch
-from headrace.connectors.kafka.plain_messages import PlainMessages, plain_schema
+from headrace.connectors.kafka.message_format import create_format
 from headrace.connectors.lazy_session import ensure_started, find_started_session
 from headrace.connectors.spark_plan import refuse_relative_timestamps
 from headrace.pipeline.config.sections import KafkaConnection
@@ -58,66 +54,6 @@ Starting a task costs more than reading such a range.
 """
 
 
-class MessageFormat(Protocol):
-    """How the messages of one node are encoded."""
-
-    @property
-    def columns(self) -> pa.Schema:
-        """The payload as Arrow, and the metadata columns if requested."""
-        ...
-
-    @property
-    def driver_rows(self) -> int:
-        """The messages that `decode_batch` takes at most."""
-        ...
-
-    @property
-    def decodes_without_spark(self) -> bool:
-        """Whether `decode_batch` never uses the session, so that a thread may call it."""
-        ...
-
-    def check_order(self) -> None:
-        """Raise TransientError if messages before the current end may not fit the columns."""
-        ...
-
-    def decode(self, messages: DataFrame, *, is_first: bool = False) -> DataFrame:
-        """Return the rows of messages, lazily.
-
-        `is_first`: they may raise TransientError, because the range is decoded once more without it.
-        """
-        ...
-
-    def decode_batch(self, spark: SparkSession, batch: MessageBatch, topic: str) -> pa.Table | None:
-        """Return the rows of messages that are in the driver, or None if `decode` must."""
-        ...
-
-    def close(self) -> None:
-        """Close the connections."""
-        ...
-
-
-def message_format(
-    name: str, node: KafkaSourceConfig, connection: KafkaConnection, ordinal: int
-) -> MessageFormat:
-    """Return the format of a node's messages."""
-    if node.format == "avro":
-        return AvroMessages(name, node, connection, ordinal)
-    if node.format in PLAIN_FORMATS:
-        return PlainMessages(name, node, ordinal)
-    return JsonMessages(name, node, ordinal)
-
-
-def declared_columns(name: str, node: Any) -> pa.Schema | None:
-    """Return the columns that a node of a file or a phase declares, or None if only the registry has them."""
-    if node.format in PLAIN_FORMATS:
-        return plain_schema(name, node)
-    if node.schema_:
-        return payload_schema(name, node.schema_, metadata=node.include_metadata)
-    if node.reader_schema is None:
-        return None
-    return avro_columns(name, node, parse_file_schema(name, node.reader_schema))
-
-
 def split_ranges(ranges: Mapping[int, Range], most: int) -> list[Mapping[int, Range]]:
     """Return pieces of about `most` offsets, at least one. Each has its share of each partition."""
     count = max(1, -(-count_offsets(ranges) // most))
@@ -140,7 +76,7 @@ class MessageReader:
         self._node = node
         self._connection = connection
         self._group = group
-        self.format = message_format(name, node, connection, ordinal)
+        self.format = create_format(name, node, connection, ordinal)
         """How the messages are encoded."""
         self._driver = DriverReader(name, node.topic, connection, group)
         self._failures = 0

@@ -30,6 +30,11 @@ _NO_SUBJECT, _NO_VERSION, _NO_SCHEMA = 40401, 40402, 40403
 Schema = TypeVar("Schema")
 
 
+def subject_of(topic: str) -> str:
+    """Return the name under which producers register the schemas of a topic's values."""
+    return f"{topic}-value"
+
+
 class SchemaReference(NamedTuple):
     """A schema that another one refers to by a name."""
 
@@ -86,6 +91,22 @@ class SchemaRegistryClient(Generic[Schema]):
     def latest_id(self, subject: str) -> int:
         """Return the id of the subject's latest version. Raise SchemaError if there is no such subject."""
         return int(self._latest(subject)["id"])
+
+    def check_latest(self, topic: str, schema_id: int | None) -> None:
+        """Raise TransientError if the topic's values have a newer schema than the reader schema.
+
+        Called after the end of an epoch is fixed and before it is planned: a message before that end was
+        written after its schema was registered, so no message of the epoch has a newer schema.
+        """
+        latest = self.latest_id(subject_of(topic))
+        if latest == schema_id:
+            return
+        msg = f"topic `{topic}` has schema {latest} now, and this run reads it with schema {schema_id}"
+        hint = (
+            "Run again: the next run has the columns of the new schema. To go on with the old columns, set"
+            " `validate_writer_schema_ordering: false` or `reader_schema_id`."
+        )
+        raise TransientError(msg, hint=hint, node=self._node)
 
     def latest_schema(self, subject: str) -> RegisteredSchema[Schema]:
         """Return the schema of the subject's latest version. Raise SchemaError if there is none."""

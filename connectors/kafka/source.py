@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from headrace.connectors.addresses import describe_topic
 from headrace.connectors.kafka.admin import Topic, TopicCluster
-from headrace.connectors.kafka.avro.reader_schema import resolve_reader
 from headrace.connectors.kafka.config import KafkaSourceConfig
 from headrace.connectors.kafka.gaps import find_filled_gaps
 from headrace.connectors.kafka.growth import TopicGrowth
+from headrace.connectors.kafka.message_format import is_resolved, resolve_schema
 from headrace.connectors.kafka.peek import MessagePeeker
 from headrace.connectors.kafka.reader import MessageReader
 from headrace.connectors.kafka.sizes import SizeEstimator, fair_shares
@@ -63,12 +63,12 @@ class KafkaStream(UnboundedSource):
     @classmethod
     def resolve(cls, name: str, node: KafkaSourceConfig, settings: Settings) -> KafkaSourceConfig:
         """Return the node with the reader schema and the primary key that its schema registry has."""
-        return resolve_reader(name, node, settings.kafka_source) if node.format == "avro" else node
+        return resolve_schema(name, node, settings.kafka_source)
 
     @property
     def is_resolved(self) -> bool:
         """See `UnboundedSource.is_resolved`."""
-        return self._node.format != "avro" or self._node.reader_schema is not None
+        return is_resolved(self._node)
 
     @property
     def group(self) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pyarrow as pa
 
 from headrace.connectors.kafka.json_decoder import payload_schema
-from headrace.connectors.kafka.reader import declared_columns
+from headrace.connectors.kafka.message_format import declared_columns
 from headrace.connectors.local_relation import frame_of_table
 from headrace.connectors.spark_types import POS_ARROW, arrow_schema, spark_schema
 from headrace.jobs.dynamic_tables.base import DynamicTableBackend, ValueLookup, texts

@@ -9,14 +9,18 @@ from headrace.pipeline.errors import FileLocation, UserError
 
 PlaceOf = Callable[..., FileLocation]
 
-_AVRO_KEYS = (
-    "reader_schema",
-    "reader_schema_id",
-    "validate_writer_schema_ordering",
-    "schema_id_overrides",
-    "skip_schema_resolution",
-    "skip_schema_resolution_for_reader_schema_ids",
-)
+_REGISTERED = ("avro", "protobuf")
+"""Encodings whose schemas are in a registry."""
+_KEYS_OF = {
+    "reader_schema": _REGISTERED,
+    "reader_schema_id": _REGISTERED,
+    "validate_writer_schema_ordering": _REGISTERED,
+    "schema_id_overrides": _REGISTERED,
+    "message_type": ("protobuf",),
+    "skip_schema_resolution": ("avro",),
+    "skip_schema_resolution_for_reader_schema_ids": ("avro",),
+}
+"""Keys that belong to some encodings."""
 
 
 def check_encoding(
@@ -31,13 +35,13 @@ def check_encoding(
     if encoding != "json" and stream.schema_:
         hint = (
             "Remove it: the columns are those of the schema in the registry, or of `reader_schema`."
-            if encoding == "avro"
+            if encoding in _REGISTERED
             else "Remove it: the columns are `key` and `value`."
         )
         msg = "`schema` is only supported with data_format: json"
         yield UserError(msg, hint=hint, node=name, place=place(*path, "schema"))
-    for given in _AVRO_KEYS if encoding != "avro" else ():
-        if given in stream.model_fields_set:
+    for given, encodings in _KEYS_OF.items():
+        if given in stream.model_fields_set and encoding not in encodings:
             hint = "Remove it, or change data_format."
             msg = f"`{given}` has no effect with data_format: {encoding}"
             yield UserError(msg, hint=hint, node=name, place=place(*path, given))
@@ -49,6 +53,6 @@ def check_encoding(
     if stream.tombstone == "delete" and encoding in ("text", "bytes") and [*key] != ["key"]:
         msg = f"`tombstone: delete` with data_format: {encoding} needs the key of the message"
         yield UserError(msg, hint="Set `primary_key: key`.", node=name, place=place(*path, "tombstone"))
-    if stream.tombstone == "delete" and encoding == "json" and not key:
+    if stream.tombstone == "delete" and encoding in ("json", "protobuf") and not key:
         msg = "`tombstone: delete` needs a key: the columns that a message's key has"
         yield UserError(msg, hint="Set `primary_key`.", node=name, place=place(*path, "tombstone"))

@@ -27,6 +27,7 @@ from headrace.connectors.kafka.message_columns import (
     rejection,
     require_payload,
 )
+from headrace.connectors.kafka.schema_frames import OTHER_SCHEMA
 from headrace.connectors.row_errors import RowConditions
 from headrace.pipeline.sql.system_columns import OP
 
@@ -39,16 +40,6 @@ _FRAME, _BODY, _DECODED = "_hr_frame", "_hr_body", "_hr_avro"
 
 Branches = Mapping[bytes, SchemaPair | str]
 """By the frame of a message: how its payload is read, or why it cannot be."""
-
-
-def frame_of(schema_id: int) -> bytes:
-    """Return the frame of messages with a schema id."""
-    return b"\0" + schema_id.to_bytes(FRAME_BYTES - 1, "big")
-
-
-def schema_id_of(frame: bytes) -> int | None:
-    """Return the schema id of a message's first bytes, or None if they are no frame."""
-    return int.from_bytes(frame[1:], "big") if len(frame) == FRAME_BYTES and frame[0] == 0 else None
 
 
 class AvroMessageDecoder:
@@ -173,10 +164,7 @@ class AvroMessageDecoder:
                 else:
                     found = found.when(condition, _from_avro(branch))
         if may_retry:
-            what = (
-                "a message has another schema than those before, so the schemas of the epoch are read first"
-            )
-            required.append(checks.require_or_retry(known, what))
+            required.append(checks.require_or_retry(known, OTHER_SCHEMA))
         else:
             what = F.concat(F.lit("the message has no branch for the frame "), F.hex(_FRAME))
             required.append(checks.require(known, what, "Please report this.", **where))

@@ -18,6 +18,7 @@ from headrace.connectors.kafka.avro.writer_schema import write_message_schema
 from headrace.connectors.kafka.encoder import MessageEncoder
 from headrace.connectors.kafka.output_format import OutputFormat
 from headrace.connectors.kafka.registry_client import SchemaRegistryClient
+from headrace.connectors.kafka.schema_frames import frame_of
 from headrace.pipeline.config.sections import KafkaCluster
 from headrace.pipeline.errors import SchemaError
 
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
     from headrace.connectors.kafka.config import KafkaSinkConfig
-
-_MAGIC = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,7 @@ class WrittenSchema:
     @property
     def frame(self) -> bytes:
         """The bytes before each record."""
-        return bytes([_MAGIC]) + self.id.to_bytes(4, "big")
+        return frame_of(self.id)
 
 
 class AvroFormat(OutputFormat):

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, cast
 
-from headrace.connectors.kafka.avro.decoder import AvroMessageDecoder, schema_id_of
-from headrace.connectors.kafka.avro.reader_schema import AVRO, avro_columns, parse_file_schema, subject_of
+from headrace.connectors.kafka.avro.decoder import AvroMessageDecoder
+from headrace.connectors.kafka.avro.reader_schema import AVRO, avro_columns, parse_file_schema
 from headrace.connectors.kafka.avro.resolution import (
     SchemaPair,
     key_columns,
@@ -20,10 +20,11 @@ from headrace.connectors.kafka.config import KafkaSourceConfig
 from headrace.connectors.kafka.message_batch import MessageBatch
 from headrace.connectors.kafka.message_columns import FRAME_BYTES
 from headrace.connectors.kafka.registry_client import SchemaRegistryClient
+from headrace.connectors.kafka.schema_frames import read_frames, schema_ids
 from headrace.connectors.local_relation import collect_arrow, frame_of_table
 from headrace.connectors.spark_types import row_schema
 from headrace.pipeline.config.sections import KafkaConnection
-from headrace.pipeline.errors import DataError, InternalError, SchemaError, TransientError
+from headrace.pipeline.errors import InternalError, SchemaError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,8 +34,6 @@ log = logging.getLogger(__name__)
 
 _DRIVER_ROWS = 10_000
 """Spark's tasks decode larger ranges faster: in the driver it compiles nothing."""
-_MOST_SCHEMAS = 1_000
-"""Of one range. More are no schema ids, but other bytes."""
 
 
 class AvroMessages:
@@ -48,7 +47,7 @@ class AvroMessages:
         self._overrides = {one.from_: one.to for one in node.schema_id_overrides}
         self.driver_rows = _DRIVER_ROWS
         self._frames: set[tuple[bytes, bool]] = set()
-        """The frames of messages that Spark has read, see `_read_frames`."""
+        """The frames of messages that Spark has read, see `read_frames`."""
 
     @cached_property
     def _reader(self) -> AvroType:
@@ -84,25 +83,9 @@ class AvroMessages:
         return False
 
     def check_order(self) -> None:
-        """Raise TransientError if the topic's values have a newer schema than the reader schema.
-
-        Called after the end of an epoch is fixed and before it is planned: a message before that end was
-        written after its schema was registered, so no message of the epoch has a newer schema.
-        """
-        if not self._node.validate_writer_schema_ordering:
-            return
-        latest = self._client.latest_id(subject_of(self._node.topic))
-        if latest == self._node.reader_schema_id:
-            return
-        msg = (
-            f"topic `{self._node.topic}` has schema {latest} now, and this run reads it with schema"
-            f" {self._node.reader_schema_id}"
-        )
-        hint = (
-            "Run again: the next run has the columns of the new schema. To go on with the old columns, set"
-            " `validate_writer_schema_ordering: false` or `reader_schema_id`."
-        )
-        raise TransientError(msg, hint=hint, node=self._name)
+        """See `SchemaRegistryClient.check_latest`."""
+        if self._node.validate_writer_schema_ordering:
+            self._client.check_latest(self._node.topic, self._node.reader_schema_id)
 
     @property
     def _is_skipped(self) -> bool:
@@ -117,7 +100,7 @@ class AvroMessages:
         `is_first`, the ids of earlier ranges are used, and a message with another one raises TransientError.
         """
         if not is_first or not self._frames:
-            self._frames |= self._read_frames(messages)
+            self._frames |= read_frames(messages, of_keys=bool(self._tombstone_key))
             is_first = False
         return self._decoder.decode(
             messages,
@@ -125,22 +108,6 @@ class AvroMessages:
             self._branches((frame for frame, of_key in self._frames if of_key), of_keys=True),
             may_retry=is_first,
         )
-
-    def _read_frames(self, messages: DataFrame) -> set[tuple[bytes, bool]]:
-        """Return the frames of the messages, and whether they are of the key of a tombstone."""
-        from pyspark.sql import functions as F  # noqa: N812
-
-        is_tombstone = F.col("value").isNull()
-        body = F.coalesce("value", "key") if self._tombstone_key else F.col("value")
-        frame = F.substring(body, 1, FRAME_BYTES)
-        frames = (
-            messages.where(F.substring(body, 1, 1) == F.lit(bytearray(1)))
-            .select(frame.alias("frame"), is_tombstone.alias("of_key"))
-            .distinct()
-            .limit(2 * _MOST_SCHEMAS + 1)
-            .collect()
-        )
-        return {(bytes(row.frame), row.of_key) for row in frames}
 
     def decode_batch(self, spark: SparkSession, batch: MessageBatch, topic: str) -> pa.Table:
         """Return the rows of messages that are in the driver. Spark decodes them there, without a job."""
@@ -168,12 +135,8 @@ class AvroMessages:
 
         Bytes that are no frame have no branch. Raise DataError for more schemas than a range can have.
         """
-        ids = {frame: found for frame in set(frames) if (found := schema_id_of(frame)) is not None}
-        if len(ids) > _MOST_SCHEMAS:
-            msg = f"messages of topic `{self._node.topic}` have more than {_MOST_SCHEMAS:,} schema ids"
-            hint = "Are they Avro in the frame of a schema registry?"
-            raise DataError(msg, hint=hint, node=self._name)
-        return {frame: self._branch(ids[frame], of_keys=of_keys) for frame in sorted(ids)}
+        ids = schema_ids(frames, self._node.topic, self._name, AVRO.title)
+        return {frame: self._branch(ids[frame], of_keys=of_keys) for frame in ids}
 
     def _branch(self, schema_id: int, *, of_keys: bool) -> SchemaPair | str:
         wanted = schema_id if of_keys else self._overrides.get(schema_id, schema_id)

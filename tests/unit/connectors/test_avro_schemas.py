@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.connectors.kafka.avro.columns import key_of_doc, record_columns
-from headrace.connectors.kafka.avro.decoder import frame_of, schema_id_of
-from headrace.connectors.kafka.avro.reader_schema import resolve_reader
+from headrace.connectors.kafka.avro.reader_schema import resolve_avro
 from headrace.connectors.kafka.avro.resolution import resolve_schemas
 from headrace.connectors.kafka.avro.schema import parse_record, write_schema
 from headrace.connectors.kafka.config import KafkaSourceConfig
+from headrace.connectors.kafka.schema_frames import frame_of, schema_id_of
 from headrace.pipeline.config.sections import KafkaConnection
 from headrace.pipeline.errors import SchemaError
 
@@ -174,11 +174,11 @@ def node(**more: Any) -> KafkaSourceConfig:
 
 def test_a_schema_in_the_file_needs_no_registry() -> None:
     away = KafkaConnection(schema_registry_url="http://127.0.0.1:1")
-    found = resolve_reader("src", node(), away)
+    found = resolve_avro("src", node(), away)
     assert found.primary_key == ("id",)
     assert not found.validate_writer_schema_ordering
-    assert resolve_reader("src", found, away) == found
-    assert resolve_reader("src", node(primary_key="v"), away).primary_key == ("v",)
+    assert resolve_avro("src", found, away) == found
+    assert resolve_avro("src", node(primary_key="v"), away).primary_key == ("v",)
 
 
 @pytest.mark.parametrize(
@@ -193,6 +193,6 @@ def test_a_schema_in_the_file_needs_no_registry() -> None:
 )  # fmt: skip
 def test_a_reader_schema_that_cannot_be_used(more: dict[str, Any], says: str) -> None:
     with pytest.raises(SchemaError) as refused:
-        resolve_reader("src", node(**more), KafkaConnection())
+        resolve_avro("src", node(**more), KafkaConnection())
     assert says in str(refused.value)
     assert refused.value.node == "src"
