@@ -56,7 +56,9 @@ def _resolve_source(name: str, node: Any, settings: Settings) -> Any:
         return resolved
     phase = node.unbounded_source
     changes = {
-        field: getattr(resolved, field) for field in type(phase).model_fields if field != "source_type"
+        field: value
+        for field in type(phase).model_fields
+        if field != "source_type" and (value := getattr(resolved, field)) != getattr(phase, field)
     }
     return node.model_copy(
         update={"unbounded_source": phase.model_copy(update=changes), "primary_key": resolved.primary_key}

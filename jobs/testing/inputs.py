@@ -69,7 +69,7 @@ def stream_of(source: Any) -> Any:
     None for a table, whose columns only its server knows.
     """
     if source.type == "hybrid":
-        return source.unbounded_source
+        return source.unbounded_source.node()
     return source if source.is_unbounded and hasattr(source, "schema_") else None
 
 

@@ -56,9 +56,14 @@ class SchemaRegistry(LocalService):
         """Requests the subjects."""
         httpx.get(f"{self.url}/subjects", timeout=5).raise_for_status()
 
-    def register(self, subject: str, schema: Any, references: list[dict[str, Any]] | None = None) -> int:
-        """Registers a schema and returns its id."""
-        body = {"schema": json.dumps(schema)} | ({"references": references} if references else {})
+    def register(
+        self, subject: str, schema: Any, references: list[dict[str, Any]] | None = None, kind: str = ""
+    ) -> int:
+        """Registers a schema and returns its id: an Avro schema as a value, or the text of another kind."""
+        body: dict[str, Any] = (
+            {"schema": schema, "schemaType": kind} if kind else {"schema": json.dumps(schema)}
+        )
+        body |= {"references": references} if references else {}
         answer = httpx.post(f"{self.url}/subjects/{subject}/versions", json=body, timeout=30)
         assert answer.is_success, answer.text
         return int(answer.json()["id"])

@@ -17,6 +17,9 @@ from headrace.connectors.iceberg.table import iceberg_type
 from headrace.connectors.kafka.avro.columns import record_columns
 from headrace.connectors.kafka.avro.schema import parse_record
 from headrace.connectors.kafka.json_decoder import arrives_as
+from headrace.connectors.kafka.protobuf.columns import SCALARS as PROTOBUF_SCALARS
+from headrace.connectors.kafka.protobuf.columns import TIMESTAMP, field_type
+from headrace.connectors.kafka.protobuf.schema import MESSAGE, ProtobufField, ProtobufType
 from headrace.connectors.postgres.target import PARSES_TEXT, TAKES
 from headrace.pipeline.types.arrow import (
     DECIMALS,
@@ -165,6 +168,25 @@ def _avro() -> str:
     )
 
 
+def _protobuf() -> str:
+    fields = {kind: ProtobufType(kind) for kind in PROTOBUF_SCALARS}
+    fields["google.protobuf.Timestamp"] = ProtobufType(MESSAGE, TIMESTAMP)
+    number = ProtobufField("a", 1, ProtobufType("int32"))
+    types = {name: field_type(ProtobufField("c", 1, kind)) for name, kind in fields.items()}
+    types["google.protobuf.Int64Value and the like"] = types["int64"]
+    types["repeated int32"] = field_type(ProtobufField("c", 1, number.type, is_repeated=True))
+    types["map<string, int32>"] = pa.map_(pa.string(), pa.int32())
+    types["message"] = field_type(ProtobufField("c", 1, ProtobufType(MESSAGE, "M", (number,))))
+    rows: dict[tuple[str, str], list[str]] = {}
+    for name, kind in types.items():
+        forms = (f"`{spark_type(kind).replace('`', '')}`", f"`{postgres_type(kind)}`")
+        rows.setdefault(forms, []).append(name)
+    return _table(
+        ["Protobuf", "in Spark and Delta", "in Postgres"],
+        [[_code(names), *row] for row, names in rows.items()],
+    )
+
+
 def _clickhouse() -> str:
     rows: dict[str, list[str]] = {}
     for name, (_, arrow) in SCALARS.items():
@@ -216,6 +238,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "file_types": _file_types,
     "kafka": _kafka,
     "avro": _avro,
+    "protobuf": _protobuf,
     "clickhouse": _clickhouse,
     "iceberg": _iceberg,
     "iceberg_made": _iceberg_made,

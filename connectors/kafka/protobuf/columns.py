@@ -72,6 +72,8 @@ def field_type(field: ProtobufField, path: tuple[str, ...] = ()) -> pa.DataType:
 
 
 def _type(kind: ProtobufType, path: tuple[str, ...]) -> pa.DataType:
+    if kind.name == TIMESTAMP:
+        return pa.timestamp("us", tz="UTC")
     refused = {RECURSION: f"a `{kind.name}` inside of itself", GROUP: "a group"}.get(kind.kind)
     if kind.kind == MESSAGE and not kind.fields:
         refused = f"a message without fields, `{kind.name}`"
@@ -80,8 +82,6 @@ def _type(kind: ProtobufType, path: tuple[str, ...]) -> pa.DataType:
         raise SchemaError(msg, hint=_HINT)
     if kind.kind != MESSAGE:
         return SCALARS[kind.kind]
-    if kind.name == TIMESTAMP:
-        return pa.timestamp("us", tz="UTC")
     if kind.name in WRAPPERS:
         return SCALARS[kind.fields[0].type.kind]
     return pa.struct([pa.field(one.name, field_type(one, (*path, one.name))) for one in kind.fields])

@@ -3,62 +3,32 @@
 from __future__ import annotations
 
 import json
-import os
-import secrets
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import clickhouse_connect
 import psycopg
 import pytest
-from confluent_kafka import Producer
 from helpers.avro_messages import encode, frame, number, record
-from helpers.schema_registry import SchemaRegistry
-from helpers.spark_settings import SHORT_LIVED_SPARK_ENVIRONMENT
-from psycopg.conninfo import conninfo_to_dict
+from helpers.registered_topic import RegisteredTopic
 from pyspark.sql import DataFrame, SparkSession
 
-from headrace.connectors.kafka.avro.messages import AvroMessages
+from headrace.connectors.kafka.avro import messages as avro_messages
 from headrace.connectors.kafka.driver_reader import DriverReader
+from headrace.connectors.kafka.schema_frames import read_frames
 from headrace.jobs.checks.audit import ContentAuditOptions, audit
 from headrace.jobs.checks.preflight import check_pipeline
 from headrace.jobs.explain.build import explain
-from headrace.jobs.run.events import EpochCommitted, RunMessage, RunResult, Until
+from headrace.jobs.run.events import EpochCommitted, RunMessage, Until
 from headrace.jobs.run.repair import replay
 from headrace.jobs.run.runner import run
 from headrace.pipeline.config.sections import ClickHouseConnection
-from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import DataError, SchemaError, TransientError
 from headrace.pipeline.file.loader import load_pipeline, parse_pipeline
 from headrace.services import Services
 
-PIPELINE = """
-name: {name}
-sources:
-  src: {{type: kafka, topic: {topic}{source}}}
-transforms: {transforms}
-sinks:
-  pg: {{type: postgres, from: {upstream}, table: target}}
-epoch: {{interval: 0s, stream_rows: {rows}}}
-"""
-HYBRID = """
-name: {name}
-sources:
-  src:
-    type: hybrid
-    bounded_sources: [{{source_type: clickhouse, table_name: {table}}}]
-    unbounded_source: {{source_type: kafka, topic: {topic}}}
-    handoff_lag: 1h
-sinks:
-  pg: {{type: postgres, from: src, table: target}}
-epoch: {{interval: 0s}}
-"""
 FIRST = record(
     ("id", "long"),
     ("name", "string"),
@@ -74,112 +44,8 @@ SECOND = record(
 )
 
 
-class Place:
-    """A topic with its subject, and a pipeline into one Postgres table."""
-
-    def __init__(
-        self, services: Services, registry: SchemaRegistry, conninfo: str, folder: Path, spark: SparkSession
-    ) -> None:
-        from confluent_kafka.admin import AdminClient
-        from confluent_kafka.cimpl import NewTopic
-
-        self.topic = f"avro-{secrets.token_hex(4)}"
-        self.registry = registry
-        self.conninfo = conninfo
-        self.folder = folder
-        self.brokers = services.kafka.brokers
-        self.spark = spark
-        admin = AdminClient({"bootstrap.servers": self.brokers})
-        admin.create_topics([NewTopic(self.topic, 1, 1)])[self.topic].result(30)
-        self.file = folder / "pipeline.yaml"
-        self.write()
-
-    def write(self, source: str = "", rows: int = 100_000, transform: str = "") -> None:
-        text = PIPELINE.format(
-            name=self.topic.replace("-", "_"),
-            topic=self.topic,
-            source=source and f", {source}",
-            rows=rows,
-            transforms=f"{{t: {{type: sql, sql: '{transform}'}}}}" if transform else "{}",
-            upstream="t" if transform else "src",
-        )
-        self.file.write_text(text)
-
-    def write_hybrid(self, table: str) -> None:
-        """Write a pipeline with history in a ClickHouse table."""
-        text = HYBRID.format(name=self.topic.replace("-", "_"), topic=self.topic, table=table)
-        self.file.write_text(text)
-
-    def settings(self, **kafka: Any) -> Settings:
-        found = conninfo_to_dict(self.conninfo)
-        return Settings.model_validate(
-            {
-                "home": self.folder / "home",
-                "state_backend": {"sqlite": {"path": self.folder / "home" / "ledger.db"}},
-                "kafka_source": {"brokers": self.brokers, "schema_registry_url": self.registry.url} | kafka,
-                "postgres_sink": {name: found[name] for name in ("host", "port", "user", "password")}
-                | {"db": found["dbname"]},
-                "lease_seconds": 4,
-                "commit_timeout_seconds": 2,
-            }
-        )
-
-    def env(self) -> dict[str, str]:
-        found = conninfo_to_dict(self.conninfo)
-        names = ("host", "port", "user", "password")
-        postgres = {f"HEADRACE__POSTGRES_SINK__{name.upper()}": str(found[name]) for name in names}
-        return (
-            os.environ
-            | postgres
-            | {
-                "HEADRACE_HOME": str(self.folder / "home"),
-                "HEADRACE__KAFKA_SOURCE__BROKERS": self.brokers,
-                "HEADRACE__KAFKA_SOURCE__SCHEMA_REGISTRY_URL": self.registry.url,
-                "HEADRACE__POSTGRES_SINK__DB": str(found["dbname"]),
-                **SHORT_LIVED_SPARK_ENVIRONMENT,
-                "HEADRACE__LEASE_SECONDS": "4",
-                "HEADRACE__COMMIT_TIMEOUT_SECONDS": "2",
-            }
-        )
-
-    def register(self, schema: Any, subject: str = "") -> int:
-        return self.registry.register(subject or f"{self.topic}-value", schema)
-
-    def send(self, schema_id: int, schema: Any, *values: Any, op: str = "c") -> None:
-        self.send_bytes(*(frame(schema_id, encode(schema, value)) for value in values), op=op)
-
-    def send_bytes(self, *values: bytes | None, op: str = "c", key: bytes | None = None) -> None:
-        producer = Producer({"bootstrap.servers": self.brokers})
-        for value in values:
-            producer.produce(self.topic, value, key=key, headers={"dbz.op": op})
-        assert producer.flush(30) == 0
-
-    def run(self, **kafka: Any) -> RunResult:
-        return run(load_pipeline(self.file), self.settings(**kafka), until=Until.CAUGHT_UP, spark=self.spark)
-
-    def start(self, point: str = "none", nth: int = 1) -> subprocess.Popen[str]:
-        driver = Path(__file__).parents[2] / "helpers" / "fault_driver.py"
-        return subprocess.Popen(
-            [sys.executable, str(driver), str(self.file), point, str(nth), "group"],
-            env=self.env(),
-            stdout=subprocess.PIPE,
-            stderr=(self.folder / "run.log").open("a"),
-            text=True,
-            start_new_session=True,
-        )
-
-    def rows(self, columns: str = "id, name, price") -> list[tuple[Any, ...]]:
-        with psycopg.connect(self.conninfo) as connection:
-            return connection.execute(f"SELECT {columns} FROM target ORDER BY id".encode()).fetchall()
-
-
-@pytest.fixture
-def place(
-    services: Services, registry: SchemaRegistry, pg: str, tmp_path: Path, spark: SparkSession
-) -> Iterator[Place]:
-    found = Place(services, registry, pg, tmp_path, spark)
-    yield found
-    registry.delete(f"{found.topic}-value")
+def send(place: RegisteredTopic, schema_id: int, schema: Any, *values: Any, op: str = "c") -> None:
+    place.send_bytes(*(frame(schema_id, encode(schema, value)) for value in values), op=op)
 
 
 def first(key: int, name: str, cents: int = 12_345) -> dict[str, Any]:
@@ -190,11 +56,11 @@ def first(key: int, name: str, cents: int = 12_345) -> dict[str, Any]:
     "driver_rows",
     [pytest.param(100_000, id="driver"), pytest.param(0, id="spark", marks=pytest.mark.slow)],
 )
-def test_the_next_run_has_the_columns_of_a_new_schema(place: Place, driver_rows: int) -> None:
+def test_the_next_run_has_the_columns_of_a_new_schema(place: RegisteredTopic, driver_rows: int) -> None:
     """The key is that of the schema's `doc`."""
     one = place.register(FIRST)
-    place.send(one, FIRST, first(1, "a"), first(2, "b"), first(3, "c"))
-    place.send(one, FIRST, first(2, ""), op="d")
+    send(place, one, FIRST, first(1, "a"), first(2, "b"), first(3, "c"))
+    send(place, one, FIRST, first(2, ""), op="d")
     assert place.run(driver_rows=driver_rows).caught_up
     assert [(key, name, str(price)) for key, name, price in place.rows()] == [
         (1, "a", "1.2345"),
@@ -202,25 +68,25 @@ def test_the_next_run_has_the_columns_of_a_new_schema(place: Place, driver_rows:
     ]
     with psycopg.connect(place.conninfo) as connection:
         connection.execute("ALTER TABLE target ADD COLUMN city text, ADD COLUMN rank int")
-    place.send(one, FIRST, first(4, "d"))
+    send(place, one, FIRST, first(4, "d"))
     two = place.register(SECOND)
-    place.send(two, SECOND, {"id": 3, "name": "C", "city": (1, "Ulm"), "rank": 1}, op="u")
-    place.send(two, SECOND, {"id": 1, "name": "", "city": (0, None), "rank": 0}, op="d")
+    send(place, two, SECOND, {"id": 3, "name": "C", "city": (1, "Ulm"), "rank": 1}, op="u")
+    send(place, two, SECOND, {"id": 1, "name": "", "city": (0, None), "rank": 0}, op="d")
     assert place.run(driver_rows=driver_rows).caught_up
     assert place.rows("id, name, city, rank") == [(3, "C", "Ulm", 1), (4, "d", None, 7)]
 
 
-def test_a_run_ends_before_it_plans_messages_of_a_newer_schema(place: Place) -> None:
+def test_a_run_ends_before_it_plans_messages_of_a_newer_schema(place: RegisteredTopic) -> None:
     """A schema that is registered while the stream runs."""
     one = place.register(FIRST)
-    place.send(one, FIRST, first(1, "a"))
+    send(place, one, FIRST, first(1, "a"))
     file, settings = load_pipeline(place.file), place.settings()
 
     def on_commit(event: object) -> None:
         if isinstance(event, EpochCommitted):
             two = place.register(SECOND)
-            place.send(one, FIRST, first(2, "b"))
-            place.send(two, SECOND, {"id": 3, "name": "c", "city": (1, "Ulm"), "rank": 1})
+            send(place, one, FIRST, first(2, "b"))
+            send(place, two, SECOND, {"id": 3, "name": "c", "city": (1, "Ulm"), "rank": 1})
 
     with pytest.raises(TransientError, match="and this run reads it with schema"):
         run(file, settings, until=Until.FOREVER, spark=place.spark, listener=on_commit)
@@ -231,10 +97,10 @@ def test_a_run_ends_before_it_plans_messages_of_a_newer_schema(place: Place) -> 
     assert place.rows("id, name, city, rank") == [(1, "a", None, None), (2, "b", None, 7), (3, "c", "Ulm", 1)]
 
 
-def test_without_the_check_of_order_the_old_columns_stay(place: Place) -> None:
+def test_without_the_check_of_order_the_old_columns_stay(place: RegisteredTopic) -> None:
     place.write("validate_writer_schema_ordering: false")
     one = place.register(FIRST)
-    place.send(one, FIRST, first(1, "a"))
+    send(place, one, FIRST, first(1, "a"))
     file, settings = load_pipeline(place.file), place.settings()
     third = record(*FIRST["fields"], {"name": "extra", "type": "int", "default": 0}, doc=FIRST["doc"])
     commits: list[EpochCommitted] = []
@@ -245,7 +111,7 @@ def test_without_the_check_of_order_the_old_columns_stay(place: Place) -> None:
             return
         commits.append(event)
         if len(commits) == 1:
-            place.send(place.register(third), third, first(2, "b") | {"extra": 5})
+            send(place, place.register(third), third, first(2, "b") | {"extra": 5})
         else:
             stop.set()
 
@@ -254,23 +120,22 @@ def test_without_the_check_of_order_the_old_columns_stay(place: Place) -> None:
 
 
 def test_the_schema_ids_of_an_epoch_are_read_once_unless_there_is_a_new_one(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: RegisteredTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An epoch with a schema that no earlier one had is tried again, with all its rows."""
     place.write(rows=2)
     one, two = place.register(FIRST), place.register(SECOND)
-    place.send(one, FIRST, first(1, "a"), first(2, "b"), first(3, "c"))
+    send(place, one, FIRST, first(1, "a"), first(2, "b"), first(3, "c"))
     second = {"name": "d", "city": (1, "Ulm"), "rank": 1}
-    place.send(two, SECOND, second | {"id": 4}, second | {"id": 5})
-    place.send(one, FIRST, first(6, "f"))
+    send(place, two, SECOND, second | {"id": 4}, second | {"id": 5})
+    send(place, one, FIRST, first(6, "f"))
     reads: list[int] = []
-    read = AvroMessages._read_frames
 
-    def count_reads(self: AvroMessages, messages: DataFrame) -> set[tuple[bytes, bool]]:
+    def count_reads(messages: DataFrame, *, of_keys: bool) -> set[tuple[bytes, bool]]:
         reads.append(messages.count())
-        return read(self, messages)
+        return read_frames(messages, of_keys=of_keys)
 
-    monkeypatch.setattr(AvroMessages, "_read_frames", count_reads)
+    monkeypatch.setattr(avro_messages, "read_frames", count_reads)
     events: list[Any] = []
     run(
         load_pipeline(place.file),
@@ -294,22 +159,24 @@ def test_the_schema_ids_of_an_epoch_are_read_once_unless_there_is_a_new_one(
 # Daily ones: test_a_replay_writes_the_former_columns, and kills with an open epoch in test_start_without_spark.py.
 @pytest.mark.slow
 @pytest.mark.parametrize(("point", "nth", "kept"), [("planned", 2, 50), ("sinks-written", 2, 100)])
-def test_an_epoch_is_finished_with_its_own_schema(place: Place, point: str, nth: int, kept: int) -> None:
+def test_an_epoch_is_finished_with_its_own_schema(
+    place: RegisteredTopic, point: str, nth: int, kept: int
+) -> None:
     """kill -9 with an open epoch; the registry has another latest schema when the next run starts.
 
     An epoch that a sink has is finished with its own schema. One that no sink has is planned again.
     """
     place.write(rows=50)
     one = place.register(FIRST)
-    place.send(one, FIRST, *(first(key, f"n{key}", key) for key in range(150)))
-    place.send(one, FIRST, first(7, ""), op="d")
+    send(place, one, FIRST, *(first(key, f"n{key}", key) for key in range(150)))
+    send(place, one, FIRST, first(7, ""), op="d")
     process = place.start(point, nth)
     out, _ = process.communicate(timeout=300)
     assert "now: group" in out, (place.folder / "run.log").read_text()[-3000:]
     with psycopg.connect(place.conninfo) as connection:
         connection.execute("ALTER TABLE target ADD COLUMN city text, ADD COLUMN rank int")
     two = place.register(SECOND)
-    place.send(two, SECOND, {"id": 8, "name": "eight", "city": (1, "Ulm"), "rank": 1})
+    send(place, two, SECOND, {"id": 8, "name": "eight", "city": (1, "Ulm"), "rank": 1})
     assert place.run().caught_up
     wanted: dict[int, Any] = {
         key: (key, f"n{key}", None, None if key < kept else 7) for key in range(150) if key != 7
@@ -323,15 +190,15 @@ def test_an_epoch_is_finished_with_its_own_schema(place: Place, point: str, nth:
 
 
 @pytest.mark.slow  # test_a_replay_writes_the_former_columns is the daily one
-def test_a_replay_decodes_with_the_former_schema(place: Place) -> None:
+def test_a_replay_decodes_with_the_former_schema(place: RegisteredTopic) -> None:
     """`rank` has another default in the new schema."""
     place.write(transform="select id, name, rank from src")
     old = record(*FIRST["fields"], {"name": "rank", "type": "int", "default": 1}, doc=FIRST["doc"])
     one, _ = place.register(FIRST), place.register(old)
-    place.send(one, FIRST, first(1, "a"))
+    send(place, one, FIRST, first(1, "a"))
     assert place.run().caught_up
     place.register(SECOND)
-    place.send(one, FIRST, first(2, "b"))
+    send(place, one, FIRST, first(2, "b"))
     assert place.run().caught_up
     assert place.rows("id, name, rank") == [(1, "a", 1), (2, "b", 7)]
     with psycopg.connect(place.conninfo) as connection:
@@ -340,14 +207,14 @@ def test_a_replay_decodes_with_the_former_schema(place: Place) -> None:
     assert place.rows("id, name, rank") == [(1, "a", 1), (2, "b", 7)]
 
 
-def test_a_replay_writes_the_former_columns(place: Place) -> None:
+def test_a_replay_writes_the_former_columns(place: RegisteredTopic) -> None:
     one = place.register(FIRST)
-    place.send(one, FIRST, first(1, "a"))
+    send(place, one, FIRST, first(1, "a"))
     assert place.run().caught_up
     with psycopg.connect(place.conninfo) as connection:
         connection.execute("ALTER TABLE target ADD COLUMN city text, ADD COLUMN rank int")
     two = place.register(SECOND)
-    place.send(two, SECOND, {"id": 2, "name": "b", "city": (1, "Ulm"), "rank": 3})
+    send(place, two, SECOND, {"id": 2, "name": "b", "city": (1, "Ulm"), "rank": 3})
     assert place.run().caught_up
     wanted = place.rows("id, name, price, city, rank")
     with psycopg.connect(place.conninfo) as connection:
@@ -358,10 +225,10 @@ def test_a_replay_writes_the_former_columns(place: Place) -> None:
     assert place.run().caught_up
 
 
-def test_an_audit_compares_the_rows_of_all_schemas(place: Place) -> None:
+def test_an_audit_compares_the_rows_of_all_schemas(place: RegisteredTopic) -> None:
     place.write("validate_writer_schema_ordering: false")
     one = place.register(FIRST)
-    place.send(one, FIRST, first(1, "a"), first(2, "b"))
+    send(place, one, FIRST, first(1, "a"), first(2, "b"))
     assert place.run().caught_up
     found = audit(
         load_pipeline(place.file), place.settings(), spark=place.spark, content=ContentAuditOptions(full=True)
@@ -369,22 +236,22 @@ def test_an_audit_compares_the_rows_of_all_schemas(place: Place) -> None:
     assert {result.name: result.passed for result in found}["content_matches"] is True
 
 
-def test_a_tombstone_deletes_by_the_key_of_the_message(place: Place) -> None:
+def test_a_tombstone_deletes_by_the_key_of_the_message(place: RegisteredTopic) -> None:
     place.write("tombstone: delete")
     key = record(("id", "long"), name="key")
     one, of_key = place.register(FIRST), place.register(key, f"{place.topic}-key")
-    place.send(one, FIRST, first(1, "a"), first(2, "b"))
+    send(place, one, FIRST, first(1, "a"), first(2, "b"))
     place.send_bytes(None, key=frame(of_key, encode(key, {"id": 1})))
     assert place.run().caught_up
     assert place.rows("id, name") == [(2, "b")]
 
 
-def test_what_a_run_cannot_read_is_named(place: Place) -> None:
+def test_what_a_run_cannot_read_is_named(place: RegisteredTopic) -> None:
     with pytest.raises(SchemaError, match=f"has no subject `{place.topic}-value`") as missing:
         place.run()
     assert missing.value.place is not None
     one = place.register(FIRST)
-    place.send(one, FIRST, first(1, "a"))
+    send(place, one, FIRST, first(1, "a"))
     place.send_bytes(b"\0\0\0\xff\xff" + encode(FIRST, first(2, "b")))
     with pytest.raises(
         DataError, match=f"topic {place.topic}, partition 0, offset 1: schema 65535 is not in"
@@ -395,7 +262,7 @@ def test_what_a_run_cannot_read_is_named(place: Place) -> None:
         place.run(schema_registry_url="http://127.0.0.1:1")
 
 
-def test_validate_and_explain_read_the_registry(place: Place) -> None:
+def test_validate_and_explain_read_the_registry(place: RegisteredTopic) -> None:
     place.register(FIRST)
     file, settings = load_pipeline(place.file), place.settings()
     found = check_pipeline(file, settings, lambda: place.spark)
@@ -412,7 +279,7 @@ def test_validate_and_explain_read_the_registry(place: Place) -> None:
     assert "--offline" in source.unchecked[0]
 
 
-def test_a_type_that_no_column_has_is_refused_at_the_start(place: Place) -> None:
+def test_a_type_that_no_column_has_is_refused_at_the_start(place: RegisteredTopic) -> None:
     place.register(record(("id", "long"), ("a", record(("b", ["int", "string"]), name="inner"))))
     with pytest.raises(SchemaError, match=r"field `a.b` is a union of int, string"):
         place.run()
@@ -421,18 +288,18 @@ def test_a_type_that_no_column_has_is_refused_at_the_start(place: Place) -> None
     assert place.run().caught_up
 
 
-def test_a_pinned_schema_needs_no_latest_one(place: Place) -> None:
+def test_a_pinned_schema_needs_no_latest_one(place: RegisteredTopic) -> None:
     one, two = place.register(FIRST), place.register(SECOND)
     place.write(f"reader_schema_id: {one}")
-    place.send(one, FIRST, first(1, "a"))
+    send(place, one, FIRST, first(1, "a"))
     assert place.run().caught_up
     assert place.rows("id, name") == [(1, "a")]
-    place.send(two, SECOND, {"id": 3, "name": "C", "city": (1, "Ulm"), "rank": 1})
+    send(place, two, SECOND, {"id": 3, "name": "C", "city": (1, "Ulm"), "rank": 1})
     with pytest.raises(DataError, match=f"schema {two} cannot be read .*: field `price` is missing"):
         place.run()
 
 
-def test_schemas_may_refer_to_others(place: Place) -> None:
+def test_schemas_may_refer_to_others(place: RegisteredTopic) -> None:
     address = record(("city", "string"), name="address", namespace="shop")
     subject = f"{place.topic}-address"
     place.register(address, subject)
@@ -444,7 +311,7 @@ def test_schemas_may_refer_to_others(place: Place) -> None:
     )
     place.write("primary_key: id")
     inline = record(("id", "long"), ("home", ["null", address]))
-    place.send(one, inline, {"id": 1, "home": (1, {"city": "Ulm"})})
+    send(place, one, inline, {"id": 1, "home": (1, {"city": "Ulm"})})
     assert place.run().caught_up
     assert place.rows("id, home") == [(1, {"city": "Ulm"})]
     place.registry.delete(f"{place.topic}-value")
@@ -452,7 +319,7 @@ def test_schemas_may_refer_to_others(place: Place) -> None:
 
 
 def test_history_is_followed_by_a_stream_of_avro(
-    place: Place, services: Services, ch_db: str, spark: SparkSession
+    place: RegisteredTopic, services: Services, ch_db: str, spark: SparkSession
 ) -> None:
     """The key comes from the schema, and so the columns, to which history is cast."""
     with clickhouse_connect.get_client(**services.clickhouse.client_arguments(database=ch_db)) as client:
@@ -467,7 +334,7 @@ def test_history_is_followed_by_a_stream_of_avro(
     place.write_hybrid(f"{ch_db}.history")
     assert parse_pipeline(place.file.read_text()).model.sources["src"].has_late_key
     one = place.register(FIRST)
-    place.send(one, FIRST, first(2, "B"), first(3, "c"))
+    send(place, one, FIRST, first(2, "B"), first(3, "c"))
     settings = place.settings()
     clickhouse = {
         "url": services.clickhouse.url,
@@ -489,7 +356,7 @@ def test_history_is_followed_by_a_stream_of_avro(
     "driver_rows",
     [pytest.param(100_000, id="driver", marks=pytest.mark.slow), pytest.param(0, id="spark")],
 )
-def test_types_arrive_in_postgres(place: Place, driver_rows: int) -> None:
+def test_types_arrive_in_postgres(place: RegisteredTopic, driver_rows: int) -> None:
     row = record(
         ("id", "long"),
         ("wei", {"type": "bytes", "logicalType": "decimal", "precision": 78}),
@@ -513,7 +380,7 @@ def test_types_arrive_in_postgres(place: Place, driver_rows: int) -> None:
         "home": {"city": (1, "Ulm")},
         "data": b"\0\xff",
     }
-    place.send(place.register(row), row, values, values | {"id": 2, "big": (0, None)})
+    send(place, place.register(row), row, values, values | {"id": 2, "big": (0, None)})
     assert place.run(driver_rows=driver_rows).caught_up
     found = place.rows("id, wei, big, day, at, tags, sizes, home, data")
     day, at = date(2024, 1, 2), datetime(2024, 1, 2, 3, 4, 5, 678_000, UTC)
@@ -524,9 +391,9 @@ def test_types_arrive_in_postgres(place: Place, driver_rows: int) -> None:
     ]
 
 
-def test_small_epochs_are_read_in_the_driver(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_epochs_are_read_in_the_driver(place: RegisteredTopic, monkeypatch: pytest.MonkeyPatch) -> None:
     one = place.register(FIRST)
-    place.send(one, FIRST, first(1, "a"))
+    send(place, one, FIRST, first(1, "a"))
     read: list[int] = []
     original = DriverReader.read
 
@@ -540,5 +407,5 @@ def test_small_epochs_are_read_in_the_driver(place: Place, monkeypatch: pytest.M
     assert read == [1]
 
 
-def test_the_file_alone_is_checked_without_a_registry(place: Place) -> None:
+def test_the_file_alone_is_checked_without_a_registry(place: RegisteredTopic) -> None:
     assert parse_pipeline(place.file.read_text()).model.sources["src"].format == "avro"

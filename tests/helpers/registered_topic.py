@@ -1,0 +1,141 @@
+"""A topic whose schemas are in a registry, and a pipeline that reads it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from confluent_kafka import Producer
+from psycopg.conninfo import conninfo_to_dict
+from pyspark.sql import SparkSession
+
+from headrace.jobs.run.events import RunResult, Until
+from headrace.jobs.run.runner import run
+from headrace.pipeline.config.settings import Settings
+from headrace.pipeline.file.loader import load_pipeline
+from headrace.services import Services
+from helpers.schema_registry import SchemaRegistry
+from helpers.spark_settings import SHORT_LIVED_SPARK_ENVIRONMENT
+
+PIPELINE = """
+name: {name}
+sources:
+  src: {{type: kafka, topic: {topic}{source}}}
+transforms: {transforms}
+sinks:
+  pg: {{type: postgres, from: {upstream}, table: target}}
+epoch: {{interval: 0s, stream_rows: {rows}}}
+"""
+HYBRID = """
+name: {name}
+sources:
+  src:
+    type: hybrid
+    bounded_sources: [{{source_type: clickhouse, table_name: {table}}}]
+    unbounded_source: {{source_type: kafka, topic: {topic}}}
+    handoff_lag: 1h
+sinks:
+  pg: {{type: postgres, from: src, table: target}}
+epoch: {{interval: 0s}}
+"""
+
+
+class RegisteredTopic:
+    """A topic with its subject, and a pipeline into one Postgres table."""
+
+    def __init__(
+        self, services: Services, registry: SchemaRegistry, conninfo: str, folder: Path, spark: SparkSession
+    ) -> None:
+        from confluent_kafka.admin import AdminClient
+        from confluent_kafka.cimpl import NewTopic
+
+        self.topic = f"topic-{secrets.token_hex(4)}"
+        self.registry = registry
+        self.conninfo = conninfo
+        self.folder = folder
+        self.brokers = services.kafka.brokers
+        self.spark = spark
+        admin = AdminClient({"bootstrap.servers": self.brokers})
+        admin.create_topics([NewTopic(self.topic, 1, 1)])[self.topic].result(30)
+        self.file = folder / "pipeline.yaml"
+        self.write()
+
+    def write(self, source: str = "", rows: int = 100_000, transform: str = "") -> None:
+        text = PIPELINE.format(
+            name=self.topic.replace("-", "_"),
+            topic=self.topic,
+            source=source and f", {source}",
+            rows=rows,
+            transforms=f"{{t: {{type: sql, sql: '{transform}'}}}}" if transform else "{}",
+            upstream="t" if transform else "src",
+        )
+        self.file.write_text(text)
+
+    def write_hybrid(self, table: str) -> None:
+        """Write a pipeline with history in a ClickHouse table."""
+        text = HYBRID.format(name=self.topic.replace("-", "_"), topic=self.topic, table=table)
+        self.file.write_text(text)
+
+    def settings(self, **kafka: Any) -> Settings:
+        found = conninfo_to_dict(self.conninfo)
+        return Settings.model_validate(
+            {
+                "home": self.folder / "home",
+                "state_backend": {"sqlite": {"path": self.folder / "home" / "ledger.db"}},
+                "kafka_source": {"brokers": self.brokers, "schema_registry_url": self.registry.url} | kafka,
+                "postgres_sink": {name: found[name] for name in ("host", "port", "user", "password")}
+                | {"db": found["dbname"]},
+                "lease_seconds": 4,
+                "commit_timeout_seconds": 2,
+            }
+        )
+
+    def env(self) -> dict[str, str]:
+        found = conninfo_to_dict(self.conninfo)
+        names = ("host", "port", "user", "password")
+        postgres = {f"HEADRACE__POSTGRES_SINK__{name.upper()}": str(found[name]) for name in names}
+        return (
+            os.environ
+            | postgres
+            | {
+                "HEADRACE_HOME": str(self.folder / "home"),
+                "HEADRACE__KAFKA_SOURCE__BROKERS": self.brokers,
+                "HEADRACE__KAFKA_SOURCE__SCHEMA_REGISTRY_URL": self.registry.url,
+                "HEADRACE__POSTGRES_SINK__DB": str(found["dbname"]),
+                **SHORT_LIVED_SPARK_ENVIRONMENT,
+                "HEADRACE__LEASE_SECONDS": "4",
+                "HEADRACE__COMMIT_TIMEOUT_SECONDS": "2",
+            }
+        )
+
+    def register(self, schema: Any, subject: str = "", **more: Any) -> int:
+        return self.registry.register(subject or f"{self.topic}-value", schema, **more)
+
+    def send_bytes(self, *values: bytes | None, op: str = "c", key: bytes | None = None) -> None:
+        producer = Producer({"bootstrap.servers": self.brokers})
+        for value in values:
+            producer.produce(self.topic, value, key=key, headers={"dbz.op": op})
+        assert producer.flush(30) == 0
+
+    def run(self, **kafka: Any) -> RunResult:
+        return run(load_pipeline(self.file), self.settings(**kafka), until=Until.CAUGHT_UP, spark=self.spark)
+
+    def start(self, point: str = "none", nth: int = 1) -> subprocess.Popen[str]:
+        driver = Path(__file__).parent / "fault_driver.py"
+        return subprocess.Popen(
+            [sys.executable, str(driver), str(self.file), point, str(nth), "group"],
+            env=self.env(),
+            stdout=subprocess.PIPE,
+            stderr=(self.folder / "run.log").open("a"),
+            text=True,
+            start_new_session=True,
+        )
+
+    def rows(self, columns: str = "id, name, price") -> list[tuple[Any, ...]]:
+        with psycopg.connect(self.conninfo) as connection:
+            return connection.execute(f"SELECT {columns} FROM target ORDER BY id".encode()).fetchall()
