@@ -41,11 +41,6 @@ class JsonMessages:
         """Messages that `decode_batch` can take: none if it does not read the types of the columns."""
         return sys.maxsize if self._arrow.is_supported else 0
 
-    @property
-    def decodes_without_spark(self) -> bool:
-        """See `MessageFormat.decodes_without_spark`. Dead letters may need Spark."""
-        return not self._has_dead_letters
-
     @cached_property
     def _arrow(self) -> ArrowMessageDecoder:
         return ArrowMessageDecoder(self._node.schema_, self._ordinal, metadata=self._node.include_metadata)
@@ -58,7 +53,7 @@ class JsonMessages:
         del is_first
         return self._decoder_of(messages).decode(messages)
 
-    def decode_batch(self, spark: SparkSession, batch: MessageBatch, topic: str) -> pa.Table | None:
+    def decode_batch(self, spark: SparkSession | None, batch: MessageBatch, topic: str) -> pa.Table | None:
         """Return the rows of messages that are in the driver, or None if Spark must decode them.
 
         With dead letters, Spark decodes them in the driver if one is broken, or looks so.
@@ -71,7 +66,7 @@ class JsonMessages:
             found[name].null_count for name in found.column_names if name.lower() in key
         ):
             return found.append_column(ERROR, pa.nulls(len(batch)))
-        if len(batch) > _DRIVER_ROWS:
+        if spark is None or len(batch) > _DRIVER_ROWS:
             return None
         messages = frame_of_table(spark, batch.as_table(topic))
         return collect_arrow(self._decoder_of(messages).decode(messages, in_driver=True))

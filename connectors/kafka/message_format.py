@@ -36,11 +36,6 @@ class MessageFormat(Protocol):
         """The messages that `decode_batch` takes at most."""
         ...
 
-    @property
-    def decodes_without_spark(self) -> bool:
-        """Whether `decode_batch` never uses the session, so that a thread may call it."""
-        ...
-
     def check_order(self) -> None:
         """Raise TransientError if messages before the current end may not fit the columns."""
         ...
@@ -52,8 +47,11 @@ class MessageFormat(Protocol):
         """
         ...
 
-    def decode_batch(self, spark: SparkSession, batch: MessageBatch, topic: str) -> pa.Table | None:
-        """Return the rows of messages that are in the driver, or None if `decode` must."""
+    def decode_batch(self, spark: SparkSession | None, batch: MessageBatch, topic: str) -> pa.Table | None:
+        """Return the rows of messages that are in the driver, or None if `decode` must.
+
+        A thread calls it without a session. None is then also the answer for messages that need one.
+        """
         ...
 
     def close(self) -> None:

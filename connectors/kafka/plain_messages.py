@@ -6,11 +6,9 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.compute
 
-from headrace.connectors.dead_letters import ERROR
-from headrace.connectors.kafka.arrow_decoder import message_positions, metadata_columns, name_operations
 from headrace.connectors.kafka.config import KafkaSourceConfig
+from headrace.connectors.kafka.decoded_rows import complete_rows
 from headrace.connectors.kafka.message_batch import MessageBatch
 from headrace.connectors.kafka.message_columns import (
     OF_MESSAGE,
@@ -24,13 +22,10 @@ from headrace.connectors.kafka.message_columns import (
     with_metadata,
 )
 from headrace.connectors.row_errors import RowCheck, RowConditions
-from headrace.pipeline.sql.system_columns import OP, POS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-pc: Any = pyarrow.compute
-"""Its functions are made at import, so type checkers do not see them."""
 KEY, VALUE = "key", "value"
 
 
@@ -54,11 +49,6 @@ class PlainMessages:
     def columns(self) -> pa.Schema:
         """`key`, `value`, and the metadata columns if requested."""
         return plain_schema(self._name, self._node)
-
-    @property
-    def decodes_without_spark(self) -> bool:
-        """See `MessageFormat.decodes_without_spark`."""
-        return True
 
     def check_order(self) -> None:
         """Do nothing: the columns never change."""
@@ -96,32 +86,17 @@ class PlainMessages:
             system.append(rejection(final, node.primary_key, (KEY, VALUE)))
         return rows.select(KEY, VALUE, *system)
 
-    def decode_batch(self, spark: SparkSession, batch: MessageBatch, topic: str) -> pa.Table | None:
+    def decode_batch(self, spark: SparkSession | None, batch: MessageBatch, topic: str) -> pa.Table | None:
         """Return the rows of messages that are in the driver, or None if Spark must decide about one."""
         del spark, topic
         keys = batch.keys or [None] * len(batch)
-        has_tombstones = None in batch.values
-        if has_tombstones and not self._node.tombstone_key:
-            return None
         found = {KEY: pa.array(keys, pa.binary()), VALUE: pa.array(batch.values, pa.binary())}
-        key = {name.lower() for name in self._node.primary_key}
-        if any(column.null_count for name, column in found.items() if name in key):
-            return None
         if self._node.format == "text":
             try:
                 found = {name: column.cast(pa.string()) for name, column in found.items()}
             except pa.ArrowInvalid:  # it is not UTF-8
                 return None
-        operations = name_operations(pa.array(batch.operations, pa.string()))
-        if operations is None:
-            return None
-        if has_tombstones:
-            operations = pc.if_else(pc.is_null(found[VALUE]), "d", operations)
-        extra = metadata_columns(batch) if self._node.include_metadata else {}
-        system = {OP: operations, POS: message_positions(batch, self._ordinal)}
-        if self._node.on_error == "dead_letter":
-            system[ERROR] = pa.nulls(len(batch))
-        return pa.table(found | extra | system)
+        return complete_rows(found, batch, self._node, self._ordinal)
 
     def _read(self, name: str) -> Column:
         from pyspark.sql import functions as F  # noqa: N812

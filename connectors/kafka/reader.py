@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -118,16 +119,16 @@ class MessageReader:
             self._skipped += 1
             return None
 
-        def decode(batch: MessageBatch) -> pa.Table | None:
-            return self.format.decode_batch(spark, batch, self._node.topic)
-
-        table = self._read_in_driver(spans, decode)
+        table = self._read_in_driver(spans, functools.partial(self._decode, spark))
         self._failures, self._skipped = (min(self._failures + 1, _MOST_FAILURES) if table is None else 0), 0
         if table is None:
             self._driver.release()
         else:
-            self._driver.receive_ahead(total, decode if self.format.decodes_without_spark else None)
+            self._driver.receive_ahead(total, functools.partial(self._decode, None))
         return table
+
+    def _decode(self, spark: SparkSession | None, batch: MessageBatch) -> pa.Table | None:
+        return self.format.decode_batch(spark, batch, self._node.topic)
 
     def _read_in_driver(self, ranges: Mapping[int, Range], decode: Decoder) -> pa.Table | None:
         """Return the rows by partition: those that are decoded already, then those of the other messages.

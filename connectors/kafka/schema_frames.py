@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute
 
 from headrace.connectors.kafka.message_columns import FRAME_BYTES
 from headrace.pipeline.errors import DataError
@@ -11,6 +14,8 @@ from headrace.pipeline.errors import DataError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+pc: Any = pyarrow.compute
+"""Its functions are made at import, so type checkers do not see them."""
 MOST_SCHEMAS = 1_000
 """Of one range. More are no schema ids, but other bytes."""
 OTHER_SCHEMA = "a message has another schema than those before, so the schemas of the epoch are read first"
@@ -38,6 +43,12 @@ def schema_ids(frames: Iterable[bytes], topic: str, node: str, title: str) -> di
         msg = f"messages of topic `{topic}` have more than {MOST_SCHEMAS:,} schema ids"
         raise DataError(msg, hint=f"Are they {title} in the frame of a schema registry?", node=node)
     return dict(sorted(found.items()))
+
+
+def find_frames(values: pa.Array) -> list[bytes]:
+    """Return the distinct first bytes of the values that are not NULL."""
+    heads = pc.binary_slice(values, 0, FRAME_BYTES).unique().to_pylist()
+    return [head for head in heads if head is not None]
 
 
 def read_frames(messages: DataFrame, *, of_keys: bool) -> set[tuple[bytes, bool]]:

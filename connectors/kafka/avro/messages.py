@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, cast
 
+import pyarrow as pa
+
+from headrace.connectors.kafka.avro.arrow_decoder import ArrowAvroDecoder
 from headrace.connectors.kafka.avro.decoder import AvroMessageDecoder
 from headrace.connectors.kafka.avro.reader_schema import AVRO, avro_columns, parse_file_schema
 from headrace.connectors.kafka.avro.resolution import (
@@ -17,23 +21,23 @@ from headrace.connectors.kafka.avro.resolution import (
 )
 from headrace.connectors.kafka.avro.schema import AvroType
 from headrace.connectors.kafka.config import KafkaSourceConfig
+from headrace.connectors.kafka.decoded_rows import complete_rows
 from headrace.connectors.kafka.message_batch import MessageBatch
 from headrace.connectors.kafka.message_columns import FRAME_BYTES
 from headrace.connectors.kafka.registry_client import SchemaRegistryClient
-from headrace.connectors.kafka.schema_frames import read_frames, schema_ids
+from headrace.connectors.kafka.schema_frames import find_frames, read_frames, schema_ids
 from headrace.connectors.local_relation import collect_arrow, frame_of_table
 from headrace.connectors.spark_types import row_schema
 from headrace.pipeline.config.sections import KafkaConnection
 from headrace.pipeline.errors import InternalError, SchemaError
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 log = logging.getLogger(__name__)
 
-_DRIVER_ROWS = 10_000
-"""Spark's tasks decode larger ranges faster: in the driver it compiles nothing."""
+_SPARK_ROWS = 10_000
+"""Messages that Spark decodes in the driver at most. Its tasks decode more of them faster."""
 
 
 class AvroMessages:
@@ -45,7 +49,6 @@ class AvroMessages:
         self._ordinal = ordinal
         self._client = SchemaRegistryClient(name, connection, AVRO)
         self._overrides = {one.from_: one.to for one in node.schema_id_overrides}
-        self.driver_rows = _DRIVER_ROWS
         self._frames: set[tuple[bytes, bool]] = set()
         """The frames of messages that Spark has read, see `read_frames`."""
 
@@ -73,14 +76,20 @@ class AvroMessages:
             key=self._node.primary_key,
         )
 
+    @cached_property
+    def _arrow(self) -> ArrowAvroDecoder | None:
+        """The decoder without Spark, if it knows the types of the columns."""
+        found = ArrowAvroDecoder(self._reader)
+        return found if found.is_supported and not self._is_skipped else None
+
+    @property
+    def driver_rows(self) -> int:
+        """See `MessageFormat.driver_rows`."""
+        return _SPARK_ROWS if self._arrow is None else sys.maxsize
+
     @property
     def _tombstone_key(self) -> tuple[str, ...]:
         return self._node.primary_key if self._node.tombstone == "delete" else ()
-
-    @property
-    def decodes_without_spark(self) -> bool:
-        """See `MessageFormat.decodes_without_spark`."""
-        return False
 
     def check_order(self) -> None:
         """See `SchemaRegistryClient.check_latest`."""
@@ -109,8 +118,15 @@ class AvroMessages:
             may_retry=is_first,
         )
 
-    def decode_batch(self, spark: SparkSession, batch: MessageBatch, topic: str) -> pa.Table:
-        """Return the rows of messages that are in the driver. Spark decodes them there, without a job."""
+    def decode_batch(self, spark: SparkSession | None, batch: MessageBatch, topic: str) -> pa.Table | None:
+        """Return the rows of messages that are in the driver.
+
+        What Arrow does not read, Spark decodes in the driver without a job, unless it is much.
+        """
+        if self._arrow is not None and (rows := self._decode_with_arrow(self._arrow, batch)) is not None:
+            return rows
+        if spark is None or len(batch) > _SPARK_ROWS:
+            return None
         columns = row_schema(self.columns)
         if not len(batch):
             return cast("pa.Table", collect_arrow(spark.createDataFrame([], columns)))
@@ -123,6 +139,40 @@ class AvroMessages:
             in_driver=True,
         )
         return collect_arrow(rows)
+
+    def _decode_with_arrow(self, decoder: ArrowAvroDecoder, batch: MessageBatch) -> pa.Table | None:
+        values = pa.array(batch.values, pa.binary())
+        if values.null_count and not self._tombstone_key:
+            return None
+        keys = pa.array(batch.keys or [None] * len(batch), pa.binary())
+        found = decoder.decode(
+            values,
+            keys,
+            self._writers(find_frames(values)),
+            self._writers(find_frames(keys.filter(values.is_null())), of_keys=True),
+        )
+        if found is None:
+            return None
+        payload = dict(zip(found.column_names, found.columns, strict=True))
+        return complete_rows(payload, batch, self._node, self._ordinal)
+
+    def _writers(self, frames: Iterable[bytes], *, of_keys: bool = False) -> Mapping[bytes, AvroType | None]:
+        """Return the schema of each frame. One that the registry lacks, or that is none, is None."""
+        found: dict[bytes, AvroType | None] = {}
+        for frame, schema_id in schema_ids(frames, self._node.topic, self._name, AVRO.title).items():
+            try:
+                found[frame] = self._find_writer(schema_id, of_keys=of_keys)
+            except SchemaError:
+                found[frame] = None
+        return found
+
+    def _find_writer(self, schema_id: int, *, of_keys: bool) -> AvroType | None:
+        wanted = self._written_id(schema_id, of_keys=of_keys)
+        is_reader = wanted == self._node.reader_schema_id and not of_keys
+        return self._reader if is_reader else self._client.find_schema(wanted)
+
+    def _written_id(self, schema_id: int, *, of_keys: bool) -> int:
+        return schema_id if of_keys else self._overrides.get(schema_id, schema_id)
 
     def close(self) -> None:
         """Close the connections to the registry."""
@@ -139,13 +189,9 @@ class AvroMessages:
         return {frame: self._branch(ids[frame], of_keys=of_keys) for frame in ids}
 
     def _branch(self, schema_id: int, *, of_keys: bool) -> SchemaPair | str:
-        wanted = schema_id if of_keys else self._overrides.get(schema_id, schema_id)
+        wanted = self._written_id(schema_id, of_keys=of_keys)
         try:
-            writer = (
-                self._reader
-                if wanted == self._node.reader_schema_id and not of_keys
-                else self._client.find_schema(wanted)
-            )
+            writer = self._find_writer(schema_id, of_keys=of_keys)
             if writer is None:
                 return f"schema {wanted} is not in the schema registry {self._client.url}"
             if of_keys:

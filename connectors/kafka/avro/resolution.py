@@ -53,7 +53,15 @@ def resolve_schemas(writer: AvroType, reader: AvroType) -> SchemaPair:
 
     Raise SchemaError, naming the field, if their values cannot be read so.
     """
-    return _pair(_match(writer, reader, ()), reader)
+    return _pair(match_types(writer, reader), reader)
+
+
+def match_types(writer: AvroType, reader: AvroType) -> AvroType:
+    """Return the writer's type with the names that its fields have in the reader.
+
+    Raise SchemaError as `resolve_schemas`.
+    """
+    return _match(writer, reader, ())
 
 
 def match_columns(writer: AvroType, reader: AvroType) -> SchemaPair:

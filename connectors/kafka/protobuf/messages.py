@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute
 
-from headrace.connectors.dead_letters import ERROR
-from headrace.connectors.kafka.arrow_decoder import message_positions, metadata_columns, name_operations
 from headrace.connectors.kafka.config import KafkaSourceConfig
+from headrace.connectors.kafka.decoded_rows import complete_rows
 from headrace.connectors.kafka.message_batch import MessageBatch
 from headrace.connectors.kafka.message_columns import (
-    FRAME_BYTES,
     METADATA,
     OF_MESSAGE,
     PLACE,
@@ -36,12 +34,18 @@ from headrace.connectors.kafka.protobuf.reader_schema import (
 from headrace.connectors.kafka.protobuf.resolution import ReadableMessages, resolve_keys, resolve_values
 from headrace.connectors.kafka.protobuf.schema import PROTOBUF, ProtobufSchema, ProtobufType
 from headrace.connectors.kafka.registry_client import SchemaRegistryClient
-from headrace.connectors.kafka.schema_frames import OTHER_SCHEMA, read_frames, schema_ids, spell_payload
+from headrace.connectors.kafka.schema_frames import (
+    OTHER_SCHEMA,
+    find_frames,
+    read_frames,
+    schema_ids,
+    spell_payload,
+)
 from headrace.connectors.row_errors import RowConditions, task_error
 from headrace.connectors.spark_types import arrow_schema, spark_schema
 from headrace.pipeline.config.sections import KafkaConnection
 from headrace.pipeline.errors import InternalError, SchemaError, TransientError
-from headrace.pipeline.sql.system_columns import OP, POS
+from headrace.pipeline.sql.system_columns import OP
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -99,11 +103,6 @@ class ProtobufMessages:
     def _has_dead_letters(self) -> bool:
         return self._node.on_error == "dead_letter"
 
-    @property
-    def decodes_without_spark(self) -> bool:
-        """See `MessageFormat.decodes_without_spark`."""
-        return True
-
     def check_order(self) -> None:
         """See `SchemaRegistryClient.check_latest`."""
         if self._node.validate_writer_schema_ordering:
@@ -113,29 +112,19 @@ class ProtobufMessages:
         """Close the connections to the registry."""
         self._client.close()
 
-    def decode_batch(self, spark: SparkSession, batch: MessageBatch, topic: str) -> pa.Table | None:
+    def decode_batch(self, spark: SparkSession | None, batch: MessageBatch, topic: str) -> pa.Table | None:
         """Return the rows of messages that are in the driver, or None if Spark must decide about one."""
         del spark, topic
-        key = self._node.tombstone_key
         values = pa.array(batch.values, pa.binary())
-        if values.null_count and not key:
+        if values.null_count and not self._node.tombstone_key:
             return None
         keys = pa.array(batch.keys or [None] * len(batch), pa.binary())
         of_keys = keys.filter(values.is_null())
-        found, reasons = self._decoder(_find_frames(values), _find_frames(of_keys)).decode(values, keys)
-        operations = found[OP] if self._has_operation else pa.array(batch.operations, pa.string())
-        if values.null_count:
-            operations = pc.if_else(values.is_null(), "d", operations)
-        named = name_operations(operations)
-        wanted = {name.lower() for name in (self._node.primary_key if self._has_dead_letters else key)}
-        is_bad = any(found[name].null_count for name in found.column_names if name.lower() in wanted)
-        if named is None or reasons.null_count < len(reasons) or is_bad:
+        found, reasons = self._decoder(find_frames(values), find_frames(of_keys)).decode(values, keys)
+        if reasons.null_count < len(reasons):
             return None
-        columns = {name: found[name] for name in found.column_names if name != OP}
-        if self._node.include_metadata:
-            columns |= metadata_columns(batch)
-        columns |= {OP: named, POS: message_positions(batch, self._ordinal)}
-        return pa.table(columns | ({ERROR: pa.nulls(len(batch))} if self._has_dead_letters else {}))
+        payload = dict(zip(found.column_names, found.columns, strict=True))
+        return complete_rows(payload, batch, self._node, self._ordinal)
 
     def decode(self, messages: DataFrame, *, is_first: bool = False) -> DataFrame:
         """Return the rows of messages, lazily.
@@ -232,11 +221,6 @@ class ProtobufMessages:
     @property
     def _key_names(self) -> set[str]:
         return {name.lower() for name in self._node.tombstone_key}
-
-
-def _find_frames(values: pa.Array) -> list[bytes]:
-    """Return the distinct frames of the values that are not NULL."""
-    return [one for one in pc.binary_slice(values, 0, FRAME_BYTES).unique().to_pylist() if one is not None]
 
 
 def _work(

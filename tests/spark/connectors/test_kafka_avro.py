@@ -63,7 +63,9 @@ class Messages:
         registered = {at: parse_record(json.dumps(schema)) for at, schema in self.schemas.items()}
         messages._client.find_schema = registered.get  # type: ignore[method-assign]
         self.columns = row_schema(messages.columns)
-        if self.way == "driver":
+        if self.way != "arrow":
+            messages.__dict__["_arrow"] = None
+        if self.way != "spark":
             values = [value for _, value, _ in self.sent]
             count = len(values)
             batch = MessageBatch(
@@ -113,13 +115,13 @@ class Messages:
         pytest.fail("it was read")
 
 
-@pytest.fixture(params=["driver", "spark"])
+@pytest.fixture(params=["arrow", "driver", "spark"])
 def messages(spark: SparkSession, request: pytest.FixtureRequest) -> Messages:
     return Messages(spark, request.param)
 
 
 driver_is_daily = pytest.mark.parametrize(
-    "messages", ["driver", pytest.param("spark", marks=pytest.mark.slow)], indirect=True
+    "messages", ["arrow", "driver", pytest.param("spark", marks=pytest.mark.slow)], indirect=True
 )
 """For what the decoder does in the same way in the driver and in Spark's tasks."""
 
