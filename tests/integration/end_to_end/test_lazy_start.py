@@ -22,6 +22,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
+from helpers import protobuf_messages
 from helpers.avro_messages import encode, frame, record
 from helpers.depth import with_slow
 from helpers.kafka_sink import read_messages
@@ -45,6 +46,7 @@ from headrace.services import Services
 ROWS = 40
 TABLE = pa.table({"id": pa.array(range(ROWS), "int64"), "v": [f"v{at}" for at in range(ROWS)]})
 AVRO = record(("id", "long"), ("v", "string"), doc=json.dumps({"primaryKeys": ["id"]}))
+PROTOBUF = 'syntax = "proto3"; message Row { int64 id = 1; string v = 2; }'
 _KAFKA = "type: kafka, primary_key: id, topic: '{topic}'"
 _JSON = _KAFKA + ", schema: {{id: int64, v: string}}"
 _CLICKHOUSE = "type: clickhouse, primary_key: id, table_name: '{database}.history', split_rows: 10"
@@ -70,6 +72,7 @@ SOURCES = {
     "kafka-errors": _JSON + ", on_error: dead_letter",
     "kafka-avro": _KAFKA.replace("{topic}", "{avro_topic}"),
     "kafka-avro-errors": _KAFKA.replace("{topic}", "{avro_topic}") + ", on_error: dead_letter",
+    "kafka-protobuf": _KAFKA.replace("{topic}", "{protobuf_topic}") + ", data_format: protobuf",
     "hybrid": "type: hybrid, primary_key: id, offset_table: {{}}, bounded_sources: [{{source_type: clickhouse,"
     " table_name: '{database}.history'}}], unbounded_source: {{source_type: kafka, topic: '{topic}', schema:"
     " {{id: int64, v: string}}}}",
@@ -126,14 +129,20 @@ def inputs(
     session.createDataFrame(TABLE).writeTo("lazy.n.rows").using("iceberg").create()
     topic, avro_topic = f"lazy-{secrets.token_hex(4)}", f"lazy-{secrets.token_hex(4)}-avro"
     admin = AdminClient({"bootstrap.servers": services.kafka.brokers})
-    for created in admin.create_topics([NewTopic(topic, 1, 1), NewTopic(avro_topic, 1, 1)]).values():
+    protobuf_topic = f"{avro_topic}-protobuf"
+    topics = [NewTopic(name, 1, 1) for name in (topic, avro_topic, protobuf_topic)]
+    for created in admin.create_topics(topics).values():
         created.result(30)
     number = registry.register(f"{avro_topic}-value", AVRO)
+    protobuf_number = registry.register(f"{protobuf_topic}-value", PROTOBUF, kind="PROTOBUF")
+    protobuf_row = protobuf_messages.message_class(PROTOBUF, "Row")
     producer = Producer({"bootstrap.servers": services.kafka.brokers})
     for row in TABLE.to_pylist():
         at = f"2024-01-01T00:00:{row['id']:02}Z"
         producer.produce(topic, json.dumps(row | {"at": at}), key=json.dumps({"id": row["id"]}))
         producer.produce(avro_topic, frame(number, encode(AVRO, row)))
+        payload = protobuf_row(**row).SerializeToString()
+        producer.produce(protobuf_topic, protobuf_messages.frame(protobuf_number, payload))
     assert producer.flush(30) == 0
     with clickhouse_database(services) as database:
         with clickhouse_connect.get_client(
@@ -147,7 +156,7 @@ def inputs(
                 f"INSERT INTO history (id, v) SELECT number, concat('v', toString(number)) FROM numbers({ROWS})"
             )
         names = {"folder": str(folder), "topic": topic, "avro_topic": avro_topic, "database": database}
-        yield Inputs(names | {"registry": registry.url}, spark)
+        yield Inputs(names | {"protobuf_topic": protobuf_topic, "registry": registry.url}, spark)
 
 
 @pytest.fixture
@@ -215,7 +224,19 @@ def test_a_run_starts_spark_before_it_uses_columns(
 
 
 @pytest.mark.parametrize(
-    "source", with_slow(("kafka-metadata",), ("kafka-json", "kafka-metadata", "clickhouse", "parquet"))
+    "source",
+    with_slow(
+        ("kafka-metadata", "kafka-avro-errors"),
+        (
+            "kafka-json",
+            "kafka-metadata",
+            "kafka-avro",
+            "kafka-avro-errors",
+            "kafka-protobuf",
+            "clickhouse",
+            "parquet",
+        ),
+    ),
 )
 def test_small_epochs_into_a_topic_never_start_spark(inputs: Inputs, world: World, source: str) -> None:
     outcome = run_lazily(inputs, world, source, "kafka", None)

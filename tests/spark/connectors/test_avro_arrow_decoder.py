@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
@@ -75,9 +76,11 @@ def messages_of(schemas: dict[int, Any], reader: int, **options: Any) -> AvroMes
     return found
 
 
-def batch_of(values: list[bytes | None], keys: list[bytes | None] | None = None) -> MessageBatch:
+def batch_of(values: Sequence[bytes | None], keys: list[bytes | None] | None = None) -> MessageBatch:
     count = len(values)
-    return MessageBatch(values, [0] * count, list(range(count)), [0] * count, [None] * count, keys or [])
+    return MessageBatch(
+        list(values), [0] * count, list(range(count)), [0] * count, [None] * count, keys or []
+    )
 
 
 def rows_of(table: pa.Table | None) -> list[dict[str, Any]]:
