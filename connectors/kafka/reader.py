@@ -8,6 +8,8 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from headrace.connectors.dead_letters import good_rows
 from headrace.connectors.filter_marks import mark_filtered_rows
 from headrace.connectors.frame import DRIVER_BYTES
@@ -24,7 +26,6 @@ from headrace.pipeline.errors import SchemaError
 from headrace.pipeline.sql.system_columns import OP, POS
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 _MESSAGES = (
@@ -136,8 +137,6 @@ class MessageReader:
         The messages of a large range are read and decoded in pieces. They take several times the memory of
         rows. Return None if Spark must read the range.
         """
-        import pyarrow as pa
-
         mean_size = self._driver.mean_size
         if mean_size * count_offsets(ranges) > _MOST_BYTES:
             return None
@@ -157,7 +156,8 @@ class MessageReader:
                 return rows
             for part, some in split_by_partition(batch, rows).items():
                 found.setdefault(part, []).append(some)
-        return pa.concat_tables(table for part in sorted(found) for table in found[part]) if found else rows
+        tables = [table for part in sorted(found) for table in found[part]]
+        return pa.concat_tables(tables, promote_options="default") if found else rows
 
     def filter_rows(self, rows: DataFrame, *, marks: bool) -> DataFrame:
         """Return the rows that pass the node's filter, or all of them, marked, if `marks`.

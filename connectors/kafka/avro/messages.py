@@ -27,9 +27,10 @@ from headrace.connectors.kafka.message_columns import FRAME_BYTES
 from headrace.connectors.kafka.registry_client import SchemaRegistryClient
 from headrace.connectors.kafka.schema_frames import find_frames, read_frames, schema_ids
 from headrace.connectors.local_relation import collect_arrow, frame_of_table
-from headrace.connectors.spark_types import row_schema
+from headrace.connectors.spark_types import POS_ARROW, row_schema
 from headrace.pipeline.config.sections import KafkaConnection
 from headrace.pipeline.errors import InternalError, SchemaError
+from headrace.pipeline.sql.system_columns import POS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -138,7 +139,13 @@ class AvroMessages:
             self._branches((key[:FRAME_BYTES] for key in of_keys), of_keys=True),
             in_driver=True,
         )
-        return collect_arrow(rows)
+        found = collect_arrow(rows)
+        return found if self._arrow is None else found.cast(self._schema_like_arrow(found.schema))
+
+    def _schema_like_arrow(self, schema: pa.Schema) -> pa.Schema:
+        """Return the schema of rows that Arrow decoded. Other rows of a range may be such ones."""
+        types = {field.name: field.type for field in self.columns} | {POS: POS_ARROW}
+        return pa.schema([pa.field(one.name, types.get(one.name, one.type)) for one in schema])
 
     def _decode_with_arrow(self, decoder: ArrowAvroDecoder, batch: MessageBatch) -> pa.Table | None:
         values = pa.array(batch.values, pa.binary())

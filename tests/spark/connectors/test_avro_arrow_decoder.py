@@ -225,3 +225,24 @@ def test_bytes_that_are_no_payload_are_read_as_by_spark(spark: SparkSession) -> 
             assert repr({**row, POS: 0}) == repr({**by_spark[at], POS: 0}), value
     good = sum(row[ERROR] is None for row in by_spark.values())
     assert 0.9 * good <= read <= good
+
+
+def test_rows_of_arrow_and_of_spark_can_be_put_together(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A range may be decoded in pieces, some of them by Spark."""
+    fields = [(f"v{at}", ["null", kind]) for at, (kind, _) in enumerate(TYPES) if isinstance(kind, str)]
+    inner = record(
+        ("a", "int"), ("b", ["null", logical("bytes", "decimal", precision=9, scale=2)]), name="inner"
+    )
+    schema = record(("id", "long"), ("at", logical("long", "timestamp-millis")), ("in", inner), *fields)
+    row = {"id": 1, "at": 5, "in": {"a": 1, "b": (0, None)}} | {name: (0, None) for name, _ in fields}
+    value = frame(1, encode(schema, row))
+    messages = messages_of({1: schema}, 1, include_metadata=True)
+    by_arrow = messages.decode_batch(None, batch_of([value]), "t")
+    monkeypatch.setattr(messages, "_decode_with_arrow", lambda *_: None)
+    by_spark = messages.decode_batch(spark, batch_of([value]), "t")
+    assert by_arrow is not None
+    assert by_spark is not None
+    both = pa.concat_tables([by_arrow, by_spark])
+    assert both.slice(0, 1).to_pylist() == both.slice(1).to_pylist()
