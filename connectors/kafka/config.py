@@ -22,7 +22,7 @@ class SchemaIdOverride(Strict):
     to: PositiveInt = Field(description="The id of the schema that they were written with.")
 
 
-MessageEncoding = Literal["json", "avro", "protobuf", "text", "bytes"]
+MessageEncoding = Literal["json", "avro", "protobuf", "json_schema", "text", "bytes"]
 PLAIN_FORMATS = ("text", "bytes")
 """Formats whose columns are the key and the value of a message."""
 
@@ -52,7 +52,8 @@ class KafkaSourceConfig(SourceConfig):
     data_format: MessageEncoding | None = Field(
         default=None,
         description="How a message is encoded. Defaults to `json` with a `schema`, and to `avro` without."
-        " `text` and `bytes` give the columns `key` and `value` as they are.",
+        " `json_schema` is JSON with a schema of the registry. `text` and `bytes` give the columns `key` and"
+        " `value` as they are.",
     )
     schema_: dict[str, str] = Field(
         default_factory=dict,
@@ -62,13 +63,13 @@ class KafkaSourceConfig(SourceConfig):
     )
     reader_schema: str | None = Field(
         default=None,
-        description="With avro: the schema with the columns, as JSON. With protobuf: a `.proto` file, or a"
-        " FileDescriptorSet in Base64. Defaults to the schema of `reader_schema_id`.",
+        description="With avro or json_schema: the schema with the columns, as JSON. With protobuf: a"
+        " `.proto` file, or a FileDescriptorSet in Base64. Defaults to the schema of `reader_schema_id`.",
     )
     reader_schema_id: PositiveInt | None = Field(
         default=None,
-        description="With avro or protobuf: the id of the schema with the columns. Defaults to that of the"
-        " topic's latest schema of values when a run starts.",
+        description="With a registry: the id of the schema with the columns. Defaults to that of the topic's"
+        " latest schema of values when a run starts.",
     )
     message_type: str | None = Field(
         default=None,
@@ -77,8 +78,8 @@ class KafkaSourceConfig(SourceConfig):
     )
     validate_writer_schema_ordering: bool = Field(
         default=True,
-        description="With avro or protobuf: ends a run before it reads messages with a newer schema, whose"
-        " columns the next run has. Without effect if the file sets the reader schema.",
+        description="With a registry: ends a run before it reads messages with a newer schema, whose columns"
+        " the next run has. Without effect if the file sets the reader schema.",
     )
     schema_id_overrides: tuple[SchemaIdOverride, ...] = Field(
         default=(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -11,9 +12,12 @@ import pyarrow as pa
 from headrace.connectors.dead_letters import ERROR
 from headrace.connectors.kafka.arrow_decoder import ArrowMessageDecoder
 from headrace.connectors.kafka.config import KafkaSourceConfig
-from headrace.connectors.kafka.json_decoder import JsonMessageDecoder, payload_schema
+from headrace.connectors.kafka.json_decoder import JsonMessageDecoder
+from headrace.connectors.kafka.json_schema import JSON_SCHEMA, declared_json_columns, declared_types
 from headrace.connectors.kafka.message_batch import MessageBatch
+from headrace.connectors.kafka.registry_client import SchemaRegistryClient
 from headrace.connectors.local_relation import collect_arrow, frame_of_table
+from headrace.pipeline.config.sections import KafkaConnection
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -25,16 +29,22 @@ _DRIVER_ROWS = 10_000
 class JsonMessages:
     """Converts the messages of one node."""
 
-    def __init__(self, name: str, node: KafkaSourceConfig, ordinal: int) -> None:
+    def __init__(self, name: str, node: KafkaSourceConfig, connection: KafkaConnection, ordinal: int) -> None:
         self._name = name
+        has_registry = node.format == "json_schema"
+        self._client = SchemaRegistryClient(name, connection, JSON_SCHEMA) if has_registry else None
         self._node = node
         self._ordinal = ordinal
         self._decoder: tuple[object, JsonMessageDecoder] | None = None
 
     @property
     def columns(self) -> pa.Schema:
-        """The columns of `schema` in the file's order, then the metadata columns if requested."""
-        return payload_schema(self._name, self._node.schema_, metadata=self._node.include_metadata)
+        """The columns of the schema in its order, then the metadata columns if requested."""
+        return declared_json_columns(self._name, self._node)
+
+    @cached_property
+    def _declared(self) -> Mapping[str, str]:
+        return declared_types(self._name, self._node)
 
     @property
     def driver_rows(self) -> int:
@@ -43,10 +53,12 @@ class JsonMessages:
 
     @cached_property
     def _arrow(self) -> ArrowMessageDecoder:
-        return ArrowMessageDecoder(self._node.schema_, self._ordinal, metadata=self._node.include_metadata)
+        return ArrowMessageDecoder(self._declared, self._ordinal, metadata=self._node.include_metadata)
 
     def check_order(self) -> None:
-        """Do nothing: the columns are in the file."""
+        """See `SchemaRegistryClient.check_latest`. Columns in the file never change."""
+        if self._client is not None and self._node.validate_writer_schema_ordering:
+            self._client.check_latest(self._node.topic, self._node.reader_schema_id)
 
     def decode(self, messages: DataFrame, *, is_first: bool = False) -> DataFrame:
         """Return the rows of messages, lazily."""
@@ -80,7 +92,7 @@ class JsonMessages:
         if self._decoder is None or self._decoder[0] is not context:
             found = JsonMessageDecoder(
                 self._name,
-                self._node.schema_,
+                self._declared,
                 self._ordinal,
                 metadata=self._node.include_metadata,
                 tombstone_key=self._node.tombstone_key,
@@ -91,4 +103,6 @@ class JsonMessages:
         return self._decoder[1]
 
     def close(self) -> None:
-        """Do nothing: nothing is open."""
+        """Close the connections to the registry."""
+        if self._client is not None:
+            self._client.close()

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from headrace.connectors.kafka.avro.messages import AvroMessages
 from headrace.connectors.kafka.avro.reader_schema import avro_columns, parse_file_schema, resolve_avro
 from headrace.connectors.kafka.config import PLAIN_FORMATS, KafkaSourceConfig
-from headrace.connectors.kafka.json_decoder import payload_schema
 from headrace.connectors.kafka.json_messages import JsonMessages
+from headrace.connectors.kafka.json_schema import declared_json_columns, resolve_json_schema
 from headrace.connectors.kafka.message_batch import MessageBatch
 from headrace.connectors.kafka.plain_messages import PlainMessages, plain_schema
 from headrace.connectors.kafka.protobuf.messages import ProtobufMessages
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-_REGISTERED = ("avro", "protobuf")
+_REGISTERED = ("avro", "protobuf", "json_schema")
 """Formats whose schemas are in a registry."""
 
 
@@ -69,12 +69,13 @@ def create_format(
         return ProtobufMessages(name, node, connection, ordinal)
     if node.format in PLAIN_FORMATS:
         return PlainMessages(name, node, ordinal)
-    return JsonMessages(name, node, ordinal)
+    return JsonMessages(name, node, connection, ordinal)
 
 
 def resolve_schema(name: str, node: KafkaSourceConfig, connection: KafkaConnection) -> KafkaSourceConfig:
     """Return the node with the reader schema and the primary key that its schema registry has."""
-    resolve = {"avro": resolve_avro, "protobuf": resolve_protobuf}.get(node.format)
+    known = {"avro": resolve_avro, "protobuf": resolve_protobuf, "json_schema": resolve_json_schema}
+    resolve = known.get(node.format)
     return node if resolve is None else resolve(name, node, connection)
 
 
@@ -88,9 +89,11 @@ def declared_columns(name: str, node: Any) -> pa.Schema | None:
     if node.format in PLAIN_FORMATS:
         return plain_schema(name, node)
     if node.schema_:
-        return payload_schema(name, node.schema_, metadata=node.include_metadata)
+        return declared_json_columns(name, node)
     if node.reader_schema is None:
         return None
+    if node.format == "json_schema":
+        return declared_json_columns(name, node)
     if node.format == "protobuf":
         return declared_protobuf_columns(name, node)
     return avro_columns(name, node, parse_file_schema(name, node.reader_schema))

@@ -9,13 +9,13 @@ from headrace.pipeline.errors import FileLocation, UserError
 
 PlaceOf = Callable[..., FileLocation]
 
-_REGISTERED = ("avro", "protobuf")
+_REGISTERED = ("avro", "protobuf", "json_schema")
 """Encodings whose schemas are in a registry."""
 _KEYS_OF = {
     "reader_schema": _REGISTERED,
     "reader_schema_id": _REGISTERED,
     "validate_writer_schema_ordering": _REGISTERED,
-    "schema_id_overrides": _REGISTERED,
+    "schema_id_overrides": ("avro", "protobuf"),
     "message_type": ("protobuf",),
     "skip_schema_resolution": ("avro",),
     "skip_schema_resolution_for_reader_schema_ids": ("avro",),
@@ -53,6 +53,6 @@ def check_encoding(
     if stream.tombstone == "delete" and encoding in ("text", "bytes") and [*key] != ["key"]:
         msg = f"`tombstone: delete` with data_format: {encoding} needs the key of the message"
         yield UserError(msg, hint="Set `primary_key: key`.", node=name, place=place(*path, "tombstone"))
-    if stream.tombstone == "delete" and encoding in ("json", "protobuf") and not key:
+    if stream.tombstone == "delete" and encoding in ("json", "json_schema", "protobuf") and not key:
         msg = "`tombstone: delete` needs a key: the columns that a message's key has"
         yield UserError(msg, hint="Set `primary_key`.", node=name, place=place(*path, "tombstone"))

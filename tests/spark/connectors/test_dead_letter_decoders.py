@@ -20,6 +20,7 @@ from headrace.connectors.kafka.message_batch import MessageBatch
 from headrace.connectors.kafka.message_columns import OP_HEADER
 from headrace.connectors.local_relation import collect_local_rows
 from headrace.connectors.row_errors import explain_failure
+from headrace.pipeline.config.sections import KafkaConnection
 
 Row = dict[str, Any]
 FIELDS = ("values", "partitions", "offsets", "timestamps", "operations", "keys")
@@ -120,7 +121,7 @@ def source_of(schema: dict[str, str], *key: str) -> JsonMessages:
     node = KafkaSourceConfig.model_validate(
         {"topic": "t", "schema": schema, "on_error": "dead_letter", "primary_key": key}
     )
-    return JsonMessages("src", node, 3)
+    return JsonMessages("src", node, KafkaConnection(), 3)
 
 
 def test_a_message_needs_its_key(spark: SparkSession) -> None:

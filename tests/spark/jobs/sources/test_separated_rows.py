@@ -10,6 +10,7 @@ from headrace.connectors.kafka.config import KafkaSourceConfig
 from headrace.connectors.kafka.json_messages import JsonMessages
 from headrace.connectors.spark_types import row_schema
 from headrace.jobs.sources.source_batch import SourceBatch, separate_rows
+from headrace.pipeline.config.sections import KafkaConnection
 from headrace.pipeline.errors import DataError
 from headrace.pipeline.model.error_outputs import errors_output
 
@@ -27,7 +28,10 @@ def separated(spark: SparkSession, values: list[bytes], way: str, rate: float = 
     )
     output = errors_output("src", node)
     assert output is not None
-    messages, batch = JsonMessages("src", node, 3), batch_of([*values], [None] * len(values))
+    messages, batch = (
+        JsonMessages("src", node, KafkaConnection(), 3),
+        batch_of([*values], [None] * len(values)),
+    )
     if way == "driver":
         read = messages.decode_batch(spark, batch, "t")
         assert read is not None
@@ -54,6 +58,7 @@ def test_both_routes_separate_alike(spark: SparkSession, values: list[bytes]) ->
                     KafkaSourceConfig.model_validate(
                         {"topic": "t", "schema": {"id": "int64", "v": "string"}}
                     ),
+                    KafkaConnection(),
                     3,
                 ).columns
             ).names
