@@ -13,6 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from stamina.instrumentation import RetryDetails, set_on_retry_hooks
+
 from headrace import __version__
 from headrace.pipeline.protocol.log_context import LogContextFilter, formatter
 
@@ -46,6 +48,16 @@ def _log_dropped_connection(self: socketserver.BaseServer, request: Any, client_
     logging.getLogger(__name__).debug("event=connection_dropped address=%s", client_address)
 
 
+def _log_retry(details: RetryDetails) -> None:
+    """Log a retry. The hooks of stamina would print the arguments of the call, on standard output."""
+    logging.getLogger(__name__).info(
+        "event=retry_scheduled attempt=%s seconds=%.2f error=%s",
+        details.retry_num,
+        details.wait_for,
+        type(details.caused_by).__name__,
+    )
+
+
 def configure_logging(*, level: int, log_format: str = "text") -> None:
     """Send log lines of `level` and above to standard error. The last call wins."""
     stderr_handler = logging.StreamHandler(sys.stderr)
@@ -59,6 +71,7 @@ def configure_logging(*, level: int, log_format: str = "text") -> None:
     set_log_format(log_format)
     root.setLevel(min(level, logging.INFO))
     socketserver.BaseServer.handle_error = _log_dropped_connection
+    set_on_retry_hooks((_log_retry,))
     for name in (
         "py4j",
         "clickhouse_connect",

@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import stamina
+from stamina.instrumentation import get_on_retry_hooks, set_on_retry_hooks
 
 from headrace import logging_setup
 from headrace.orchestration.execution import _log_to_stderr
@@ -131,3 +133,26 @@ def test_a_dagster_run_writes_the_same_lines(capsys: pytest.CaptureFixture[str])
         "run_id": "r1",
         "epoch": 7,
     }
+
+
+def test_a_retry_is_a_log_line_without_the_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    """By default stamina logs them, and prints to standard output if structlog is installed."""
+    before = get_on_retry_hooks()
+    logging_setup.configure_logging(level=logging.INFO, log_format="json")
+    calls: list[str] = []
+
+    @stamina.retry(on=OSError, wait_initial=0, wait_max=0, wait_jitter=0)
+    def connect(password: str) -> str:
+        calls.append(password)
+        if len(calls) == 1:
+            raise OSError(password)
+        return "connected"
+
+    try:
+        assert connect("a-secret-word") == "connected"
+    finally:
+        set_on_retry_hooks(before)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert json.loads(err)["message"] == "event=retry_scheduled attempt=1 seconds=0.00 error=OSError"
+    assert "a-secret-word" not in err
