@@ -71,9 +71,9 @@ class ProtobufBatchDecoder:
                 yield places[2], *self._reject(len(places[2]), _NO_PAYLOAD)
         for place, bodies, schemas, part in parts:
             for framed in split_by_frame(bodies, schemas, part):
-                yield place[framed.rows], *self._decode_framed(bodies, framed)
+                yield place[framed.rows], *self._decode_framed(bodies, framed, part)
 
-    def _decode_framed(self, bodies: pa.Array, framed: FramedRows) -> tuple[pa.Table, pa.Array]:
+    def _decode_framed(self, bodies: pa.Array, framed: FramedRows, part: str) -> tuple[pa.Table, pa.Array]:
         count = len(framed.rows)
         if isinstance(framed.type, str):
             return self._reject(count, framed.type)
@@ -81,7 +81,7 @@ class ProtobufBatchDecoder:
         table, reasons = decode_payloads(pc.binary_slice(some, framed.length, _END), framed.type)
         by_name = dict(zip(map(str.lower, table.column_names), table.columns, strict=True))
         columns = [by_name.get(field.name.lower(), pa.nulls(count, field.type)) for field in self.columns]
-        what = f"the payload is no `{framed.type}`: "
+        what = f"the {part} is no `{framed.type}`: "
         return pa.table(columns, schema=self.columns), pc.binary_join_element_wise(what, reasons, "")
 
     def _reject(self, count: int, reason: str) -> tuple[pa.Table, pa.Array]:

@@ -211,6 +211,20 @@ def test_operations_metadata_and_tombstones(messages: Messages) -> None:
     assert [row["__kafka_offset"] for row in rows] == [0, 1, 2, 3, 4]
 
 
+def test_a_broken_key_of_a_tombstone_is_named(messages: Messages) -> None:
+    messages.schemas = {1: ORDER, 2: 'syntax = "proto3"; message Key { string id = 1; }'}
+    messages.send(1, "Order", id=1)
+    messages.send_bytes(None, frame(1, b"\x08", 1))
+    options = {"tombstone": "delete", "primary_key": "id"}
+    assert "offset 1: the key is no `Key`: unexpected EOF" in messages.failure(1, **options).message
+    messages.sent[1] = (frame(2, b""), None, None)
+    assert "offset 1: field `id` of the key is no int64" in messages.failure(1, **options).message
+    messages.sent[1] = (frame(1, b"", 2), None, None)
+    assert messages.read(1, **options)[1][OP] == "d"
+    messages.sent[1] = (None, None, None)
+    assert "offset 1: the message has no payload (a tombstone), and" in messages.failure(1, **options).message
+
+
 def test_an_operation_in_the_payload(messages: Messages) -> None:
     messages.schemas = {1: 'syntax = "proto3"; message M { string _gs_op = 1; int64 id = 2; }'}
     for op in ("i", "u", "d"):
