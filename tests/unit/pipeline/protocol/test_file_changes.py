@@ -451,6 +451,7 @@ class TestSources:
                 "schema",
                 "reader_schema",
                 "reader_schema_id",
+                "message_type",
                 "validate_writer_schema_ordering",
                 "schema_id_overrides",
                 "skip_schema_resolution",
