@@ -16,11 +16,11 @@ import pyarrow.compute
 from pyarrow import json as arrow_json
 from pyarrow import types as kinds
 
+from headrace.connectors.kafka.decoded_rows import complete_rows
 from headrace.connectors.kafka.json_decoder import arrives_as
 from headrace.connectors.kafka.message_batch import MessageBatch
-from headrace.connectors.kafka.message_columns import FRAME_BYTES, METADATA, OPERATIONS
-from headrace.connectors.spark_types import POS_ARROW
-from headrace.pipeline.sql.system_columns import OP, POS
+from headrace.connectors.kafka.message_columns import FRAME_BYTES
+from headrace.pipeline.sql.system_columns import OP
 from headrace.pipeline.types.arrow import parse_type
 
 pc: Any = pyarrow.compute
@@ -57,19 +57,11 @@ class ArrowMessageDecoder:
             return None
         try:
             columns = self._parse(text, len(batch))
-            operations = columns.pop(OP, None) if columns is not None else None
-            if columns is None or any(column is None for column in columns.values()):
-                return None
         except pa.ArrowInvalid:
             return None
-        if OP not in self._kinds:
-            operations = pa.array(batch.operations, pa.string())
-        named = name_operations(operations)
-        if named is None:
+        if columns is None or any(column is None for column in columns.values()):
             return None
-        if self._metadata:
-            columns |= metadata_columns(batch)
-        return pa.table(columns | {OP: named, POS: message_positions(batch, self._ordinal)})
+        return complete_rows(columns, batch, self._ordinal, metadata=self._metadata)
 
     def _parse(self, text: bytes, rows: int) -> dict[str, Any] | None:
         schema = pa.schema([pa.field(name, _read_as(kind)) for name, kind in self._kinds.items()])
@@ -87,25 +79,6 @@ class ArrowMessageDecoder:
         if table.num_rows != rows:
             return None
         return {name: _convert(table[name], kind) for name, kind in self._kinds.items()}
-
-
-def message_positions(batch: MessageBatch, ordinal: int) -> pa.Array:
-    """Return `_gs_pos` of each message."""
-    rows = len(batch)
-    parts = (
-        pa.repeat(pa.scalar(ordinal, pa.int32()), rows),
-        pa.array(batch.partitions, pa.int32()),
-        pa.array(batch.offsets, pa.int64()),
-        pa.repeat(pa.scalar(0, pa.int64()), rows),
-    )
-    return pa.StructArray.from_arrays(list(parts), fields=list(POS_ARROW))
-
-
-def metadata_columns(batch: MessageBatch) -> dict[str, pa.Array]:
-    """Return the columns of `include_metadata`."""
-    at = pa.array(batch.timestamps, pa.timestamp("ms", tz="UTC"))
-    places = (pa.array(batch.partitions, pa.int32()), pa.array(batch.offsets, pa.int64()), at)
-    return {name: column.cast(kind) for (name, kind), column in zip(METADATA, places, strict=True)}
 
 
 def _is_supported(kind: pa.DataType) -> bool:
@@ -192,13 +165,3 @@ def _convert(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray | No
 
 def _all_match(column: pa.ChunkedArray, pattern: str) -> bool:
     return pc.all(pc.match_substring_regex(column, pattern)).as_py() is not False
-
-
-def name_operations(texts: Any) -> pa.Array | None:
-    """Return i, u or d for each text; i where there is none. Return None for an unknown text."""
-    if isinstance(texts, pa.ChunkedArray):
-        texts = texts.combine_chunks()
-    known = pc.index_in(pc.ascii_lower(texts), value_set=pa.array(list(OPERATIONS)))
-    if known.null_count != texts.null_count:
-        return None
-    return pc.fill_null(pa.array(list(OPERATIONS.values())).take(known), "i")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from headrace.connectors.kafka.message_batch import MessageBatch
+from headrace.connectors.kafka.message_batch import MessageBatch, Numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,7 @@ class DecodedBatch:
     """One row per message of one partition. `offsets` ascend; `size` is that of the messages in bytes."""
 
     rows: pa.Table
-    offsets: np.ndarray[tuple[int], np.dtype[np.int64]]
+    offsets: Numbers
     size: int
 
     @classmethod

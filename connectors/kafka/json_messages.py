@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from headrace.connectors.dead_letters import ERROR
 from headrace.connectors.kafka.arrow_decoder import ArrowMessageDecoder
 from headrace.connectors.kafka.config import KafkaSourceConfig
+from headrace.connectors.kafka.decoded_rows import accept_rows
 from headrace.connectors.kafka.json_decoder import JsonMessageDecoder
 from headrace.connectors.kafka.json_schema import JSON_SCHEMA, declared_json_columns, declared_types
 from headrace.connectors.kafka.message_batch import MessageBatch
-from headrace.connectors.kafka.registry_client import SchemaRegistryClient
+from headrace.connectors.kafka.message_schemas import MessageSchemas
 from headrace.connectors.local_relation import collect_arrow, frame_of_table
 from headrace.pipeline.config.sections import KafkaConnection
 
@@ -32,12 +32,12 @@ class JsonMessages:
     def __init__(self, name: str, node: KafkaSourceConfig, connection: KafkaConnection, ordinal: int) -> None:
         self._name = name
         has_registry = node.format == "json_schema"
-        self._client = SchemaRegistryClient(name, connection, JSON_SCHEMA) if has_registry else None
+        self._schemas = MessageSchemas(name, node, connection, JSON_SCHEMA) if has_registry else None
         self._node = node
         self._ordinal = ordinal
         self._decoder: tuple[object, JsonMessageDecoder] | None = None
 
-    @property
+    @cached_property
     def columns(self) -> pa.Schema:
         """The columns of the schema in its order, then the metadata columns if requested."""
         return declared_json_columns(self._name, self._node)
@@ -56,9 +56,9 @@ class JsonMessages:
         return ArrowMessageDecoder(self._declared, self._ordinal, metadata=self._node.include_metadata)
 
     def check_order(self) -> None:
-        """See `SchemaRegistryClient.check_latest`. Columns in the file never change."""
-        if self._client is not None and self._node.validate_writer_schema_ordering:
-            self._client.check_latest(self._node.topic, self._node.reader_schema_id)
+        """See `MessageSchemas.check_order`. Columns in the file never change."""
+        if self._schemas is not None:
+            self._schemas.check_order()
 
     def decode(self, messages: DataFrame, *, is_first: bool = False) -> DataFrame:
         """Return the rows of messages, lazily."""
@@ -71,15 +71,9 @@ class JsonMessages:
         With dead letters, Spark decodes them in the driver if one is broken, or looks so.
         """
         found = self._arrow.decode(batch)
-        if not self._has_dead_letters:
-            return found
-        key = {name.lower() for name in self._node.primary_key}
-        if found is not None and not any(
-            found[name].null_count for name in found.column_names if name.lower() in key
-        ):
-            return found.append_column(ERROR, pa.nulls(len(batch)))
-        if spark is None or len(batch) > _DRIVER_ROWS:
-            return None
+        rows = None if found is None else accept_rows(found, self._node)
+        if rows is not None or not self._has_dead_letters or spark is None or len(batch) > _DRIVER_ROWS:
+            return rows
         messages = frame_of_table(spark, batch.as_table(topic))
         return collect_arrow(self._decoder_of(messages).decode(messages, in_driver=True))
 
@@ -104,5 +98,5 @@ class JsonMessages:
 
     def close(self) -> None:
         """Close the connections to the registry."""
-        if self._client is not None:
-            self._client.close()
+        if self._schemas is not None:
+            self._schemas.close()

@@ -11,21 +11,14 @@ import pyarrow as pa
 
 from headrace.connectors.kafka.config import KafkaSourceConfig
 from headrace.connectors.kafka.json_decoder import payload_schema
-from headrace.connectors.kafka.reader_schema import check_key, read_reader_schema
+from headrace.connectors.kafka.reader_schema import check_key, parse_reader_schema, read_reader_schema
 from headrace.connectors.kafka.registry_client import SchemaLanguage, SchemaReference
 from headrace.pipeline.config.sections import KafkaConnection
 from headrace.pipeline.errors import SchemaError
 
 _DECIMAL = "org.apache.kafka.connect.data.Decimal"
-_CONNECT = {
-    "int8": "int8",
-    "int16": "int16",
-    "int32": "int32",
-    "int64": "int64",
-    "float32": "float32",
-    "float64": "float64",
-}
-"""`connect.type` of a number, and its type in `schema`."""
+_CONNECT = frozenset({"int8", "int16", "int32", "int64", "float32", "float64"})
+"""Values of `connect.type` of a number, which are types of `schema` too."""
 _PLAIN = {"integer": "int64", "number": "float64", "boolean": "boolean"}
 _FORMATS = {"date-time": "timestamp", "date": "date32"}
 _MOST_REFERENCES = 20
@@ -55,7 +48,7 @@ def parse_json_schema(text: str, references: Sequence[SchemaReference] = ()) -> 
     except ValueError as error:
         msg = f"the schema is not JSON: {error}"
         raise SchemaError(msg) from None
-    schema = _resolve(root, root, others) if isinstance(root, dict) else {}
+    schema = _resolve(root, root, others)
     properties = schema.get("properties")
     if not isinstance(properties, dict) or not properties:
         msg = "the schema has no `properties`, and only those of an object are columns"
@@ -71,26 +64,17 @@ def resolve_json_schema(name: str, node: KafkaSourceConfig, connection: KafkaCon
 
     Raise the errors of `read_reader_schema`.
     """
-    schema, changes = read_reader_schema(name, node, connection, JSON_SCHEMA, parse_file_schema)
+    schema, changes = read_reader_schema(name, node, connection, JSON_SCHEMA)
     columns = payload_schema(name, schema.columns, metadata=node.include_metadata)
     check_key(name, node, columns, node.primary_key)
     return node.model_copy(update=changes | {"reader_schema": schema.to_text()})
-
-
-def parse_file_schema(name: str, text: str) -> JsonSchema:
-    """Return the columns of `reader_schema`. Raise SchemaError."""
-    try:
-        return parse_json_schema(text)
-    except SchemaError as error:
-        msg = f"`reader_schema`: {error.message}"
-        raise SchemaError(msg, hint=error.hint, node=name) from None
 
 
 def declared_types(name: str, node: Any) -> Mapping[str, str]:
     """Return the columns that a node of JSON messages declares, by `schema` or by `reader_schema`."""
     if node.schema_ or node.reader_schema is None:
         return node.schema_
-    return parse_file_schema(name, node.reader_schema).columns
+    return parse_reader_schema(name, node.reader_schema, JSON_SCHEMA).columns
 
 
 def declared_json_columns(name: str, node: Any) -> pa.Schema:
@@ -99,7 +83,7 @@ def declared_json_columns(name: str, node: Any) -> pa.Schema:
 
 
 def _column_type(schema: Any, root: Any, others: Mapping[str, Any]) -> str:
-    found = _resolve(schema, root, others) if isinstance(schema, dict) else {}
+    found = _resolve(schema, root, others)
     if own := found.get("headrace.type"):
         return str(own)
     kind = found.get("type")
@@ -110,7 +94,8 @@ def _column_type(schema: Any, root: Any, others: Mapping[str, Any]) -> str:
         scale = (found.get("connect.parameters") or {}).get("scale")
         return f"decimal(38, {scale})" if str(scale).isdigit() else "string"
     if kind in ("integer", "number"):
-        return _CONNECT.get(str(found.get("connect.type")), _PLAIN[kind])
+        width = found.get("connect.type")
+        return width if width in _CONNECT else _PLAIN[kind]
     if kind == "string":
         return _FORMATS.get(str(found.get("format")), "string")
     return _PLAIN.get(str(kind), "string")

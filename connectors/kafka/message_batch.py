@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
+import numpy as np
 import pyarrow as pa
 
 from headrace.connectors.kafka.message_columns import OP_HEADER
 
+Numbers: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
+"""One whole number per message, such as its place in a batch."""
 _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 

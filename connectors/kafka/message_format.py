@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.connectors.kafka.avro.messages import AvroMessages
-from headrace.connectors.kafka.avro.reader_schema import avro_columns, parse_file_schema, resolve_avro
+from headrace.connectors.kafka.avro.reader_schema import declared_avro_columns, resolve_avro
 from headrace.connectors.kafka.config import PLAIN_FORMATS, KafkaSourceConfig
 from headrace.connectors.kafka.json_messages import JsonMessages
 from headrace.connectors.kafka.json_schema import declared_json_columns, resolve_json_schema
@@ -18,9 +20,6 @@ from headrace.pipeline.config.sections import KafkaConnection
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
-
-_REGISTERED = ("avro", "protobuf", "json_schema")
-"""Formats whose schemas are in a registry."""
 
 
 class MessageFormat(Protocol):
@@ -59,24 +58,37 @@ class MessageFormat(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class RegisteredFormat:
+    """A format whose schemas are in a registry."""
+
+    create: Callable[[str, KafkaSourceConfig, KafkaConnection, int], MessageFormat]
+    resolve: Callable[[str, KafkaSourceConfig, KafkaConnection], KafkaSourceConfig]
+    columns: Callable[[str, Any], pa.Schema]
+    """Returns the columns of a node with `reader_schema`."""
+
+
+_REGISTERED: Mapping[str, RegisteredFormat] = {
+    "avro": RegisteredFormat(AvroMessages, resolve_avro, declared_avro_columns),
+    "protobuf": RegisteredFormat(ProtobufMessages, resolve_protobuf, declared_protobuf_columns),
+    "json_schema": RegisteredFormat(JsonMessages, resolve_json_schema, declared_json_columns),
+}
+
+
 def create_format(
     name: str, node: KafkaSourceConfig, connection: KafkaConnection, ordinal: int
 ) -> MessageFormat:
     """Return the format of a node's messages."""
-    if node.format == "avro":
-        return AvroMessages(name, node, connection, ordinal)
-    if node.format == "protobuf":
-        return ProtobufMessages(name, node, connection, ordinal)
     if node.format in PLAIN_FORMATS:
         return PlainMessages(name, node, ordinal)
-    return JsonMessages(name, node, connection, ordinal)
+    registered = _REGISTERED.get(node.format)
+    return (registered.create if registered else JsonMessages)(name, node, connection, ordinal)
 
 
 def resolve_schema(name: str, node: KafkaSourceConfig, connection: KafkaConnection) -> KafkaSourceConfig:
     """Return the node with the reader schema and the primary key that its schema registry has."""
-    known = {"avro": resolve_avro, "protobuf": resolve_protobuf, "json_schema": resolve_json_schema}
-    resolve = known.get(node.format)
-    return node if resolve is None else resolve(name, node, connection)
+    registered = _REGISTERED.get(node.format)
+    return registered.resolve(name, node, connection) if registered else node
 
 
 def is_resolved(node: KafkaSourceConfig) -> bool:
@@ -90,10 +102,5 @@ def declared_columns(name: str, node: Any) -> pa.Schema | None:
         return plain_schema(name, node)
     if node.schema_:
         return declared_json_columns(name, node)
-    if node.reader_schema is None:
-        return None
-    if node.format == "json_schema":
-        return declared_json_columns(name, node)
-    if node.format == "protobuf":
-        return declared_protobuf_columns(name, node)
-    return avro_columns(name, node, parse_file_schema(name, node.reader_schema))
+    registered = _REGISTERED.get(node.format)
+    return registered.columns(name, node) if registered and node.reader_schema is not None else None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from headrace.connectors.kafka.config import KafkaSourceConfig
-from headrace.connectors.kafka.decoded_rows import complete_rows
+from headrace.connectors.kafka.decoded_rows import complete_batch
 from headrace.connectors.kafka.message_batch import MessageBatch
 from headrace.connectors.kafka.message_columns import (
     OF_MESSAGE,
@@ -96,7 +96,7 @@ class PlainMessages:
                 found = {name: column.cast(pa.string()) for name, column in found.items()}
             except pa.ArrowInvalid:  # it is not UTF-8
                 return None
-        return complete_rows(found, batch, self._node, self._ordinal)
+        return complete_batch(found, batch, self._node, self._ordinal)
 
     def _read(self, name: str) -> Column:
         from pyspark.sql import functions as F  # noqa: N812

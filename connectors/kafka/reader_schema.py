@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import pyarrow as pa
 
 from headrace.connectors.kafka.config import KafkaSourceConfig
+from headrace.connectors.kafka.message_columns import with_metadata
 from headrace.connectors.kafka.registry_client import Schema, SchemaLanguage, SchemaRegistryClient, subject_of
 from headrace.pipeline.config.sections import KafkaConnection
 from headrace.pipeline.errors import SchemaError
 from headrace.pipeline.sql.system_columns import OP
+
+LEAVE_OUT = (
+    "Leave the field out of the columns: set `reader_schema` to the schema without it. Or let the producer"
+    " change its type."
+)
+"""The hint for a field that no column can represent."""
 
 
 def read_reader_schema(
@@ -18,7 +26,6 @@ def read_reader_schema(
     node: KafkaSourceConfig,
     connection: KafkaConnection,
     language: SchemaLanguage[Schema],
-    parse_file_schema: Callable[[str, str], Schema],
 ) -> tuple[Schema, dict[str, object]]:
     """Return the reader schema, and the keys of the node that change with it.
 
@@ -27,7 +34,7 @@ def read_reader_schema(
     """
     fixed: dict[str, object] = {"validate_writer_schema_ordering": False}
     if node.reader_schema is not None:
-        return parse_file_schema(name, node.reader_schema), fixed
+        return parse_reader_schema(name, node.reader_schema, language), fixed
     client = SchemaRegistryClient(name, connection, language)
     try:
         if node.reader_schema_id is None:
@@ -44,6 +51,39 @@ def read_reader_schema(
     return schema, fixed
 
 
+def parse_reader_schema(name: str, text: str, language: SchemaLanguage[Schema]) -> Schema:
+    """Return the schema of `reader_schema`. Raise SchemaError."""
+    try:
+        return language.parse(text, ())
+    except SchemaError as error:
+        msg = f"`reader_schema`: {error.message}"
+        raise SchemaError(msg, hint=error.hint, node=name) from None
+
+
+def node_columns(name: str, node: Any, create_payload: Callable[[], pa.Schema]) -> pa.Schema:
+    """Return the columns of a node: the payload, and the metadata columns if requested.
+
+    Raise the SchemaError of `create_payload` for the node, and one for an operation that is no text.
+    """
+    try:
+        columns = create_payload()
+    except SchemaError as error:
+        raise SchemaError(error.message, hint=error.hint, node=name) from None
+    if OP in columns.names and not pa.types.is_string(columns.field(OP).type):
+        msg = f"field `{OP}` must be a string: i, u or d"
+        raise SchemaError(msg, node=name)
+    return with_metadata(columns, name, metadata=node.include_metadata)
+
+
+def check_distinct(names: Iterable[str]) -> None:
+    """Raise SchemaError if two fields have the same name but for its case."""
+    seen: dict[str, str] = {}
+    for name in names:
+        if (other := seen.setdefault(name.lower(), name)) != name:
+            msg = f"fields `{other}` and `{name}` differ only in case, and columns cannot"
+            raise SchemaError(msg, hint=LEAVE_OUT)
+
+
 def check_key(name: str, node: KafkaSourceConfig, columns: pa.Schema, key: Sequence[str]) -> None:
     """Raise SchemaError if the columns lack the key, or if tombstones need one and there is none."""
     if missing := [column for column in key if column.lower() not in map(str.lower, columns.names)]:
@@ -53,10 +93,3 @@ def check_key(name: str, node: KafkaSourceConfig, columns: pa.Schema, key: Seque
         where = "neither the file nor the schema's `doc` has one" if node.format == "avro" else "none is set"
         msg = f"`tombstone: delete` needs a key, and {where}"
         raise SchemaError(msg, hint="Set `primary_key`.", node=name)
-
-
-def check_payload(name: str, columns: pa.Schema) -> None:
-    """Raise SchemaError if the operation in the payload is no text."""
-    if OP in columns.names and not pa.types.is_string(columns.field(OP).type):
-        msg = f"field `{OP}` must be a string: i, u or d"
-        raise SchemaError(msg, node=name)

@@ -20,7 +20,8 @@ MOST_SCHEMAS = 1_000
 """Of one range. More are no schema ids, but other bytes."""
 OTHER_SCHEMA = "a message has another schema than those before, so the schemas of the epoch are read first"
 """Why an epoch is decoded once more, see `MessageFormat.decode`."""
-_SHOWN_BYTES = 100
+SHOWN_BYTES = 100
+"""Bytes of a payload that an error shows."""
 
 
 def frame_of(schema_id: int) -> bytes:
@@ -73,4 +74,4 @@ def read_frames(messages: DataFrame, *, of_keys: bool) -> set[tuple[bytes, bool]
 
 def spell_payload(payload: bytes) -> str:
     """Return the first bytes of a payload for errors."""
-    return "0x" + payload[:_SHOWN_BYTES].hex().upper()
+    return "0x" + payload[:SHOWN_BYTES].hex().upper()

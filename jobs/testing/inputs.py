@@ -14,6 +14,7 @@ from headrace.connectors.local_relation import frame_of_table
 from headrace.connectors.spark_types import POS_ARROW, arrow_schema, spark_schema
 from headrace.jobs.dynamic_tables.base import DynamicTableBackend, ValueLookup, texts
 from headrace.jobs.dynamic_tables.broadcast import BroadcastLookup, ValueSegment
+from headrace.jobs.sources.pipeline_source import stream_node
 from headrace.jobs.testing.formatting import plain
 from headrace.pipeline.errors import DataError, PipelineFileError, UserError
 from headrace.pipeline.model import graph
@@ -68,9 +69,8 @@ def stream_of(source: Any) -> Any:
 
     None for a table, whose columns only its server knows.
     """
-    if source.type == "hybrid":
-        return source.unbounded_source.node()
-    return source if source.is_unbounded and hasattr(source, "schema_") else None
+    stream = stream_node(source)
+    return stream if hasattr(stream, "schema_") else None
 
 
 def file_schema(name: str, source: Any) -> pa.Schema | None:

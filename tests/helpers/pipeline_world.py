@@ -41,6 +41,9 @@ from helpers.spark_settings import SHORT_LIVED_SPARK_ENVIRONMENT
 if TYPE_CHECKING:
     from headrace.jobs.run.events import RunResult
 
+SHORT_LEASE = {"lease_seconds": 4, "commit_timeout_seconds": 2}
+"""Settings of runs whose successors need not wait long."""
+SHORT_LEASE_ENVIRONMENT = {f"HEADRACE__{key.upper()}": str(value) for key, value in SHORT_LEASE.items()}
 HISTORY = 3_000
 FROM_TOPIC = 100
 MESSAGES = 900
@@ -146,7 +149,6 @@ class World:
 
     def settings(self, **kafka: Any) -> Settings:
         """The settings of a run in this process. `kafka` are more of its source."""
-        found = conninfo_to_dict(self.conninfo)
         clickhouse = self.services.clickhouse
         target = self.sink_clickhouse
         home = self.folder / "home"
@@ -166,16 +168,13 @@ class World:
                 },
                 "kafka_source": {"brokers": self.services.kafka.brokers} | self._registry() | kafka,
                 "kafka_sink": {"brokers": self.services.kafka.brokers} | self._registry(),
-                "postgres_sink": {name: found[name] for name in ("host", "port", "user", "password")}
-                | {"db": found["dbname"]},
-                "lease_seconds": 4,
-                "commit_timeout_seconds": 2,
+                "postgres_sink": postgres_sink(self.conninfo),
+                **SHORT_LEASE,
             }
         )
 
     def env(self) -> dict[str, str]:
         """The environment of a run: its own home and ledger, the servers of the test session."""
-        found = conninfo_to_dict(self.conninfo)
         return os.environ | {
             "HEADRACE_HOME": str(self.folder / "home"),
             "HEADRACE__CLICKHOUSE_SOURCE__URL": self.services.clickhouse.url,
@@ -186,19 +185,14 @@ class World:
             "HEADRACE__CLICKHOUSE_SINK__PASSWORD": self.sink_clickhouse.password,
             "HEADRACE__KAFKA_SOURCE__BROKERS": self.services.kafka.brokers,
             "HEADRACE__KAFKA_SINK__BROKERS": self.services.kafka.brokers,
-            "HEADRACE__POSTGRES_SINK__HOST": str(found["host"]),
-            "HEADRACE__POSTGRES_SINK__PORT": str(found["port"]),
-            "HEADRACE__POSTGRES_SINK__USER": str(found["user"]),
-            "HEADRACE__POSTGRES_SINK__PASSWORD": str(found["password"]),
-            "HEADRACE__POSTGRES_SINK__DB": str(found["dbname"]),
+            **postgres_sink_environment(self.conninfo),
             **{
                 f"HEADRACE__{section}__{key.upper()}": value
                 for section in ("KAFKA_SOURCE", "KAFKA_SINK")
                 for key, value in self._registry().items()
             },
             **SHORT_LIVED_SPARK_ENVIRONMENT,
-            "HEADRACE__LEASE_SECONDS": "4",
-            "HEADRACE__COMMIT_TIMEOUT_SECONDS": "2",
+            **SHORT_LEASE_ENVIRONMENT,
         }
 
     def _registry(self) -> dict[str, str]:
@@ -362,6 +356,18 @@ class World:
             if connection.execute("SELECT to_regclass('target')").fetchone() == (None,):
                 return 0
             return connection.execute(sql.SQL("SELECT count(*) FROM target")).fetchall()[0][0]
+
+
+def postgres_sink(conninfo: str) -> dict[str, Any]:
+    """The settings `postgres_sink` for a database."""
+    found = conninfo_to_dict(conninfo)
+    return {name: found[name] for name in ("host", "port", "user", "password")} | {"db": found["dbname"]}
+
+
+def postgres_sink_environment(conninfo: str) -> dict[str, str]:
+    """The environment with `postgres_sink` for a database."""
+    settings = postgres_sink(conninfo)
+    return {f"HEADRACE__POSTGRES_SINK__{key.upper()}": str(value) for key, value in settings.items()}
 
 
 def postgres_ledger(conninfo: str) -> dict[str, str]:

@@ -11,7 +11,6 @@ from typing import Any
 
 import psycopg
 from confluent_kafka import Producer
-from psycopg.conninfo import conninfo_to_dict
 from pyspark.sql import SparkSession
 
 from headrace.jobs.run.events import RunResult, Until
@@ -19,6 +18,12 @@ from headrace.jobs.run.runner import run
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.file.loader import load_pipeline
 from headrace.services import Services
+from helpers.pipeline_world import (
+    SHORT_LEASE,
+    SHORT_LEASE_ENVIRONMENT,
+    postgres_sink,
+    postgres_sink_environment,
+)
 from helpers.schema_registry import SchemaRegistry
 from helpers.spark_settings import SHORT_LIVED_SPARK_ENVIRONMENT
 
@@ -82,36 +87,25 @@ class RegisteredTopic:
         self.file.write_text(text)
 
     def settings(self, **kafka: Any) -> Settings:
-        found = conninfo_to_dict(self.conninfo)
         return Settings.model_validate(
             {
                 "home": self.folder / "home",
                 "state_backend": {"sqlite": {"path": self.folder / "home" / "ledger.db"}},
                 "kafka_source": {"brokers": self.brokers, "schema_registry_url": self.registry.url} | kafka,
-                "postgres_sink": {name: found[name] for name in ("host", "port", "user", "password")}
-                | {"db": found["dbname"]},
-                "lease_seconds": 4,
-                "commit_timeout_seconds": 2,
+                "postgres_sink": postgres_sink(self.conninfo),
+                **SHORT_LEASE,
             }
         )
 
     def env(self) -> dict[str, str]:
-        found = conninfo_to_dict(self.conninfo)
-        names = ("host", "port", "user", "password")
-        postgres = {f"HEADRACE__POSTGRES_SINK__{name.upper()}": str(found[name]) for name in names}
-        return (
-            os.environ
-            | postgres
-            | {
-                "HEADRACE_HOME": str(self.folder / "home"),
-                "HEADRACE__KAFKA_SOURCE__BROKERS": self.brokers,
-                "HEADRACE__KAFKA_SOURCE__SCHEMA_REGISTRY_URL": self.registry.url,
-                "HEADRACE__POSTGRES_SINK__DB": str(found["dbname"]),
-                **SHORT_LIVED_SPARK_ENVIRONMENT,
-                "HEADRACE__LEASE_SECONDS": "4",
-                "HEADRACE__COMMIT_TIMEOUT_SECONDS": "2",
-            }
-        )
+        return os.environ | {
+            "HEADRACE_HOME": str(self.folder / "home"),
+            "HEADRACE__KAFKA_SOURCE__BROKERS": self.brokers,
+            "HEADRACE__KAFKA_SOURCE__SCHEMA_REGISTRY_URL": self.registry.url,
+            **postgres_sink_environment(self.conninfo),
+            **SHORT_LIVED_SPARK_ENVIRONMENT,
+            **SHORT_LEASE_ENVIRONMENT,
+        }
 
     def register(self, schema: Any, subject: str = "", **more: Any) -> int:
         return self.registry.register(subject or f"{self.topic}-value", schema, **more)

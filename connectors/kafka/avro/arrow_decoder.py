@@ -18,6 +18,8 @@ from headrace.connectors.kafka.avro.columns import record_columns
 from headrace.connectors.kafka.avro.payload_cursor import PayloadCursor, PayloadError
 from headrace.connectors.kafka.avro.resolution import key_columns, match_types
 from headrace.connectors.kafka.avro.schema import AvroField, AvroType
+from headrace.connectors.kafka.decoded_rows import join_rows, take_rows
+from headrace.connectors.kafka.message_batch import Numbers
 from headrace.connectors.kafka.message_columns import FRAME_BYTES
 from headrace.pipeline.errors import SchemaError
 from headrace.pipeline.types.int256 import SPARK_DIGITS
@@ -41,8 +43,8 @@ _KEPT = frozenset({"", "date", "uuid", "timestamp-nanos", "local-timestamp-nanos
 """Logical types whose columns have the value itself."""
 _TIMES = frozenset(f"{local}timestamp-{unit}" for local in ("", "local-") for unit in ("millis", "micros"))
 
-WriterSchemas = Mapping[bytes, AvroType | None]
-"""By the frame of a message: its schema, or None if there is none that can be read."""
+SchemasByFrame = Mapping[bytes, AvroType | str]
+"""The schema of messages with a frame, or why it cannot be read."""
 
 
 class ArrowAvroDecoder:
@@ -55,7 +57,7 @@ class ArrowAvroDecoder:
         """Whether the columns have types that this decoder reads. Otherwise `decode` must not be called."""
 
     def decode(
-        self, values: pa.Array, keys: pa.Array, writers: WriterSchemas, key_writers: WriterSchemas
+        self, values: pa.Array, keys: pa.Array, writers: SchemasByFrame, key_writers: SchemasByFrame
     ) -> pa.Table | None:
         """Return the columns of messages, in their order, or None if `AvroMessageDecoder` must decide.
 
@@ -63,35 +65,29 @@ class ArrowAvroDecoder:
         """
         schema = record_columns(self._reader)
         is_tombstone = values.is_null().to_numpy(zero_copy_only=False)
-        tables: list[pa.Table] = []
-        places: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
-        for of_keys, bodies, found in ((False, values, writers), (True, keys, key_writers)):
+        parts: list[tuple[Numbers, pa.Table]] = []
+        for of_keys, bodies, schemas in ((False, values, writers), (True, keys, key_writers)):
             rows = np.flatnonzero(is_tombstone if of_keys else ~is_tombstone)
-            some = bodies if len(rows) == len(bodies) else bodies.take(pa.array(rows))
-            heads = pc.binary_slice(some, 0, FRAME_BYTES).dictionary_encode()
+            some = take_rows(bodies, rows)
             if some.null_count:
                 return None
+            heads = pc.binary_slice(some, 0, FRAME_BYTES).dictionary_encode()
             codes = heads.indices.to_numpy()
             for code, frame in enumerate(heads.dictionary.to_pylist()):
                 mine = np.flatnonzero(codes == code)
-                part = some if len(mine) == len(some) else some.take(pa.array(mine))
-                table = self._decode_payloads(part, found.get(frame), schema, of_keys=of_keys)
+                table = self._decode_payloads(
+                    take_rows(some, mine), schemas.get(frame), schema, of_keys=of_keys
+                )
                 if table is None:
                     return None
-                tables.append(table)
-                places.append(rows[mine])
-        if not tables:
-            return schema.empty_table()
-        rows_by_frame = pa.concat_tables(tables)
-        if len(tables) == 1:
-            return rows_by_frame
-        return rows_by_frame.take(pa.array(np.argsort(np.concatenate(places))))
+                parts.append((rows[mine], table))
+        return join_rows(parts, schema)
 
     def _decode_payloads(
-        self, bodies: pa.Array, writer: AvroType | None, schema: pa.Schema, *, of_keys: bool
+        self, bodies: pa.Array, writer: AvroType | str | None, schema: pa.Schema, *, of_keys: bool
     ) -> pa.Table | None:
         reader = self._key_reader if of_keys else self._reader
-        if writer is None or not _is_readable(writer):
+        if not isinstance(writer, AvroType) or not _is_readable(writer):
             return None
         try:
             cursor = PayloadCursor.of(bodies, FRAME_BYTES)

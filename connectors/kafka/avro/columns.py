@@ -7,6 +7,7 @@ import json
 import pyarrow as pa
 
 from headrace.connectors.kafka.avro.schema import AvroType, spell_path
+from headrace.connectors.kafka.reader_schema import LEAVE_OUT, check_distinct
 from headrace.pipeline.errors import SchemaError
 from headrace.pipeline.types.int256 import SPARK_DIGITS, UINT256, is_wide
 
@@ -36,10 +37,6 @@ _LOGICAL = {
     "uuid": pa.string(),
 }
 """Other logical types keep their underlying type: nanoseconds are int64, a duration is binary."""
-_HINT = (
-    "Leave the field out of the columns: set `reader_schema` to the schema without it. Or let the producer"
-    " change its type."
-)
 
 
 def record_columns(record: AvroType) -> pa.Schema:
@@ -47,11 +44,7 @@ def record_columns(record: AvroType) -> pa.Schema:
 
     Raise SchemaError, naming the field, for a type that no column can represent.
     """
-    seen: dict[str, str] = {}
-    for one in record.fields:
-        if (other := seen.setdefault(one.name.lower(), one.name)) != one.name:
-            msg = f"fields `{other}` and `{one.name}` differ only in case, and columns cannot"
-            raise SchemaError(msg, hint=_HINT)
+    check_distinct(one.name for one in record.fields)
     return pa.schema([pa.field(one.name, _column_type(one.type, (one.name,))) for one in record.fields])
 
 
@@ -93,7 +86,7 @@ def _decimal_type(kind: AvroType, path: tuple[str, ...]) -> pa.DataType:
 
 
 def _refused(path: tuple[str, ...], what: str) -> SchemaError:
-    return SchemaError(f"field `{spell_path(path)}` {what}", hint=_HINT)
+    return SchemaError(f"field `{spell_path(path)}` {what}", hint=LEAVE_OUT)
 
 
 def key_of_doc(doc: str) -> tuple[str, ...]:

@@ -27,15 +27,13 @@ from headrace.connectors.kafka.message_columns import (
     rejection,
     require_payload,
 )
-from headrace.connectors.kafka.schema_frames import OTHER_SCHEMA
+from headrace.connectors.kafka.schema_frames import OTHER_SCHEMA, SHOWN_BYTES
 from headrace.connectors.row_errors import RowConditions
 from headrace.pipeline.sql.system_columns import OP
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-_SHOWN_BYTES = 100
-"""Bytes of a payload that an error shows."""
 _FRAME, _BODY, _DECODED = "_hr_frame", "_hr_body", "_hr_avro"
 
 Branches = Mapping[bytes, SchemaPair | str]
@@ -208,4 +206,4 @@ def _from_avro(branch: SchemaPair) -> Column:
 def _spell_payload(payload: Column) -> Column:
     from pyspark.sql import functions as F  # noqa: N812
 
-    return F.concat(F.lit("0x"), F.hex(F.substring(payload, 1, _SHOWN_BYTES)))
+    return F.concat(F.lit("0x"), F.hex(F.substring(payload, 1, SHOWN_BYTES)))

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from headrace.connectors.kafka.avro.arrow_decoder import ArrowAvroDecoder
 from headrace.connectors.kafka.avro.decoder import AvroMessageDecoder
-from headrace.connectors.kafka.avro.reader_schema import AVRO, avro_columns, parse_file_schema
+from headrace.connectors.kafka.avro.reader_schema import AVRO, avro_columns
 from headrace.connectors.kafka.avro.resolution import (
     SchemaPair,
     key_columns,
@@ -21,15 +21,14 @@ from headrace.connectors.kafka.avro.resolution import (
 )
 from headrace.connectors.kafka.avro.schema import AvroType
 from headrace.connectors.kafka.config import KafkaSourceConfig
-from headrace.connectors.kafka.decoded_rows import complete_rows
+from headrace.connectors.kafka.decoded_rows import complete_batch
 from headrace.connectors.kafka.message_batch import MessageBatch
 from headrace.connectors.kafka.message_columns import FRAME_BYTES
-from headrace.connectors.kafka.registry_client import SchemaRegistryClient
-from headrace.connectors.kafka.schema_frames import find_frames, read_frames, schema_ids
+from headrace.connectors.kafka.message_schemas import MessageSchemas
+from headrace.connectors.kafka.schema_frames import find_frames, read_frames
 from headrace.connectors.local_relation import collect_arrow, frame_of_table
 from headrace.connectors.spark_types import POS_ARROW, row_schema
 from headrace.pipeline.config.sections import KafkaConnection
-from headrace.pipeline.errors import InternalError, SchemaError
 from headrace.pipeline.sql.system_columns import POS
 
 if TYPE_CHECKING:
@@ -48,31 +47,23 @@ class AvroMessages:
         self._name = name
         self._node = node
         self._ordinal = ordinal
-        self._client = SchemaRegistryClient(name, connection, AVRO)
-        self._overrides = {one.from_: one.to for one in node.schema_id_overrides}
+        self._schemas = MessageSchemas(name, node, connection, AVRO)
         self._frames: set[tuple[bytes, bool]] = set()
         """The frames of messages that Spark has read, see `read_frames`."""
 
     @cached_property
-    def _reader(self) -> AvroType:
-        if self._node.reader_schema is None:
-            msg = "the reader schema is not resolved"
-            raise InternalError(msg, node=self._name)
-        return parse_file_schema(self._name, self._node.reader_schema)
-
-    @cached_property
     def columns(self) -> pa.Schema:
         """The payload as Arrow, and the metadata columns if requested."""
-        return avro_columns(self._name, self._node, self._reader)
+        return avro_columns(self._name, self._node, self._schemas.reader)
 
     @cached_property
     def _decoder(self) -> AvroMessageDecoder:
         return AvroMessageDecoder(
             self._name,
-            self._reader,
+            self._schemas.reader,
             self._ordinal,
             metadata=self._node.include_metadata,
-            tombstone_key=self._tombstone_key,
+            tombstone_key=self._node.tombstone_key,
             dead_letters=self._node.on_error == "dead_letter",
             key=self._node.primary_key,
         )
@@ -80,7 +71,7 @@ class AvroMessages:
     @cached_property
     def _arrow(self) -> ArrowAvroDecoder | None:
         """The decoder without Spark, if it knows the types of the columns."""
-        found = ArrowAvroDecoder(self._reader)
+        found = ArrowAvroDecoder(self._schemas.reader)
         return found if found.is_supported and not self._is_skipped else None
 
     @property
@@ -88,14 +79,9 @@ class AvroMessages:
         """See `MessageFormat.driver_rows`."""
         return _SPARK_ROWS if self._arrow is None else sys.maxsize
 
-    @property
-    def _tombstone_key(self) -> tuple[str, ...]:
-        return self._node.primary_key if self._node.tombstone == "delete" else ()
-
     def check_order(self) -> None:
-        """See `SchemaRegistryClient.check_latest`."""
-        if self._node.validate_writer_schema_ordering:
-            self._client.check_latest(self._node.topic, self._node.reader_schema_id)
+        """See `MessageSchemas.check_order`."""
+        self._schemas.check_order()
 
     @property
     def _is_skipped(self) -> bool:
@@ -110,7 +96,7 @@ class AvroMessages:
         `is_first`, the ids of earlier ranges are used, and a message with another one raises TransientError.
         """
         if not is_first or not self._frames:
-            self._frames |= read_frames(messages, of_keys=bool(self._tombstone_key))
+            self._frames |= read_frames(messages, of_keys=bool(self._node.tombstone_key))
             is_first = False
         return self._decoder.decode(
             messages,
@@ -131,7 +117,7 @@ class AvroMessages:
         columns = row_schema(self.columns)
         if not len(batch):
             return cast("pa.Table", collect_arrow(spark.createDataFrame([], columns)))
-        keys = batch.keys if self._tombstone_key else ()
+        keys = batch.keys if self._node.tombstone_key else ()
         of_keys = [key for value, key in zip(batch.values, keys, strict=False) if value is None and key]
         rows = self._decoder.decode(
             frame_of_table(spark, batch.as_table(topic)),
@@ -149,60 +135,35 @@ class AvroMessages:
 
     def _decode_with_arrow(self, decoder: ArrowAvroDecoder, batch: MessageBatch) -> pa.Table | None:
         values = pa.array(batch.values, pa.binary())
-        if values.null_count and not self._tombstone_key:
+        if values.null_count and not self._node.tombstone_key:
             return None
         keys = pa.array(batch.keys or [None] * len(batch), pa.binary())
+        of_keys = keys.filter(values.is_null())
         found = decoder.decode(
             values,
             keys,
-            self._writers(find_frames(values)),
-            self._writers(find_frames(keys.filter(values.is_null())), of_keys=True),
+            self._schemas.resolve(find_frames(values), _keep_schema),
+            self._schemas.resolve(find_frames(of_keys), _keep_schema, of_keys=True),
         )
         if found is None:
             return None
         payload = dict(zip(found.column_names, found.columns, strict=True))
-        return complete_rows(payload, batch, self._node, self._ordinal)
-
-    def _writers(self, frames: Iterable[bytes], *, of_keys: bool = False) -> Mapping[bytes, AvroType | None]:
-        """Return the schema of each frame. One that the registry lacks, or that is none, is None."""
-        found: dict[bytes, AvroType | None] = {}
-        for frame, schema_id in schema_ids(frames, self._node.topic, self._name, AVRO.title).items():
-            try:
-                found[frame] = self._find_writer(schema_id, of_keys=of_keys)
-            except SchemaError:
-                found[frame] = None
-        return found
-
-    def _find_writer(self, schema_id: int, *, of_keys: bool) -> AvroType | None:
-        wanted = self._written_id(schema_id, of_keys=of_keys)
-        is_reader = wanted == self._node.reader_schema_id and not of_keys
-        return self._reader if is_reader else self._client.find_schema(wanted)
-
-    def _written_id(self, schema_id: int, *, of_keys: bool) -> int:
-        return schema_id if of_keys else self._overrides.get(schema_id, schema_id)
+        return complete_batch(payload, batch, self._node, self._ordinal)
 
     def close(self) -> None:
         """Close the connections to the registry."""
-        self._client.close()
+        self._schemas.close()
 
     def _branches(
         self, frames: Iterable[bytes], *, of_keys: bool = False
     ) -> Mapping[bytes, SchemaPair | str]:
-        """Return for each frame how it is read, or why it cannot be. Raise TransientError if none answers.
+        """Return for each frame how it is read, or why it cannot be. See `MessageSchemas.resolve`."""
+        if of_keys:
+            reader, resolve = key_columns(self._schemas.reader), resolve_schemas
+        else:
+            reader, resolve = self._schemas.reader, match_columns if self._is_skipped else resolve_schemas
+        return self._schemas.resolve(frames, lambda writer: resolve(writer, reader), of_keys=of_keys)
 
-        Bytes that are no frame have no branch. Raise DataError for more schemas than a range can have.
-        """
-        ids = schema_ids(frames, self._node.topic, self._name, AVRO.title)
-        return {frame: self._branch(ids[frame], of_keys=of_keys) for frame in ids}
 
-    def _branch(self, schema_id: int, *, of_keys: bool) -> SchemaPair | str:
-        wanted = self._written_id(schema_id, of_keys=of_keys)
-        try:
-            writer = self._find_writer(schema_id, of_keys=of_keys)
-            if writer is None:
-                return f"schema {wanted} is not in the schema registry {self._client.url}"
-            if of_keys:
-                return resolve_schemas(writer, key_columns(self._reader))
-            return (match_columns if self._is_skipped else resolve_schemas)(writer, self._reader)
-        except SchemaError as error:
-            return f"schema {wanted} cannot be read with the reader schema: {error.message}"
+def _keep_schema(writer: AvroType) -> AvroType:
+    return writer

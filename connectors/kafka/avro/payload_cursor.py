@@ -11,7 +11,8 @@ from typing import TypeAlias
 import numpy as np
 import pyarrow as pa
 
-Numbers: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
+from headrace.connectors.kafka.message_batch import Numbers
+
 Bytes: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.uint8]]"
 
 _LONGEST = 10

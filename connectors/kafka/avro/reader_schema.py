@@ -9,11 +9,14 @@ import pyarrow as pa
 from headrace.connectors.kafka.avro.columns import key_of_doc, record_columns
 from headrace.connectors.kafka.avro.schema import AvroType, parse_record, write_schema
 from headrace.connectors.kafka.config import KafkaSourceConfig
-from headrace.connectors.kafka.message_columns import with_metadata
-from headrace.connectors.kafka.reader_schema import check_key, check_payload, read_reader_schema
+from headrace.connectors.kafka.reader_schema import (
+    check_key,
+    node_columns,
+    parse_reader_schema,
+    read_reader_schema,
+)
 from headrace.connectors.kafka.registry_client import SchemaLanguage
 from headrace.pipeline.config.sections import KafkaConnection
-from headrace.pipeline.errors import SchemaError
 
 AVRO = SchemaLanguage(
     "AVRO", "Avro", lambda text, references: parse_record(text, [one.text for one in references])
@@ -25,26 +28,17 @@ def resolve_avro(name: str, node: KafkaSourceConfig, connection: KafkaConnection
 
     Raise SchemaError if the schema has no columns, and the errors of `read_reader_schema`.
     """
-    record, changes = read_reader_schema(name, node, connection, AVRO, parse_file_schema)
+    record, changes = read_reader_schema(name, node, connection, AVRO)
     key = node.primary_key or key_of_doc(record.doc)
     check_key(name, node, avro_columns(name, node, record), key)
     return node.model_copy(update=changes | {"reader_schema": write_schema(record), "primary_key": key})
 
 
-def parse_file_schema(name: str, text: str) -> AvroType:
-    """Return the record of `reader_schema`. Raise SchemaError."""
-    try:
-        return parse_record(text)
-    except SchemaError as error:
-        msg = f"`reader_schema`: {error.message}"
-        raise SchemaError(msg, hint=error.hint, node=name) from None
+def declared_avro_columns(name: str, node: Any) -> pa.Schema:
+    """Return the columns of a node with `reader_schema`."""
+    return avro_columns(name, node, parse_reader_schema(name, node.reader_schema, AVRO))
 
 
 def avro_columns(name: str, node: Any, record: AvroType) -> pa.Schema:
     """Return the columns of a node: the payload, and the metadata columns if requested."""
-    try:
-        columns = record_columns(record)
-    except SchemaError as error:
-        raise SchemaError(error.message, hint=error.hint, node=name) from None
-    check_payload(name, columns)
-    return with_metadata(columns, name, metadata=node.include_metadata)
+    return node_columns(name, node, lambda: record_columns(record))

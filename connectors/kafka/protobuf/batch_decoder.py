@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
+from headrace.connectors.kafka.decoded_rows import join_rows, take_rows
+from headrace.connectors.kafka.message_batch import Numbers
+from headrace.connectors.kafka.message_columns import REASON
 from headrace.connectors.kafka.protobuf.decoder import decode_payloads
-from headrace.connectors.kafka.protobuf.frames import FramedRows, split_by_frame
-from headrace.connectors.kafka.protobuf.resolution import ReadableMessages
+from headrace.connectors.kafka.protobuf.frames import FramedRows, SchemasByFrame, split_by_frame
 
 pc: Any = pyarrow.compute
 """Its functions are made at import, so type checkers do not see them."""
@@ -29,30 +31,22 @@ class ProtobufBatchDecoder:
     """
 
     columns: pa.Schema
-    values: Mapping[int, ReadableMessages | str]
-    keys: Mapping[int, ReadableMessages | str]
+    values: SchemasByFrame
+    keys: SchemasByFrame
 
     def decode(self, values: pa.Array, keys: pa.Array) -> tuple[pa.Table, pa.Array]:
         """Return the columns of messages, and the reasons why they are rejected: NULL for good ones.
 
         The columns of a rejected message have any values. A tombstone has the columns of its key.
         """
-        tables, reasons, places = [], [], []
-        for rows, table, why in self._decode_parts(values, keys):
-            tables.append(table)
-            reasons.append(why)
-            places.append(rows)
-        if not tables:
-            return self.columns.empty_table(), pa.array([], pa.string())
-        found, why = pa.concat_tables(tables), pa.concat_arrays(reasons)
-        if len(tables) == 1:
-            return found, why
-        order = pa.array(np.argsort(np.concatenate(places)))
-        return found.take(order), why.take(order)
+        found = join_rows(self._decode_parts(values, keys), self._schema)
+        return found.drop_columns(REASON), found[REASON].combine_chunks()
 
-    def _decode_parts(
-        self, values: pa.Array, keys: pa.Array
-    ) -> Iterator[tuple[np.ndarray[tuple[int], np.dtype[np.int64]], pa.Table, pa.Array]]:
+    @property
+    def _schema(self) -> pa.Schema:
+        return self.columns.append(pa.field(REASON, pa.string()))
+
+    def _decode_parts(self, values: pa.Array, keys: pa.Array) -> Iterator[tuple[Numbers, pa.Table]]:
         """Yield places in the batch, and the columns and reasons of the messages there."""
         parts = [(np.arange(len(values)), values, self.values, "payload")]
         if values.null_count:
@@ -68,22 +62,22 @@ class ProtobufBatchDecoder:
                 (places[1], keys.take(pa.array(places[1])), self.keys, "key"),
             ]
             if len(places[2]):
-                yield places[2], *self._reject(len(places[2]), _NO_PAYLOAD)
+                yield places[2], self._reject(len(places[2]), _NO_PAYLOAD)
         for place, bodies, schemas, part in parts:
             for framed in split_by_frame(bodies, schemas, part):
-                yield place[framed.rows], *self._decode_framed(bodies, framed, part)
+                yield place[framed.rows], self._decode_framed(bodies, framed, part)
 
-    def _decode_framed(self, bodies: pa.Array, framed: FramedRows, part: str) -> tuple[pa.Table, pa.Array]:
+    def _decode_framed(self, bodies: pa.Array, framed: FramedRows, part: str) -> pa.Table:
         count = len(framed.rows)
         if isinstance(framed.type, str):
             return self._reject(count, framed.type)
-        some = bodies if count == len(bodies) else bodies.take(pa.array(framed.rows))
-        table, reasons = decode_payloads(pc.binary_slice(some, framed.length, _END), framed.type)
+        payloads = pc.binary_slice(take_rows(bodies, framed.rows), framed.length, _END)
+        table, reasons = decode_payloads(payloads, framed.type)
         by_name = dict(zip(map(str.lower, table.column_names), table.columns, strict=True))
         columns = [by_name.get(field.name.lower(), pa.nulls(count, field.type)) for field in self.columns]
         what = f"the {part} is no `{framed.type}`: "
-        return pa.table(columns, schema=self.columns), pc.binary_join_element_wise(what, reasons, "")
+        return pa.table([*columns, pc.binary_join_element_wise(what, reasons, "")], schema=self._schema)
 
-    def _reject(self, count: int, reason: str) -> tuple[pa.Table, pa.Array]:
+    def _reject(self, count: int, reason: str) -> pa.Table:
         columns = [pa.nulls(count, field.type) for field in self.columns]
-        return pa.table(columns, schema=self.columns), pa.repeat(pa.scalar(reason), count)
+        return pa.table([*columns, pa.repeat(pa.scalar(reason), count)], schema=self._schema)

@@ -14,6 +14,7 @@ from headrace.connectors.kafka.protobuf.schema import (
     ProtobufField,
     ProtobufType,
 )
+from headrace.connectors.kafka.reader_schema import LEAVE_OUT, check_distinct
 from headrace.pipeline.errors import SchemaError
 
 SCALARS: Mapping[str, pa.DataType] = {
@@ -41,10 +42,6 @@ WRAPPERS = frozenset(
     for kind in ("Double", "Float", "Int64", "UInt64", "Int32", "UInt32", "Bool", "String", "Bytes")
 )
 """Messages with one scalar, which may be NULL."""
-_HINT = (
-    "Leave the field out of the columns: set `reader_schema` to the schema without it. Or let the producer"
-    " change its type."
-)
 
 
 def payload_columns(message: ProtobufType) -> pa.Schema:
@@ -52,11 +49,7 @@ def payload_columns(message: ProtobufType) -> pa.Schema:
 
     Raise SchemaError, naming the field, for a type that no column can represent.
     """
-    seen: dict[str, str] = {}
-    for one in message.fields:
-        if (other := seen.setdefault(one.name.lower(), one.name)) != one.name:
-            msg = f"fields `{other}` and `{one.name}` differ only in case, and columns cannot"
-            raise SchemaError(msg, hint=_HINT)
+    check_distinct(one.name for one in message.fields)
     return pa.schema([pa.field(one.name, field_type(one, (one.name,))) for one in message.fields])
 
 
@@ -79,7 +72,7 @@ def _type(kind: ProtobufType, path: tuple[str, ...]) -> pa.DataType:
         refused = f"a message without fields, `{kind.name}`"
     if refused is not None:
         msg = f"field `{'.'.join(path)}` is {refused}"
-        raise SchemaError(msg, hint=_HINT)
+        raise SchemaError(msg, hint=LEAVE_OUT)
     if kind.kind != MESSAGE:
         return SCALARS[kind.kind]
     if kind.name in WRAPPERS:

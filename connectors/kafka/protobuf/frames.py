@@ -14,6 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
+from headrace.connectors.kafka.decoded_rows import take_rows
+from headrace.connectors.kafka.message_batch import Numbers
 from headrace.connectors.kafka.message_columns import FRAME_BYTES
 from headrace.connectors.kafka.protobuf.resolution import ReadableMessages
 from headrace.connectors.kafka.protobuf.schema import ProtobufType
@@ -21,6 +23,8 @@ from headrace.connectors.kafka.schema_frames import schema_id_of
 
 pc: Any = pyarrow.compute
 """Its functions are made at import, so type checkers do not see them."""
+SchemasByFrame = Mapping[bytes, ReadableMessages | str]
+"""How the messages of a schema are read, or why it cannot be read, by the frame of the registry."""
 _MOST_BYTES = 64
 """Of a frame. A longer one is no frame."""
 _NO_FRAME = "the {part} does not begin with a 0 and the id of a schema"
@@ -35,33 +39,29 @@ class UnknownSchemaError(Exception):
 class FramedRows:
     """Rows of a batch whose payloads are read alike: as `type`, or not, for the reason that it is."""
 
-    rows: np.ndarray[tuple[int], np.dtype[np.int64]]
+    rows: Numbers
     length: int
     """Bytes of the frame."""
     type: ProtobufType | str
 
 
-def split_by_frame(
-    values: pa.Array, schemas: Mapping[int, ReadableMessages | str], part: str
-) -> Iterator[FramedRows]:
+def split_by_frame(values: pa.Array, schemas: SchemasByFrame, part: str) -> Iterator[FramedRows]:
     """Yield all rows of a batch by their frames. `part` is what the values are, for messages.
 
-    `schemas` has each schema id that was read, or why its schema cannot be. Raise UnknownSchemaError for
-    another one.
+    Raise UnknownSchemaError for a frame that `schemas` does not have.
     """
     yield from _split(values, np.arange(len(values)), FRAME_BYTES + 1, schemas, part)
 
 
 def _split(
     values: pa.Array,
-    rows: np.ndarray[tuple[int], np.dtype[np.int64]],
+    rows: Numbers,
     length: int,
-    schemas: Mapping[int, ReadableMessages | str],
+    schemas: SchemasByFrame,
     part: str,
 ) -> Iterator[FramedRows]:
     """Yield rows by their first `length` bytes, or by more bytes where the frame is longer."""
-    some = values if len(rows) == len(values) else values.take(pa.array(rows))
-    heads = pc.binary_slice(some, 0, length).dictionary_encode()
+    heads = pc.binary_slice(take_rows(values, rows), 0, length).dictionary_encode()
     codes = heads.indices.to_numpy()
     for code, head in enumerate(heads.dictionary.to_pylist()):
         mine = rows[codes == code]
@@ -72,16 +72,14 @@ def _split(
             yield FramedRows(mine, length, found)
 
 
-def _read_head(
-    head: bytes, length: int, schemas: Mapping[int, ReadableMessages | str], part: str
-) -> ProtobufType | str | int:
+def _read_head(head: bytes, length: int, schemas: SchemasByFrame, part: str) -> ProtobufType | str | int:
     """Return the type of a message by its first bytes, why it has none, or how many bytes are needed."""
     schema_id = schema_id_of(head[:FRAME_BYTES])
     if schema_id is None:
         return _NO_FRAME.format(part=part)
-    if schema_id not in schemas:
+    known = schemas.get(head[:FRAME_BYTES])
+    if known is None:
         raise UnknownSchemaError(schema_id)
-    known = schemas[schema_id]
     if isinstance(known, str):
         return known
     place = _read_place(head[FRAME_BYTES:])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute
 
 from headrace.connectors.kafka.config import KafkaSourceConfig
-from headrace.connectors.kafka.decoded_rows import complete_rows
+from headrace.connectors.kafka.decoded_rows import complete_batch
 from headrace.connectors.kafka.message_batch import MessageBatch
 from headrace.connectors.kafka.message_columns import (
     METADATA,
@@ -24,27 +24,22 @@ from headrace.connectors.kafka.message_columns import (
     rejection,
     require_payload,
 )
+from headrace.connectors.kafka.message_schemas import MessageSchemas
 from headrace.connectors.kafka.protobuf.batch_decoder import ProtobufBatchDecoder
 from headrace.connectors.kafka.protobuf.frames import UnknownSchemaError
-from headrace.connectors.kafka.protobuf.reader_schema import (
-    find_message,
-    parse_file_schema,
-    protobuf_columns,
-)
-from headrace.connectors.kafka.protobuf.resolution import ReadableMessages, resolve_keys, resolve_values
-from headrace.connectors.kafka.protobuf.schema import PROTOBUF, ProtobufSchema, ProtobufType
-from headrace.connectors.kafka.registry_client import SchemaRegistryClient
+from headrace.connectors.kafka.protobuf.reader_schema import protobuf_columns
+from headrace.connectors.kafka.protobuf.resolution import resolve_keys, resolve_values
+from headrace.connectors.kafka.protobuf.schema import PROTOBUF, ProtobufType
 from headrace.connectors.kafka.schema_frames import (
     OTHER_SCHEMA,
     find_frames,
     read_frames,
-    schema_ids,
     spell_payload,
 )
 from headrace.connectors.row_errors import RowConditions, task_error
 from headrace.connectors.spark_types import arrow_schema, spark_schema
 from headrace.pipeline.config.sections import KafkaConnection
-from headrace.pipeline.errors import InternalError, SchemaError, TransientError
+from headrace.pipeline.errors import InternalError, TransientError
 from headrace.pipeline.sql.system_columns import OP
 
 if TYPE_CHECKING:
@@ -64,29 +59,20 @@ class ProtobufMessages:
         self._name = name
         self._node = node
         self._ordinal = ordinal
-        self._client = SchemaRegistryClient(name, connection, PROTOBUF)
-        self._overrides = {one.from_: one.to for one in node.schema_id_overrides}
+        self._schemas = MessageSchemas(name, node, connection, PROTOBUF)
         self.driver_rows = sys.maxsize
         """The driver takes any batch: Arrow decodes it."""
         self._frames: set[tuple[bytes, bool]] = set()
         """The frames of messages that Spark has read, see `read_frames`."""
-        self._readable: dict[tuple[int, bool], ReadableMessages] = {}
-
-    @cached_property
-    def _reader(self) -> ProtobufSchema:
-        if self._node.reader_schema is None:
-            msg = "the reader schema is not resolved"
-            raise InternalError(msg, node=self._name)
-        return parse_file_schema(self._name, self._node.reader_schema)
 
     @cached_property
     def _message(self) -> ProtobufType:
-        return find_message(self._name, self._node, self._reader)
+        return self._schemas.reader.find_message(self._node.message_type)
 
     @cached_property
     def columns(self) -> pa.Schema:
         """The payload as Arrow, and the metadata columns if requested."""
-        return protobuf_columns(self._name, self._node, self._message)
+        return protobuf_columns(self._name, self._node, self._schemas.reader)
 
     @cached_property
     def _payload(self) -> pa.Schema:
@@ -104,13 +90,12 @@ class ProtobufMessages:
         return self._node.on_error == "dead_letter"
 
     def check_order(self) -> None:
-        """See `SchemaRegistryClient.check_latest`."""
-        if self._node.validate_writer_schema_ordering:
-            self._client.check_latest(self._node.topic, self._node.reader_schema_id)
+        """See `MessageSchemas.check_order`."""
+        self._schemas.check_order()
 
     def close(self) -> None:
         """Close the connections to the registry."""
-        self._client.close()
+        self._schemas.close()
 
     def decode_batch(self, spark: SparkSession | None, batch: MessageBatch, topic: str) -> pa.Table | None:
         """Return the rows of messages that are in the driver, or None if Spark must decide about one."""
@@ -124,7 +109,7 @@ class ProtobufMessages:
         if reasons.null_count < len(reasons):
             return None
         payload = dict(zip(found.column_names, found.columns, strict=True))
-        return complete_rows(payload, batch, self._node, self._ordinal)
+        return complete_batch(payload, batch, self._node, self._ordinal)
 
     def decode(self, messages: DataFrame, *, is_first: bool = False) -> DataFrame:
         """Return the rows of messages, lazily.
@@ -191,36 +176,13 @@ class ProtobufMessages:
         return rows.select(*(F.col(name) for name in self._payload.names if name != OP), *system)
 
     def _decoder(self, frames: Iterable[bytes], of_keys: Iterable[bytes]) -> ProtobufBatchDecoder:
+        names = {name.lower() for name in self._node.tombstone_key}
+        key = pa.schema([field for field in self._payload if field.name.lower() in names])
         return ProtobufBatchDecoder(
-            self._payload, self._find_readable(frames), self._find_readable(of_keys, of_keys=True)
+            self._payload,
+            self._schemas.resolve(frames, lambda writer: resolve_values(writer, self._message)),
+            self._schemas.resolve(of_keys, lambda writer: resolve_keys(writer, key), of_keys=True),
         )
-
-    def _find_readable(
-        self, frames: Iterable[bytes], *, of_keys: bool = False
-    ) -> Mapping[int, ReadableMessages | str]:
-        """Return for each schema id how its messages are read, or why they cannot be."""
-        ids = schema_ids(frames, self._node.topic, self._name, PROTOBUF.title)
-        return {schema_id: self._read_schema(schema_id, of_keys=of_keys) for schema_id in ids.values()}
-
-    def _read_schema(self, schema_id: int, *, of_keys: bool) -> ReadableMessages | str:
-        if (known := self._readable.get((schema_id, of_keys))) is not None:
-            return known
-        wanted = schema_id if of_keys else self._overrides.get(schema_id, schema_id)
-        try:
-            is_reader = wanted == self._node.reader_schema_id and not of_keys
-            writer = self._reader if is_reader else self._client.find_schema(wanted)
-            if writer is None:
-                return f"schema {wanted} is not in the schema registry {self._client.url}"
-            key = pa.schema([one for one in self._payload if one.name.lower() in self._key_names])
-            found = resolve_keys(writer, key) if of_keys else resolve_values(writer, self._message)
-        except SchemaError as error:
-            return f"schema {wanted} cannot be read: {error.message}"
-        self._readable[schema_id, of_keys] = found
-        return found
-
-    @property
-    def _key_names(self) -> set[str]:
-        return {name.lower() for name in self._node.tombstone_key}
 
 
 def _work(

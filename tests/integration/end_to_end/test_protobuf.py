@@ -97,7 +97,7 @@ def test_small_and_large_epochs_are_read_in_the_driver(
     monkeypatch.setattr(ProtobufMessages, "decode", None)
     reads = []
     read = DriverReader.read
-    monkeypatch.setattr(DriverReader, "read", lambda *given: reads.append(1) or read(*given))
+    monkeypatch.setattr(DriverReader, "read", lambda *arguments: reads.append(1) or read(*arguments))
     assert shop.run().caught_up
     assert reads
     assert shop.rows("id, name") == [(key, f"n{key}") for key in range(30_000)]

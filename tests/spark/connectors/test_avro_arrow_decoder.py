@@ -70,7 +70,7 @@ def messages_of(schemas: dict[int, Any], reader: int, **options: Any) -> AvroMes
         **options,
     }
     found = AvroMessages("src", KafkaSourceConfig.model_validate(values), KafkaConnection(), 3)
-    found._client.find_schema = {  # type: ignore[method-assign]
+    found._schemas._client.find_schema = {  # type: ignore[method-assign]
         at: parse_record(json.dumps(schema)) for at, schema in schemas.items()
     }.get
     return found
@@ -118,7 +118,7 @@ def test_every_type_without_spark(kind: Any, values: list[tuple[Any, Any]]) -> N
 
 def test_other_schemas_are_resolved_without_spark() -> None:
     old = record(
-        ("id", "int"), ("gone", "string"), ("name", "string"), ("rate", "int"), ("size", ["null", "int"])
+        ("id", "int"), ("dropped", "string"), ("name", "string"), ("rate", "int"), ("size", ["null", "int"])
     )
     new = record(
         ("id", "long"),
@@ -129,7 +129,7 @@ def test_other_schemas_are_resolved_without_spark() -> None:
         {"name": "rank", "type": "int", "default": 7},
     )
     schemas = {1: old, 2: new}
-    first = {"id": -5, "gone": "x" * 70, "name": "a", "rate": 3, "size": (1, 2)}
+    first = {"id": -5, "dropped": "x" * 70, "name": "a", "rate": 3, "size": (1, 2)}
     second = {"id": 2**40, "title": "b", "rate": 0.5, "size": (0, None), "city": (1, "Ulm"), "rank": 1}
     sent = [
         frame(1, encode(old, first)),

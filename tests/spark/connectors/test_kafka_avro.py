@@ -61,7 +61,7 @@ class Messages:
         )
         messages = AvroMessages("src", node, KafkaConnection(), 3)
         registered = {at: parse_record(json.dumps(schema)) for at, schema in self.schemas.items()}
-        messages._client.find_schema = registered.get  # type: ignore[method-assign]
+        messages._schemas._client.find_schema = registered.get  # type: ignore[method-assign]
         self.columns = row_schema(messages.columns)
         if self.way != "arrow":
             messages.__dict__["_arrow"] = None

@@ -84,7 +84,7 @@ class Messages:
         node = KafkaSourceConfig.model_validate(values)
         found = ProtobufMessages("src", node, KafkaConnection(), 3)
         registered = {at: parse_schema(text) for at, text in self.schemas.items()}
-        found._client.find_schema = registered.get  # type: ignore[method-assign]
+        found._schemas._client.find_schema = registered.get  # type: ignore[method-assign]
         return found
 
     def batch(self) -> MessageBatch:
@@ -235,9 +235,9 @@ def test_an_operation_in_the_payload(messages: Messages) -> None:
 
 
 def test_other_schemas(messages: Messages) -> None:
-    older = 'syntax = "proto3"; message Order { int32 id = 1; string title = 2; bytes gone = 9; }'
+    older = 'syntax = "proto3"; message Order { int32 id = 1; string title = 2; bytes dropped = 9; }'
     messages.schemas = {1: older, 2: ORDER, 3: ORDER.replace("int64 id", "string id", 1)}
-    messages.send(1, "Order", id=-4, title="renamed", gone=b"x")
+    messages.send(1, "Order", id=-4, title="renamed", dropped=b"x")
     messages.send(2, "Order", id=5, name="n", price=0.5)
     messages.send(2, "Order", id=6)
     assert [(row["id"], row["name"], row["price"]) for row in messages.read(2)] == [
