@@ -217,7 +217,8 @@ class TargetTable:
             )
         if set(info.uuid) <= {"0", "-"}:
             msg = f"{self.display_name} is in a database whose engine is not Atomic"
-            raise TargetError(msg, hint="Name a table of another database.", node=self._name)
+            hint = "Create one with `CREATE DATABASE name`, and set `table` to `name.table`."
+            raise TargetError(msg, hint=hint, node=self._name)
 
     def _check_own(self, info: ClickHouseTableInfo, columns: Mapping[str, TableColumn]) -> None:
         """Raise TargetError unless the table has the columns that make repeats harmless."""

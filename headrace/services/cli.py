@@ -90,6 +90,8 @@ def environment(services: Services, *, passwords: bool) -> dict[str, str]:
             variables |= {f"{section}__URL": services.clickhouse.url}
             variables |= {f"{section}__USER": services.clickhouse.user}
             variables |= {f"{section}__PASSWORD": services.clickhouse.password} if passwords else {}
+        if database := services.clickhouse.entry.get("sink_database"):
+            variables["CLICKHOUSE_SINK__DATABASE"] = database
     return {f"HEADRACE__{key}": value for key, value in variables.items()}
 
 

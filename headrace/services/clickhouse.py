@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from headrace.jobs.spark.jars import Progress
 from headrace.services.base import LocalService
-from headrace.services.state import HOST
+from headrace.services.state import HOST, SINK_DATABASE
 
 
 class ClickHouse(LocalService):
@@ -44,11 +44,10 @@ class ClickHouse(LocalService):
         return {"host": HOST, "port": self.port, "username": self.user, "password": self.password} | overrides
 
     def prepare(self, progress: Progress | None) -> None:
-        """Create the password."""
+        """Create the password. The gateway creates the database of sinks."""
         del progress
-        self.state.update(
-            self.name, user="default", password=self.entry.get("password") or secrets.token_urlsafe(24)
-        )
+        password = self.entry.get("password") or secrets.token_urlsafe(24)
+        self.state.update(self.name, user="default", password=password, sink_database=SINK_DATABASE)
 
     def command(self) -> list[str]:
         """Return the command of the gateway process, the only one that opens the data."""

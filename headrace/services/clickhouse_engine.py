@@ -24,6 +24,7 @@ from typing import Any, BinaryIO
 import chdb
 
 from headrace.services.clickhouse_sql import QueryStatement
+from headrace.services.state import SINK_DATABASE
 
 CHUNK = 1 << 20
 _TAIL_BYTES = 1 << 18
@@ -94,6 +95,8 @@ class ClickHouseEngine:
             stale.unlink()
         # One connection stays open. Without it the engine would close and reopen at every request.
         self._keeper = chdb.connect(self._path)
+        # The engine of chdb's database `default` is not Atomic, so sinks refuse its tables.
+        self._keeper.query(f"CREATE DATABASE IF NOT EXISTS {SINK_DATABASE} ENGINE = Atomic")
         version, self.timezone = (
             self._keeper.query("SELECT version(), timezone()", "TSV").bytes().decode().split()
         )

@@ -19,6 +19,8 @@ from headrace.pipeline.errors import ServiceError
 
 VERSION = 1
 HOST = "127.0.0.1"
+SINK_DATABASE = "headrace"
+"""The database of the local ClickHouse for tables of sinks that name none."""
 # Below the range for outgoing connections of Linux and macOS, so a port stays free while its server is down.
 _PORTS = range(20_000, 32_000)
 

@@ -89,7 +89,7 @@ class ClickHouseConnection(Section):
     password: Secret = Field(default=SecretStr(""), description="The user's password.")
     database: str = Field(
         default="",
-        description="Database of tables without one. Defaults to the database of the server's user.",
+        description="Database of tables without one. Empty: `default`.",
     )
 
 

@@ -257,6 +257,8 @@ def _services_file(home: Path) -> Layer:
                     "user": clickhouse["user"],
                     "password": clickhouse["password"],
                 }
+            if database := clickhouse.get("sink_database"):
+                layer.values["clickhouse_sink"]["database"] = database
         if kafka := services.get("kafka"):
             for section in ("kafka_source", "kafka_sink"):
                 layer.values[section] = {"brokers": f"{kafka['host']}:{kafka['port']}"}

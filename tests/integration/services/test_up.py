@@ -56,6 +56,7 @@ def test_the_file_is_for_its_owner_alone_and_holds_what_settings_read(
     with psycopg.connect(**settings.postgres_sink.conninfo()) as connection:  # type: ignore[arg-type]
         assert connection.execute("SELECT current_database()").fetchone() == ("headrace",)
     assert settings.clickhouse_source.url == services.clickhouse.url
+    assert settings.clickhouse_sink.database == "headrace"
     assert settings.kafka_source.brokers == services.kafka.brokers
 
 
