@@ -39,7 +39,7 @@ class SinkContext:
     """The arguments of a sink: its identity, its node, the settings, and a Spark session if it needs one.
 
     `extra` has the sink's primary key (`key`), and of its file the names of all sinks (`sinks`) and the nodes
-    of the unbounded sources (`streams`).
+    of the unbounded sources (`streams`). In a run it has the note of calls that the sink waits for (`wait`).
     """
 
     key: SinkKey

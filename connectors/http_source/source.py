@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Generator
+from dataclasses import dataclass
 from datetime import timedelta
 from itertools import count
 from typing import TYPE_CHECKING, ClassVar
@@ -32,6 +33,21 @@ if TYPE_CHECKING:
     from headrace.connectors.http_source.config import HttpSourceConfig
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PendingPageLog:
+    """Logs that a source waits for its service."""
+
+    node: str
+
+    def note(self, message: str, good_for: float) -> None:
+        """Log what the source waits for."""
+        del good_for
+        log.warning("event=calls_pending node=%s message=%s", self.node, message)
+
+    def over(self) -> None:
+        """Do nothing: a log line does not expire."""
 
 
 class HttpPages(StagedSource):
@@ -118,5 +134,6 @@ class HttpPages(StagedSource):
                 circuit_failures=0,
                 circuit_reset_after=0,
                 method="GET",
+                wait=PendingPageLog(self.name),
             )
         )

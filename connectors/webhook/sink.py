@@ -123,6 +123,7 @@ class WebhookSink(StatelessSink):
                 concurrency=node.concurrency,
                 circuit_failures=0,
                 circuit_reset_after=0,
+                wait=self._context.extra.get("wait"),
             )
         )
 

@@ -173,9 +173,10 @@ def _exactly_once(
         )
         for event in skipped_epochs(ledger.events(state.name, LANE), name)
     ]
-    if record is None:
+    is_empty = record is None and not state.committed and state.open_plan is None
+    if record is None and not is_empty:
         problems.append("the sink has no commit record of this pipeline")
-    else:
+    elif record is not None:
         before, state = state.committed, ledger.state(state.name, LANE) or state
         problems += _record_problems(record, state, _allowed(ledger, state, record, before))
     numbers: Json = {
@@ -188,12 +189,10 @@ def _exactly_once(
         "epochs_read": walk.read,
         "epochs_rolled_up": walk.rolled_up,
     }
-    message = (
-        "; ".join(problems[:5])
-        if problems
-        else f"{state.committed} epochs, gapless, none twice; the sink's record agrees"
-    )
-    return CheckResult("exactly_once_epochs", name, not problems, message, numbers)
+    message = f"{state.committed} epochs, gapless, none twice; the sink's record agrees"
+    if is_empty:
+        message = "no epoch is committed, and the sink has no commit record"
+    return CheckResult("exactly_once_epochs", name, not problems, "; ".join(problems[:5]) or message, numbers)
 
 
 def _allowed(ledger: Ledger, state: PipelineState, record: CommitRecord, before: int) -> dict[int, Json]:

@@ -14,6 +14,7 @@ from headrace.jobs.planning.load_path import LoadPath, plan_load_paths
 from headrace.jobs.planning.planner import PipelinePlanner
 from headrace.jobs.sources.pipeline_source import PipelineSource, create_pipeline_sources
 from headrace.jobs.sources.side_outputs import SideOutputs
+from headrace.jobs.staging.pending_calls import PendingCall, waits_folder
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import PipelineFileError
 from headrace.pipeline.file.loader import PipelineFile
@@ -193,6 +194,7 @@ class CompiledPipeline:
                 "key": columns,
                 "sinks": tuple(self.file.model.sinks),
                 "streams": graph.streams_of(self.file.model),
+                "wait": PendingCall(waits_folder(self.settings, uuid), name),
             }
             context = SinkContext(key, node, self.settings, schema, self.planner.spark, extra)
             found[name] = PipelineSink(registry.open_sink(context), context, ledger, self.file.path)

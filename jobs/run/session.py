@@ -11,7 +11,14 @@ from headrace.connectors.lazy_session import LazySession, find_started_session
 from headrace.jobs.planning.compiled_pipeline import node_types
 from headrace.jobs.spark.errors import translate_spark_errors
 from headrace.jobs.spark.job_tags import inherit_job_tag, tag_jobs, untag_jobs
-from headrace.jobs.spark.session import explain_death, jvm_alive, jvm_process, start_session, stop_session
+from headrace.jobs.spark.session import (
+    cancel_jobs,
+    explain_death,
+    jvm_alive,
+    jvm_process,
+    start_session,
+    stop_session,
+)
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import SparkJvmError
 from headrace.pipeline.file.loader import PipelineFile
@@ -104,12 +111,8 @@ class RunSession:
                 return
         if done.wait(ABORT_AFTER):
             return
-        if self._started is None:
-            return
-        if self._callers is not None:
-            self._started.sparkContext.cancelJobsWithTag(tag)
-        else:
-            self._started.sparkContext.cancelAllJobs()
+        if self._started is not None:
+            cancel_jobs(self._started, tag if self._callers is not None else None)
 
     def stop(self) -> None:
         """Stop the session, unless it is the caller's."""

@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 from headrace.connectors.sink_base import SinkContext
 from headrace.connectors.webhook.config import WebhookSinkConfig
 from headrace.connectors.webhook.sink import WebhookSink
+from headrace.jobs.staging.pending_calls import PendingCall
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.protocol.epochs import SinkKey
 from helpers.web_server import WebRequest
@@ -23,11 +24,12 @@ KEY = SinkKey("0" * 32, "hooks", "main", "out")
 def webhook_sink(
     spark: SparkSession, url: str, folder: Path, schema: pa.Schema, settings: Any = None, **node: Any
 ) -> WebhookSink:
-    """Return a sink that was not prepared. Its retries are quick."""
+    """Return a sink that was not prepared. Its retries are quick. `folder` has its notes of pending calls."""
     retry = {"timeout": "20s", "max_attempts": 4}
     config = WebhookSinkConfig.model_validate({"url": url, "from": "x", "retry": retry} | node)
     made = Settings.model_validate({"home": folder} | (settings or {}))
-    return WebhookSink(SinkContext(KEY, config, made, schema, spark, {"key": ()}))
+    extra = {"key": (), "wait": PendingCall(folder, KEY.sink)}
+    return WebhookSink(SinkContext(KEY, config, made, schema, spark, extra))
 
 
 @dataclass

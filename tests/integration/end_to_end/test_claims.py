@@ -61,6 +61,10 @@ def test_a_renamed_pipeline_does_not_write_its_rows_twice(world: World, spark: S
         run(two, settings, until=Until.HISTORY, spark=spark)
     assert f"headrace accept-target {two.path} --sink pg --take-over" in (refused.value.hint or "")
     assert rows_of(world, spark) == (500, 500)
+    checks = [one for one in audit(two, settings, spark=spark) if one.name == "exactly_once_epochs"]
+    assert [(one.passed, one.message) for one in checks] == [
+        (True, "no epoch is committed, and the sink has no commit record")
+    ] * 2
     with pytest.raises(SinkStateError, match="target of another pipeline"):
         repair.accept_target(
             two, settings, sink="pg", take_over=True, spark=spark

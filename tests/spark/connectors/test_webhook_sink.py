@@ -17,6 +17,8 @@ from helpers.web_server import Service, WebRequest, served
 from helpers.webhook_sink import KEY, Receiver, webhook_sink
 from pyspark.sql import SparkSession
 
+from headrace.connectors.http import client
+from headrace.jobs.staging.pending_calls import read_pending_calls
 from headrace.pipeline.errors import HeadraceError, SchemaError, TransientError, UserError
 
 SECRET = "t0p-secret-value"
@@ -132,6 +134,27 @@ def test_after_the_limit_the_epoch_fails_and_continues(spark: SparkSession, tmp_
         for asked in service.asked
         if (key := asked.headers["idempotency-key"]) in before
     )
+
+
+def test_the_heartbeat_sees_a_service_that_does_not_answer(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "_PATIENCE", 0.0)
+    notes: list[dict[str, str]] = []
+
+    def answer(asked: WebRequest) -> Any:
+        notes.append(read_pending_calls(tmp_path))
+        return (503, b"busy", {}) if len(notes) < 3 else []
+
+    with served(answer) as service:
+        sink = webhook_sink(spark, service.url, tmp_path, KEYED)
+        sink.prepare(KEYED, 1)
+        assert sink.write(plan(1), frame(spark, KEYED, FIVE, "iiuid", ())).rows == 5
+        sink.close()
+    assert notes[0] == {}
+    assert ["tried 1 times" in notes[1]["out"], "tried 2 times" in notes[2]["out"]] == [True, True]
+    assert "HTTP 503: busy" in notes[2]["out"]
+    assert read_pending_calls(tmp_path) == {}
 
 
 def refuse_second(asked: WebRequest) -> Any:

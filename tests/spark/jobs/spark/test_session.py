@@ -4,11 +4,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 from helpers.checkout import ROOT
 
-from headrace.jobs.spark.session import without_optimizing_compiler
+from headrace.jobs.spark.session import cancel_jobs, without_optimizing_compiler
 from headrace.pipeline.config.sections import SparkSettings
 from headrace.pipeline.config.settings import Settings
 
@@ -60,3 +61,14 @@ def test_options_of_the_user_follow_those_of_a_session_that_reads_no_data() -> N
     settings = Settings(spark=SparkSettings(jvm_options="-XX:TieredStopAtLevel=4"))
     short = without_optimizing_compiler(settings).spark.jvm_options
     assert short.split() == ["-XX:TieredStopAtLevel=1", "-XX:TieredStopAtLevel=4"]
+
+
+@pytest.mark.parametrize("tag", [None, "run"])
+def test_jobs_of_a_dead_jvm_are_cancelled_silently(tag: str | None) -> None:
+    spark = MagicMock()
+    spark.sparkContext._gateway.proc.poll.return_value = None
+    for cancel in (spark.sparkContext.cancelAllJobs, spark.sparkContext.cancelJobsWithTag):
+        cancel.side_effect = ConnectionRefusedError
+    cancel_jobs(spark, tag)
+    assert spark.sparkContext.cancelAllJobs.called == (tag is None)
+    assert spark.sparkContext.cancelJobsWithTag.called == (tag is not None)
