@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from confluent_kafka import KafkaError, KafkaException, Producer
 
 log = logging.getLogger(__name__)
+client_log = log.getChild("client")
+"""The log of librdkafka, without attempts that it repeats by itself, as while a coordinator loads."""
+client_log.addFilter(lambda record: not record.getMessage().endswith(": retrying"))
 
 _HEADERS: dict[str, Any] = {op: [(OP_HEADER, text)] for op, text in (("i", b"c"), ("u", b"u"), ("d", b"d"))}
 _PATIENCE_S = 60.0
@@ -212,7 +215,7 @@ class TransactionalProducer:
             "compression.type": node.compression,
             **client_options(self._connection),
             **own,
-            "logger": log,
+            "logger": client_log,
             "transactional.id": self._id,
             "transaction.timeout.ms": int(self._timeout.total_seconds() * 1000),
             "partitioner": "murmur2_random",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
 from pydantic import SecretStr
 
 from headrace.connectors.kafka.client_config import client_options, spark_options
+from headrace.connectors.kafka.producer import client_log
 from headrace.pipeline.config.sections import KafkaConnection
 from headrace.pipeline.errors import SettingsError
 
@@ -79,3 +81,9 @@ def test_certificates(tmp_path: Path) -> None:
     }
     with pytest.raises(SettingsError, match=r"ssl\.key\.location `/nowhere` cannot be read: No such file"):
         spark_options(connection("ssl", ssl_key_location="/nowhere"))
+
+
+def test_attempts_that_librdkafka_repeats_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    for reason in ("Coordinator load in progress: retrying", "Coordinator load in progress"):
+        client_log.log(logging.WARNING, "%s [%s] %s", "GETPID", "rdkafka#producer-1", reason)
+    assert caplog.messages == ["GETPID [rdkafka#producer-1] Coordinator load in progress"]
