@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
 _VIEW_NAME = re.compile(r"`hr_(\w+?)_\d+`")
 """Names of the views of nodes."""
+SPARK_CODES = re.compile(r"^\[[A-Z_.0-9]+\] |\s*SQLSTATE: \w+")
+"""The codes that Spark adds to a message."""
 _NOISE = (
-    re.compile(r"^\[[A-Z_.]+\] "),
-    re.compile(r"\s*SQLSTATE: \w+"),
+    SPARK_CODES,
     re.compile(r"; line \d+.*", re.DOTALL),
     re.compile(r"\n\n==.*", re.DOTALL),
 )

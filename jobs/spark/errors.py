@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from headrace.connectors.row_errors import explain_failure
+from headrace.jobs.spark.analysis_errors import SPARK_CODES
 from headrace.pipeline.errors import (
     DataError,
     HeadraceError,
@@ -19,10 +20,8 @@ from headrace.pipeline.errors import (
 
 _CAUSE = re.compile(r"headrace\.pipeline\.errors\.(\w+): (?:node '([^']+)': )?(.*)")
 _RAISED = re.compile(r"^\w[\w.]*(?:Error|Exception|Invalid|Exit)\b[^\n]*", re.MULTILINE)
-_NOISE = re.compile(
-    r"^\[[A-Z_.0-9]+\] | SQLSTATE: \w+| If necessary set \"[^\"]+\" to \"false\" to bypass this error[^.]*\."
-)
-"""What Spark adds to a message: its codes, and an option that would change the results of all rows."""
+_BYPASS = re.compile(r' If necessary set "[^"]+" to "false" to bypass this error[^.]*\.')
+"""Spark's advice to set an option that would change the results of all rows."""
 _PLACE = re.compile(
     r"== SQL \(line 1, position (?P<at>\d+)\) ==\n(?P<shown>[^\n]*)\n(?P<before> *)(?P<part>\^+)"
 )
@@ -142,7 +141,7 @@ def _wrong_value(error: BaseException, text: str, node: str, texts: Mapping[str,
     place = _PLACE.search(text)
     if condition and (place or _is_data(condition)):
         message = getattr(error, "getMessage", lambda: text)() or text
-        found = _NOISE.sub("", message.split("\n")[0]).strip()
+        found = _BYPASS.sub("", SPARK_CODES.sub("", message.split("\n")[0])).strip()
         part = place["shown"][len(place["before"]) :][: len(place["part"])] if place else ""
         by = next(
             (name for name, one in texts.items() if place and one.startswith(part, int(place["at"]) - 1)),

@@ -277,8 +277,7 @@ def explain_death(spark: SparkSession, settings: Settings, patience: float = 0.0
 def cancel_jobs(spark: SparkSession, tag: str | None) -> None:
     """Cancel the jobs with a tag, or all jobs. Never raises: the signal that stops a run can end its JVM."""
     context = spark.sparkContext
-    if jvm_alive(spark):
-        _quietly(context.cancelAllJobs if tag is None else lambda: context.cancelJobsWithTag(tag))
+    _quietly(context.cancelAllJobs if tag is None else lambda: context.cancelJobsWithTag(tag))
 
 
 def stop_session(spark: SparkSession, *, patience: float = 10.0) -> None:

@@ -66,7 +66,6 @@ def test_options_of_the_user_follow_those_of_a_session_that_reads_no_data() -> N
 @pytest.mark.parametrize("tag", [None, "run"])
 def test_jobs_of_a_dead_jvm_are_cancelled_silently(tag: str | None) -> None:
     spark = MagicMock()
-    spark.sparkContext._gateway.proc.poll.return_value = None
     for cancel in (spark.sparkContext.cancelAllJobs, spark.sparkContext.cancelJobsWithTag):
         cancel.side_effect = ConnectionRefusedError
     cancel_jobs(spark, tag)
