@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 import os
 import time
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from headrace.pipeline.config.settings import Settings
+    from headrace.pipeline.file.loader import PipelineFile
 
 STARTED = time.time()
 
@@ -16,15 +20,23 @@ def print_step(step: str) -> None:
 
 
 def main() -> None:
-    """Read the pipeline from the environment, and run it."""
-    from benchmarks.kit import BenchmarkRunner
+    """Read the pipeline and its settings from the environment, and run it as `headrace run` does."""
+    from headrace.pipeline.config.settings import Settings
+    from headrace.pipeline.file.loader import parse_pipeline
+
+    options = json.loads(os.environ["HEADRACE_BENCH"])
+    file, settings = parse_pipeline(options["text"]), Settings.model_validate(options["settings"])
+    from headrace.jobs.run.early_session import spark_in_background
+
+    with spark_in_background([file], settings):
+        _run(file, settings)
+
+
+def _run(file: PipelineFile, settings: Settings) -> None:
     from headrace.jobs.run.events import EpochCommitted, Event, Until
     from headrace.jobs.run.pipeline_run import PipelineRun
     from headrace.jobs.run.runner import run
-    from headrace.pipeline.file.loader import parse_pipeline
-    from headrace.services import Services
 
-    options = json.loads(os.environ["HEADRACE_BENCH"])
     print_step("imports")
     original = PipelineRun.__enter__
 
@@ -39,13 +51,7 @@ def main() -> None:
         if isinstance(event, EpochCommitted):
             print_step("epoch")
 
-    folder = Path(options["folder"])
-    run(
-        parse_pipeline(options["text"]),
-        BenchmarkRunner(folder, Services(folder)).settings(),
-        until=Until.CAUGHT_UP,
-        listener=listener,
-    )
+    run(file, settings, until=Until.CAUGHT_UP, listener=listener)
     print_step("end")
 
 

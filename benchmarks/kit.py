@@ -83,20 +83,24 @@ class BenchmarkRunner:
 
     def settings(self, **more: Any) -> Settings:
         """Return settings for these servers."""
+        return Settings.model_validate(self._settings_values() | more)
+
+    def _settings_values(self) -> dict[str, Any]:
         server = self.services.clickhouse
         clickhouse = {"url": server.url, "user": server.username, "password": server.password}
-        return Settings.model_validate(
-            {
-                "home": self.folder,
-                "state_backend": {"sqlite": {"path": self.folder / "ledger.db"}},
-                "postgres_sink": self.postgres_settings(),
-                "clickhouse_source": clickhouse,
-                "clickhouse_sink": clickhouse,
-                "kafka_source": {"brokers": self.services.kafka.brokers},
-                "kafka_sink": {"brokers": self.services.kafka.brokers},
-            }
-            | more
-        )
+        return {
+            "home": str(self.folder),
+            "state_backend": {"sqlite": {"path": str(self.folder / "ledger.db")}},
+            "postgres_sink": self.postgres_settings(),
+            "clickhouse_source": clickhouse,
+            "clickhouse_sink": clickhouse,
+            "kafka_source": {"brokers": self.services.kafka.brokers},
+            "kafka_sink": {"brokers": self.services.kafka.brokers},
+        }
+
+    def child_environment(self, text: str) -> dict[str, str]:
+        """Return the variable from which `benchmarks.child` reads a pipeline and its settings."""
+        return {"HEADRACE_BENCH": json.dumps({"text": text, "settings": self._settings_values()})}
 
     def postgres_settings(self) -> dict[str, Any]:
         """Return the section `postgres_sink` for the server."""
@@ -187,10 +191,9 @@ class BenchmarkRunner:
 
     def start_pipeline(self, text: str) -> subprocess.Popen[str]:
         """Start a pipeline in a separate process, which prints a line of JSON per step."""
-        environment = os.environ | {"HEADRACE_BENCH": json.dumps({"text": text, "folder": str(self.folder)})}
         return subprocess.Popen(
             [sys.executable, "-m", "benchmarks.child"],
-            env=environment,
+            env=os.environ | self.child_environment(text),
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,

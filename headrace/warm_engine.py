@@ -73,9 +73,10 @@ def _prepare(settings: Settings, kinds: Iterable[str]) -> SparkSession:
     from headrace.jobs.spark.session import prepare_session
     from headrace.pipeline.model.connectors import connectors, load_reference
 
+    prepared = prepare_session(settings, kinds)
     for name in _MODULES:
         importlib.import_module(name)
-    spark = prepare_session(settings, kinds)
+    spark = prepared.session.result()
     for kind in kinds:
         entry = connectors().get(kind)
         for side in (entry.source, entry.sink) if entry else ():

@@ -88,7 +88,7 @@ class Comparison:
                 ),
                 sink=SINKS["postgres" if task.scenario in "AB" else "delta"].format(**asdict(task)),
             )
-            environment["HEADRACE_BENCH"] = json.dumps({"text": text, "folder": str(self.runner.folder)})
+            environment |= self.runner.child_environment(text)
             command = [sys.executable, "-m", "benchmarks.child"]
         else:
             python = sys.executable if peer == "spark_by_hand" else str(self.python)

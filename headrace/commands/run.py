@@ -70,16 +70,24 @@ def run(paths: Sequence[Path], options: RunOptions) -> None:
 
 
 def _run_file(path: Path, options: RunOptions) -> None:
-    """Run one pipeline.
-
-    A run that fails because it was stopped (its JVM can receive the same signal) has abandoned an epoch. That
-    is safe and not an error.
-    """
+    """Run one pipeline."""
     file = load_pipeline(path)
     until = _choose_until(options)
     if options.partitions:
         _check_partitions(file, options.partitions)
     settings = _prepare_console([file])
+    from headrace.jobs.run.early_session import spark_in_background
+
+    with spark_in_background([file], settings):
+        _run_loaded(file, settings, until, options)
+
+
+def _run_loaded(file: PipelineFile, settings: Settings, until: Until, options: RunOptions) -> None:
+    """Run one pipeline whose file is valid.
+
+    A run that fails because it was stopped (its JVM can receive the same signal) has abandoned an epoch. That
+    is safe and not an error.
+    """
     from headrace.commands.engine_start import start_engine_on_commit
     from headrace.commands.refresh import run_or_queue
     from headrace.jobs.run import runner  # imports Spark, which takes a second
@@ -119,10 +127,18 @@ def _run_file(path: Path, options: RunOptions) -> None:
 
 
 def _run_group(paths: Sequence[Path], options: RunOptions) -> None:
-    """Run several pipelines in this process. Print the result or the error of each when it ends."""
+    """Run several pipelines in this process."""
     files = _load_files(paths)
     until = _choose_until(options)
     settings = _prepare_console(files)
+    from headrace.jobs.run.early_session import spark_in_background
+
+    with spark_in_background(files, settings):
+        _run_loaded_group(files, settings, until)
+
+
+def _run_loaded_group(files: Sequence[PipelineFile], settings: Settings, until: Until) -> None:
+    """Run pipelines whose files are valid. Print the result or the error of each when it ends."""
     from headrace.commands.engine_start import start_engine_on_commit
     from headrace.jobs.run.group import GroupMember, run_group
 

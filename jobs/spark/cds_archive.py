@@ -31,8 +31,7 @@ _TRAINING = "training-"
 def archive_options(java: Java) -> str:
     """Return the JVM options that use the archive of this installation. Empty if there is none."""
     path = _path(java)
-    # Java warns about archives on standard output, which belongs to the command line.
-    return f"-XX:SharedArchiveFile={path} -Xlog:disable -Xlog:all=warning:stderr" if path.is_file() else ""
+    return f"-XX:SharedArchiveFile={path}" if path.is_file() else ""
 
 
 def ensure_archive(java: Java | None = None) -> Path | None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from importlib.resources import files
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
@@ -19,6 +21,7 @@ from headrace.jobs.spark.cds_archive import archive_options
 from headrace.jobs.spark.errors import MORE_MEMORY
 from headrace.jobs.spark.jars import ensure_jars
 from headrace.jobs.spark.java import find_java
+from headrace.jobs.spark.jvm import JvmProcess, needs_jvm
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import SettingsError, SparkJvmError, TransientError
 from headrace.pipeline.protocol.epochs import Json
@@ -41,6 +44,16 @@ _OUT_OF_MEMORY = (52, 3)
 """Exit codes: Spark's own, and that of -XX:+ExitOnOutOfMemoryError."""
 
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+
+_LATER_OPTIMIZATION = (
+    "-XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000"
+    " -XX:Tier4CompileThreshold=150000 -XX:Tier4BackEdgeThreshold=400000"
+)
+"""Ten times the JVM's own thresholds.
+
+With those, the optimizing compiler takes a quarter of the processor time of a start, for code that runs only
+then. Code that runs for every row reaches these thresholds in its first seconds.
+"""
 
 _ONE_JVM = {
     # With a local master, driver and executor are one process, so a late heartbeat means that the machine was
@@ -83,13 +96,18 @@ def _defaults(settings: Settings, kinds: frozenset[str]) -> dict[str, str]:
         "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
         "spark.databricks.delta.snapshotPartitions": "2",
         _JAVA_OPTIONS: f"-Dlog4j2.configurationFile={files('headrace.jobs.spark') / 'log4j2.xml'}"
-        " -XX:+UseParallelGC -Duser.timezone=UTC"
+        f" {_collector(settings.spark.jvm_options)}{_LATER_OPTIMIZATION} -Duser.timezone=UTC"
         f" {settings.spark.jvm_options}".rstrip(),
     }
     if settings.spark.master.startswith("local"):
         conf |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"} | _ONE_JVM
         conf |= _LOCAL_DELTA if "delta" in kinds else {}
     return conf | (_DELTA if "delta" in kinds else {})
+
+
+def _collector(jvm_options: str) -> str:
+    """Return the option of the garbage collector, unless the user chooses one: Java refuses two."""
+    return "" if re.search(r"-XX:\+Use\w+GC\b", jvm_options) else "-XX:+UseParallelGC "
 
 
 def spark_conf(settings: Settings, kinds: Iterable[str]) -> Mapping[str, str]:
@@ -133,54 +151,111 @@ def start_session(settings: Settings, kinds: Iterable[str]) -> SparkSession:
 
     Raises ServiceError without Java or jars, SettingsError for a forbidden `spark.conf`.
     """
-    started = time.monotonic()
     conf = spark_conf(settings, kinds)
-    if (prepared := _take_prepared(conf)) is not None:
-        return prepared
-    java = find_java(str(settings.java_home) if settings.java_home else None)
-    os.environ["JAVA_HOME"] = str(java.home)
-    os.environ["PYSPARK_PYTHON"] = (
-        sys.executable
-    )  # workers would otherwise take the first python3 on the path
-    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    from pyspark.sql import SparkSession
-
-    builder = SparkSession.Builder()
-    if archive := archive_options(java):
-        conf = {**conf, _JAVA_OPTIONS: f"{conf[_JAVA_OPTIONS]} {archive}"}
-    for key, value in conf.items():
-        builder = builder.config(key, value)
-    _hush()
-    with _jvm_errors_to(settings.home / "logs" / "spark.log"), _named_master(settings.spark.master):
-        spark = builder.getOrCreate()
-    log.info(
-        "event=spark_started master=%s java=%s seconds=%.1f",
-        conf["spark.master"],
-        java.version,
-        time.monotonic() - started,
-    )
-    return spark
+    return _take_prepared(conf) or SessionStart(settings, conf).finish()
 
 
-_prepared: list[tuple[Mapping[str, str], SparkSession]] = []
+class SessionStart:
+    """A session that is being started. The JVM boots from the constructor on, unless there is one.
+
+    Raises ServiceError without Java.
+    """
+
+    def __init__(self, settings: Settings, conf: Mapping[str, str]) -> None:
+        self.conf = conf
+        self._settings = settings
+        self._started = time.monotonic()
+        self._java = find_java(str(settings.java_home) if settings.java_home else None)
+        os.environ["JAVA_HOME"] = str(self._java.home)
+        # Workers would otherwise take the first python3 on the path.
+        os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+        archive = archive_options(self._java)
+        self._options = {**conf, _JAVA_OPTIONS: f"{conf[_JAVA_OPTIONS]} {archive}"} if archive else conf
+        log_file = settings.home / "logs" / "spark.log"
+        self._jvm = JvmProcess(self._options, log_file) if needs_jvm() else None
+
+    def finish(self, on_jvm: Callable[[Any], None] = lambda _: None) -> SparkSession:
+        """Return the session when it is ready. `on_jvm` is called with a JVM of its own before that.
+
+        Raises ServiceError if the JVM ends, TransientError if a cluster does not start the session.
+        """
+        import pyspark.testing.utils  # noqa: F401  PySpark imports it, and pandas, at the JVM's first call
+        from pyspark.sql import SparkSession
+
+        builder = SparkSession.Builder()
+        for key, value in self._options.items():
+            builder = builder.config(key, value)
+        _hush()
+        if self._jvm is not None:
+            on_jvm(self._jvm.connect().jvm)
+        with _named_master(self._settings.spark.master):
+            spark = builder.getOrCreate()
+        log.info(
+            "event=spark_started master=%s java=%s seconds=%.1f",
+            self.conf["spark.master"],
+            self._java.version,
+            time.monotonic() - self._started,
+        )
+        return spark
+
+    def cancel(self) -> None:
+        """End the JVM, if the start has one of its own."""
+        if self._jvm is not None:
+            self._jvm.kill()
 
 
-def prepare_session(settings: Settings, kinds: Iterable[str]) -> SparkSession:
-    """Start Spark before the pipeline is known. `start_session` returns it for the same settings."""
-    kinds = list(kinds)
-    spark = start_session(settings, kinds)
-    _prepared.append((spark_conf(settings, kinds), spark))
-    return spark
+class PreparedSession:
+    """A session that a thread starts before the pipeline's run asks for it."""
+
+    def __init__(self, start: SessionStart, on_jvm: Callable[[Any], None] = lambda _: None) -> None:
+        self.start = start
+        self.session: Future[SparkSession] = Future()
+        self._thread = threading.Thread(
+            target=self._finish, args=(on_jvm,), name="headrace-spark", daemon=True
+        )
+        self._thread.start()
+
+    def _finish(self, on_jvm: Callable[[Any], None]) -> None:
+        try:
+            self.session.set_result(self.start.finish(on_jvm))
+        except BaseException as error:  # noqa: BLE001  it is raised again where the session is used
+            self.session.set_exception(error)
+
+    def end(self) -> None:
+        """End the session and its JVM, whether it is ready or not. Never raises."""
+        if not self.session.done():
+            self.start.cancel()
+            self._thread.join()
+        if self.session.exception() is None:
+            stop_session(self.session.result())
+
+
+_prepared: list[PreparedSession] = []
+
+
+def prepare_session(
+    settings: Settings, kinds: Iterable[str], on_jvm: Callable[[Any], None] = lambda _: None
+) -> PreparedSession:
+    """Begin to start Spark. `start_session` returns the session for the same settings."""
+    prepared = PreparedSession(SessionStart(settings, spark_conf(settings, kinds)), on_jvm)
+    _prepared.append(prepared)
+    return prepared
+
+
+def discard_prepared() -> None:
+    """End a session that was prepared and that nothing has used. Never raises."""
+    while _prepared:
+        _prepared.pop().end()
 
 
 def _take_prepared(conf: Mapping[str, str]) -> SparkSession | None:
-    """Return the prepared session, once. Stop it if it has other settings, or if its JVM died meanwhile."""
+    """Return the prepared session, once. End it if it has other settings, or if its JVM died meanwhile."""
     if not _prepared:
         return None
-    prepared_conf, spark = _prepared.pop()
-    if prepared_conf == conf and jvm_alive(spark):
+    prepared = _prepared.pop()
+    if prepared.start.conf == conf and jvm_alive(spark := prepared.session.result()):
         return spark
-    stop_session(spark)
+    prepared.end()
     return None
 
 
@@ -196,24 +271,6 @@ def _hush() -> None:
 
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         PySparkLogger.getLogger(name).disabled = True
-
-
-@contextmanager
-def _jvm_errors_to(path: Path) -> Iterator[None]:
-    """Redirect the standard error of a JVM that the block starts to a file.
-
-    Its messages would interrupt progress lines.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    sys.stderr.flush()
-    kept = os.dup(2)
-    with path.open("ab") as target:
-        os.dup2(target.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
 
 
 @contextmanager

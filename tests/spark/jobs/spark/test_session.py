@@ -9,7 +9,7 @@ from unittest.mock import MagicMock
 import pytest
 from helpers.checkout import ROOT
 
-from headrace.jobs.spark.session import cancel_jobs, without_optimizing_compiler
+from headrace.jobs.spark.session import cancel_jobs, spark_conf, without_optimizing_compiler
 from headrace.pipeline.config.sections import SparkSettings
 from headrace.pipeline.config.settings import Settings
 
@@ -61,6 +61,13 @@ def test_options_of_the_user_follow_those_of_a_session_that_reads_no_data() -> N
     settings = Settings(spark=SparkSettings(jvm_options="-XX:TieredStopAtLevel=4"))
     short = without_optimizing_compiler(settings).spark.jvm_options
     assert short.split() == ["-XX:TieredStopAtLevel=1", "-XX:TieredStopAtLevel=4"]
+
+
+@pytest.mark.parametrize("options", ["", "-Xss4m", "-XX:+UseSerialGC", "-Xmn1g -XX:+UseG1GC"])
+def test_session_has_one_garbage_collector(options: str) -> None:
+    """Java refuses two."""
+    conf = spark_conf(Settings(spark=SparkSettings(jvm_options=options)), ())
+    assert conf["spark.driver.extraJavaOptions"].count("GC") == 1
 
 
 @pytest.mark.parametrize("tag", [None, "run"])
