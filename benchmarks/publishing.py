@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 import secrets
+import statistics
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from confluent_kafka import Consumer, Producer
 
 from benchmarks.kit import STREAM, BenchmarkRunner, format_rate, read_clock
+from headrace.connectors.kafka import sink
+from headrace.connectors.kafka.producer import TransactionalProducer
 
 _TRANSACTION = 100_000
 """Messages of one transaction, and of one epoch."""
+_ROUNDS = 3
 _HEADERS: list[tuple[str, str | bytes | None]] = [("dbz.op", b"c")]
 
 
@@ -25,17 +31,54 @@ def publishing(runner: BenchmarkRunner, rows: int) -> list[str]:
         format_rate(messages, bare),
         "1.00",
     )
-    text = STREAM.format(name=name, topic=topic, target=name, rows=_TRANSACTION)
+    without: list[float] = []
+    with_transactions: list[float] = []
+    for number in range(_ROUNDS):
+        with _without_transactions():
+            without.append(_publish(runner, topic, f"{name}_plain_{number}", messages))
+        with_transactions.append(_publish(runner, topic, f"{name}_{number}", messages))
+    seconds, plain = statistics.median(with_transactions), statistics.median(without)
+    runner.add_figure(
+        "publishing", "headrace, median", format_rate(messages, seconds), f"{bare / seconds:.2f}"
+    )
+    runner.add_figure(
+        "publishing",
+        "the same sink without transactions, median, and what they cost",
+        format_rate(messages, plain),
+        f"{seconds / plain - 1:+.0%}",
+    )
+    return []
+
+
+def _publish(runner: BenchmarkRunner, topic: str, target: str, messages: int) -> float:
+    """Return the seconds that Headrace's epochs take."""
+    text = STREAM.format(name=target, topic=topic, target=target, rows=_TRANSACTION)
     text = text.replace("type: postgres", "type: kafka").replace("table:", "topic:")
     seconds, epochs = runner.run_pipeline(text)
     assert sum(epoch.largest_rows for epoch in epochs) == messages
-    runner.add_figure(
-        "publishing",
-        f"headrace, {len(epochs)} epochs",
-        format_rate(messages, seconds),
-        f"{bare / seconds:.2f}",
-    )
-    return []
+    return seconds
+
+
+class _PlainProducer(TransactionalProducer):
+    """The producer of the sink without transactions: rows can be twice in the topic after a failure."""
+
+    def open(self) -> None:
+        options = {name: value for name, value in self._options().items() if "transaction" not in name}
+        self._producer = Producer(options | {"enable.idempotence": True})
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        yield
+        assert not self._opened.flush(60)
+
+
+@contextmanager
+def _without_transactions() -> Iterator[None]:
+    sink.TransactionalProducer = _PlainProducer
+    try:
+        yield
+    finally:
+        sink.TransactionalProducer = TransactionalProducer
 
 
 def _bare_publishing(runner: BenchmarkRunner, topic: str, target: str, messages: int) -> float:

@@ -60,6 +60,11 @@ CONNECTORS: tuple[Connector, ...] = (
     Connector(
         "delta",
         extra="delta",
+        source=SourceEntry(
+            config=f"{_PACKAGE}.delta.config:DeltaSourceConfig",
+            implementation=f"{_PACKAGE}.delta.source:DeltaTable",
+            capabilities=SourceCapabilities(bounded=True, stable_snapshot=True),
+        ),
         sink=SinkEntry(
             config=f"{_PACKAGE}.delta.config:DeltaSinkConfig",
             implementation=f"{_PACKAGE}.delta.sink:DeltaTableSink",

@@ -15,12 +15,21 @@ from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING
 
 from headrace.connectors.task_failures import TaskFailure
-from headrace.pipeline.errors import ROW_ERROR, DataError, HeadraceError, RetentionError, TransientError
+from headrace.pipeline.errors import (
+    ROW_ERROR,
+    DataError,
+    HeadraceError,
+    PipelineStateError,
+    RetentionError,
+    TransientError,
+)
 from headrace.pipeline.protocol.epochs import Json
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
+_GONE = re.compile(r"FAILED_READ_FILE\.FILE_NOT_EXIST\] [^\n]*?while reading file (\S+?)\.? ")
+"""Spark's error for a file that a table's own maintenance, such as VACUUM, has removed."""
 _DECIMAL_ARGUMENTS = re.compile(r"\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?\)")
 
 
@@ -108,8 +117,9 @@ def task_error(error: HeadraceError) -> RuntimeError:
 def explain_failure(error: BaseException) -> HeadraceError | None:
     """Return the HeadraceError of a failed Spark action, or None if it is not about rows or offsets.
 
-    This is DataError for a row that `row_error` refused, the error that a task raised with `task_error`, or
-    RetentionError if Kafka lost offsets while they were read.
+    This is DataError for a row that `row_error` refused, the error that a task raised with `task_error`,
+    RetentionError if Kafka lost offsets while they were read, or PipelineStateError if a data file of a table
+    is gone.
     """
     for text in _texts(error):
         if (at := text.find(ROW_ERROR)) >= 0:
@@ -122,6 +132,13 @@ def explain_failure(error: BaseException) -> HeadraceError | None:
                 " retention.ms; then replay."
             )
             return RetentionError(msg, hint=hint)
+        if found := _GONE.search(text):
+            msg = f"a data file of the version that is read no longer exists: {found[1]}"
+            hint = (
+                "Its rows cannot be read again exactly. Start the history over, and let the table's"
+                " maintenance keep the files of old versions for longer."
+            )
+            return PipelineStateError(msg, hint=hint)
     return None
 
 

@@ -201,6 +201,13 @@ def fill_iceberg(spark: SparkSession, warehouse: Path) -> None:
         )
 
 
+def fill_delta(spark: SparkSession, path: Path) -> None:
+    """Create a Delta table with the products of `fill_iceberg`."""
+    price = "CASE WHEN id < 38 THEN CAST(id + 0.5 AS DECIMAL(10, 2)) END AS price"
+    rows = spark.range(40).selectExpr("concat('s', id) AS sku", "concat('product ', id) AS name", price)
+    rows.write.format("delta").mode("ignore").save(str(path.resolve()))
+
+
 def fill(settings: Settings) -> None:
     """ClickHouse and Kafka."""
     now = datetime.now(UTC).replace(microsecond=0)

@@ -15,9 +15,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from headrace.connectors.addresses import split_location
 from headrace.connectors.delta.claims import claim, end_claims, read_claims
 from headrace.connectors.delta.commit_metadata import TableVersion, encode_commit_metadata, first_step
+from headrace.connectors.delta.config import describe_table
 from headrace.connectors.delta.direct import KeysMayExistError
 from headrace.connectors.delta.errors import explain, is_duplicate_transaction
 from headrace.connectors.delta.local_log import LocalTableLog
@@ -177,14 +177,7 @@ class DeltaTableSink(LakehouseSink, DirectSink):
 
     def describe(self) -> Json:
         """Return the type, asset key and location."""
-        *folders, name = split_location(self._path)
-        return {
-            "kind": "delta",
-            "asset_key": ["delta", name],
-            "scope": folders,
-            "table_name": name,
-            "location": self._path,
-        }
+        return describe_table(self._path)
 
     def close(self) -> None:
         """Release the session. The Spark context belongs to the pipeline run."""

@@ -13,6 +13,7 @@ from headrace.jobs.planning.compiled_pipeline import node_types
 from headrace.jobs.spark.jvm import needs_jvm
 from headrace.jobs.spark.session import discard_prepared, prepare_session
 from headrace.pipeline.config.settings import Settings
+from headrace.pipeline.errors import HeadraceError
 from headrace.pipeline.file.loader import PipelineFile
 from headrace.pipeline.model.transforms import SqlTransformConfig
 
@@ -22,10 +23,13 @@ _CASE_TABLES = "org.apache.spark.sql.catalyst.util.CollationAwareUTF8String"
 
 
 @contextmanager
-def spark_in_background(files: Sequence[PipelineFile], settings: Settings) -> Iterator[None]:
+def spark_in_background(
+    files: Sequence[PipelineFile], settings: Settings, *, computes_rows: bool = True
+) -> Iterator[None]:
     """Start Spark in a thread if one of the pipelines has SQL. End it afterwards if nothing has used it.
 
-    Raise ServiceError without Java or jars, SettingsError for a forbidden `spark.conf`.
+    `start_session` returns the session for the same settings and all node types of the files. It raises the
+    error of a start that fails. Without `computes_rows`, statements are only analysed.
     """
     statements = [
         node.sql
@@ -33,12 +37,11 @@ def spark_in_background(files: Sequence[PipelineFile], settings: Settings) -> It
         for node in file.model.transforms.values()
         if isinstance(node, SqlTransformConfig)
     ]
-    if not statements or not needs_jvm():
-        yield
-        return
-    kinds = frozenset().union(*map(node_types, files))
-    uses_case = any(map(_CASE_FUNCTIONS.search, statements))
-    prepare_session(settings, kinds, _load_case_tables if uses_case else lambda _: None)
+    if statements and needs_jvm():
+        kinds = frozenset().union(*map(node_types, files))
+        uses_case = computes_rows and any(map(_CASE_FUNCTIONS.search, statements))
+        with suppress(HeadraceError):  # the pipeline meets it where it first uses Spark
+            prepare_session(settings, kinds, _load_case_tables if uses_case else lambda _: None)
     try:
         yield
     finally:

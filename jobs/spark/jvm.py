@@ -6,6 +6,7 @@ PySpark starts the JVM only after its own modules are imported, and then waits f
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,11 @@ from headrace.pipeline.errors import ServiceError
 _PORT_VARIABLE = "PYSPARK_GATEWAY_PORT"
 _SECRET_VARIABLE = "PYSPARK_GATEWAY_SECRET"  # noqa: S105  the name of PySpark's variable
 _POLL_SECONDS = 0.01
+_LONGEST_OUTPUT = 100_000
+_NO_REASONS = (
+    " ", "\t", "[", "WARNING", "Picked up", "Setting default", "To adjust", "Using ", "Error occurred during"
+)  # fmt: skip
+_EXCEPTION = re.compile(r'^(Exception in thread "\w+" )?([\w.$]+(Exception|Error): )?')
 _IGNORE_INTERRUPTS = ("/bin/sh", "-c", "trap '' INT; exec \"$@\"", "sh")
 """Ctrl-C in a terminal reaches all processes. The run decides when the JVM ends."""
 
@@ -39,6 +45,7 @@ class JvmProcess:
         self._address = self._folder / "address"
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
+            self._log_start = output.tell()
             self._process = subprocess.Popen(
                 [*_IGNORE_INTERRUPTS, str(_spark_home() / "bin" / "spark-submit"), *options, "pyspark-shell"],
                 env=os.environ
@@ -73,8 +80,11 @@ class JvmProcess:
 
         while not self._address.is_file():
             if (code := self._process.poll()) is not None:
-                msg = f"Spark's JVM ended with exit code {code} before it was ready"
-                hint = f"Check `spark.jvm_options` and `spark.conf`. The reason is in {self._log}."
+                msg = f"Spark's JVM ended with exit code {code} before it was ready{self._find_reason()}"
+                hint = (
+                    "Check `spark.master`, `spark.driver_memory`, `spark.jvm_options` and `spark.conf`."
+                    f" {self._log} has more."
+                )
                 raise ServiceError(msg, hint=hint)
             time.sleep(_POLL_SECONDS)
         with self._address.open("rb") as address:
@@ -84,6 +94,14 @@ class JvmProcess:
             return launch_gateway()
         finally:
             del os.environ[_PORT_VARIABLE], os.environ[_SECRET_VARIABLE]
+
+    def _find_reason(self) -> str:
+        """Return the first line of the JVM's output that says why it ended."""
+        with self._log.open("rb") as output:
+            output.seek(self._log_start)
+            lines = output.read(_LONGEST_OUTPUT).decode(errors="replace").splitlines()
+        reason = next((line for line in lines if line and not line.startswith(_NO_REASONS)), "")
+        return f": {_EXCEPTION.sub('', reason)[:300]}" if reason else ""
 
     def kill(self) -> None:
         """End the JVM. PySpark can start another one afterwards. Never raises."""

@@ -23,7 +23,7 @@ from headrace.jobs.spark.jars import ensure_jars
 from headrace.jobs.spark.java import find_java
 from headrace.jobs.spark.jvm import JvmProcess, needs_jvm
 from headrace.pipeline.config.settings import Settings
-from headrace.pipeline.errors import SettingsError, SparkJvmError, TransientError
+from headrace.pipeline.errors import ServiceError, SettingsError, SparkJvmError, TransientError
 from headrace.pipeline.protocol.epochs import Json
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ class SessionStart:
     def finish(self, on_jvm: Callable[[Any], None] = lambda _: None) -> SparkSession:
         """Return the session when it is ready. `on_jvm` is called with a JVM of its own before that.
 
-        Raises ServiceError if the JVM ends, TransientError if a cluster does not start the session.
+        Raises ServiceError if the JVM ends or refuses the session, TransientError if a cluster does.
         """
         import pyspark.testing.utils  # noqa: F401  PySpark imports it, and pandas, at the JVM's first call
         from pyspark.sql import SparkSession
@@ -188,7 +188,7 @@ class SessionStart:
         _hush()
         if self._jvm is not None:
             on_jvm(self._jvm.connect().jvm)
-        with _named_master(self._settings.spark.master):
+        with _explained_start(self._settings.spark.master):
             spark = builder.getOrCreate()
         log.info(
             "event=spark_started master=%s java=%s seconds=%.1f",
@@ -274,19 +274,27 @@ def _hush() -> None:
 
 
 @contextmanager
-def _named_master(master: str) -> Iterator[None]:
-    """Raise TransientError, with the address, if a cluster does not start the session."""
-    from py4j.protocol import Py4JError
+def _explained_start(master: str) -> Iterator[None]:
+    """Raise TransientError if a cluster does not start the session, ServiceError if the JVM refuses it."""
+    from py4j.protocol import Py4JError, Py4JJavaError
 
     try:
         yield
     except Py4JError as error:
-        if master.startswith("local"):
+        if not master.startswith("local"):
+            # Spark's own exception is about its stopped session. The reason is in its log.
+            msg = f"Spark could not start on {master}"
+            hint = (
+                "Start the master, and let its workers reach this host. spark.log in the home's logs has"
+                " more."
+            )
+            raise TransientError(msg, hint=hint) from error
+        if not isinstance(error, Py4JJavaError):
             raise
-        # Spark's own exception is about its stopped session. The reason is in its log.
-        msg = f"Spark could not start on {master}"
-        hint = "Start the master, and let its workers reach this host. spark.log in the home's logs has more."
-        raise TransientError(msg, hint=hint) from error
+        # Read here: the text of the error is in the JVM.
+        reason = str(error.java_exception.toString()).splitlines()[0]
+        msg = f"Spark's session could not start: {reason}"
+        raise ServiceError(msg, hint="Check `spark.conf`. spark.log in the home's logs has more.") from None
 
 
 def jvm_process(spark: SparkSession) -> Json | None:

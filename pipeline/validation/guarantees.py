@@ -130,7 +130,7 @@ def _overlap(name: str, sink: Any, sources: list[Any], keyed: bool, place: Place
 def _one_lane(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserError]:
     if model.partitions and not any(not _endless(source) for source in model.sources.values()):
         hint = (
-            "Remove `partitions`, or read history from a clickhouse, an iceberg, a file or a hybrid source."
+            "Remove `partitions`, or read history from a clickhouse, delta, iceberg, file or hybrid source."
         )
         yield UserError("`partitions` need a source with history", hint=hint, place=place("partitions"))
     endless = [name for name, source in model.sources.items() if source.is_unbounded]

@@ -226,7 +226,8 @@ def failing(scene: Scene) -> None:
             "password authentication failed",
         ),
         "postgres, wrong host": ({"HEADRACE__POSTGRES_SINK__PORT": "1"}, ""),
-        "spark, wrong master": ({"HEADRACE__SPARK__MASTER": "nonsense"}, "Internal error"),
+        "spark, wrong master": ({"HEADRACE__SPARK__MASTER": "nonsense"}, "Master must"),
+        "spark, wrong conf": ({"HEADRACE__SPARK__CONF": '{"spark.serializer": "none"}'}, "could not start"),
         "settings, wrong map": ({"HEADRACE__POSTGRES_SINK": wrong}, "must be JSON"),
         "settings, wrong port": (
             {"HEADRACE__POSTGRES_SINK": f'{{"password": "{wrong}", "port": "x"}}'},
@@ -241,6 +242,14 @@ def failing(scene: Scene) -> None:
         if "password" in name and FULL:
             for verb in (("audit", "pipeline.yaml"), ("validate", "pipeline.yaml", "--json")):
                 scene.headrace(f"{verb[0]}, {name}", "-v", *verb, **env)
+    internal = (
+        "from headrace.jobs.run import runner; runner.run = lambda *_, **__: 1 / 0;"
+        " from headrace.cli import main; main()"
+    )
+    code, output = scene.watched.run(
+        "run, internal error", sys.executable, "-c", internal, "-v", "run", "pipeline.yaml"
+    )
+    assert (code, "ZeroDivisionError" in output) == (1, True), output
     producer = Producer({"bootstrap.servers": scene.world.services.kafka.brokers})
     producer.produce(scene.world.name, b"this is no JSON", partition=0)
     assert producer.flush(30) == 0

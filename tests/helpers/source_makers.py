@@ -26,6 +26,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from headrace.connectors import registry, splitting
 from headrace.connectors.clickhouse.config import ClickHouseSourceConfig
+from headrace.connectors.delta.config import DeltaSourceConfig
 from headrace.connectors.files.config import FileSourceConfig
 from headrace.connectors.iceberg.catalog import WarehouseTable
 from headrace.connectors.iceberg.config import IcebergSourceConfig
@@ -274,6 +275,52 @@ class IcebergWorld(BoundedWorld):
     def open_resources(self) -> set[int]:
         jvm: Any = self.spark._jvm
         return set(range(jvm.org.apache.iceberg.spark.SparkTableCache.get().size()))
+
+
+class DeltaWorld(BoundedWorld):
+    """A table in a folder; every `add` is a commit with one file."""
+
+    kind = "delta"
+    has_scope = False
+
+    def __init__(
+        self, spark: SparkSession, services: Services, folder: Path, patch: pytest.MonkeyPatch
+    ) -> None:
+        super().__init__(spark.newSession(), services)
+        patch.setattr(splitting, "SPLIT_ROWS", PIECE)
+        self.folder = folder / f"t {secrets.token_hex(4)}%20"
+        self.name = str(self.folder)
+        self.do(f"CREATE TABLE delta.`{self.name}` (id bigint, v string) USING delta")
+
+    def do(self, statement: str) -> None:
+        """Run a statement as another program does."""
+        self.spark.sql(statement)
+
+    def node(self, name: str, **more: Any) -> Any:
+        return DeltaSourceConfig.model_validate({"type": "delta", "path": name} | more)
+
+    def settings(self, **wrong: Any) -> Settings:
+        return Settings.model_validate(wrong)
+
+    def add(self, rows: Rows) -> None:
+        frame = self.spark.createDataFrame(list(rows), "id long, v string").coalesce(1)
+        frame.write.format("delta").mode("append").save(self.name)
+
+    def lose(self, fixed: Json) -> None:
+        """Remove the version from the log, as its clean-up does after a checkpoint."""
+        self.add([(-1, "later")])
+        session: Any = self.spark
+        log = session._jvm.org.apache.spark.sql.delta.DeltaLog.forTable(session._jsparkSession, self.name)
+        log.checkpoint()
+        for path in sorted((self.folder / "_delta_log").glob("*.json"))[: fixed["version"] + 1]:
+            path.unlink()
+            path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+
+    def never_was(self, fixed: Json) -> Json:
+        return fixed | {"version": 12345}
+
+    def open_resources(self) -> set[int]:
+        return set(range(sum(len(one._table._files) for one in self.opened)))
 
 
 class FileWorld(BoundedWorld):

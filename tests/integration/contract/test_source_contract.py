@@ -15,6 +15,7 @@ from helpers.source_makers import (
     ORDINAL,
     PIECE,
     ClickHouseWorld,
+    DeltaWorld,
     FileWorld,
     IcebergWorld,
     KafkaWorld,
@@ -39,7 +40,8 @@ from headrace.services import Services
 WITHOUT_WORLD = {"rate"}
 """It has no outside system: tests/spark/connectors/test_rate.py runs `headrace.testing.sources` over it."""
 WORLDS = {
-    one.kind: one for one in (ClickHouseWorld, FileWorld, HttpWorld, IcebergWorld, KafkaWorld, PythonWorld)
+    one.kind: one
+    for one in (ClickHouseWorld, DeltaWorld, FileWorld, HttpWorld, IcebergWorld, KafkaWorld, PythonWorld)
 }
 
 
@@ -57,9 +59,7 @@ def make(
     def of(kind: str) -> SourceWorld:
         if kind == "clickhouse":
             made.append(ClickHouseWorld(spark, services, request.getfixturevalue("ch_db")))
-        elif kind == "iceberg":
-            made.append(IcebergWorld(spark, services, tmp_path, monkeypatch))
-        elif kind in ("file", "http", "python"):
+        elif kind in ("delta", "file", "http", "iceberg", "python"):
             in_folder: Any = WORLDS[kind]
             made.append(in_folder(spark, services, tmp_path, monkeypatch))
         else:
@@ -78,8 +78,8 @@ def every_world_but(*slow: str) -> pytest.MarkDecorator:
     """Run over every source; only `make test-faults` runs those of `slow`.
 
     The rows of a service (`http`) are stored and read in the code of `python`, which is their daily sample.
-    Other daily tests of the same promises are in test_clickhouse.py, test_kafka.py, test_iceberg_source.py and
-    test_files_source.py.
+    Other daily tests of the same promises are in test_clickhouse.py, test_kafka.py, test_delta_source.py,
+    test_iceberg_source.py and test_files_source.py.
     """
     return pytest.mark.parametrize("world", with_slow(slow, sorted(WORLDS)), indirect=True)
 
@@ -164,7 +164,7 @@ def test_rows_have_the_announced_schema_and_the_hidden_columns(world: SourceWorl
     )
 
 
-@every_world_but("clickhouse", "file", "http", "iceberg", "kafka")
+@every_world_but("clickhouse", "delta", "file", "http", "iceberg", "kafka")
 def test_reading_again_gives_the_same_rows_in_spite_of_new_ones(world: SourceWorld) -> None:
     source = filled(world).open()
     fixed = world.fixed(source)
@@ -176,7 +176,7 @@ def test_reading_again_gives_the_same_rows_in_spite_of_new_ones(world: SourceWor
     assert content(world, world.open(), fixed, pieces[::-1]) == before
 
 
-@every_world_but("clickhouse", "http", "iceberg")
+@every_world_but("clickhouse", "delta", "http", "iceberg")
 def test_pieces_neither_overlap_nor_leave_a_hole_also_in_another_process(world: SourceWorld) -> None:
     """What is kept of them survives JSON, and another process goes on in the middle. No piece is no row."""
     source = filled(world).open()
@@ -199,7 +199,7 @@ def test_pieces_neither_overlap_nor_leave_a_hole_also_in_another_process(world: 
     assert rest
 
 
-@every_world_but("http", "iceberg")
+@every_world_but("delta", "http", "iceberg")
 def test_nothing_there_is_no_error(world: SourceWorld) -> None:
     source = world.open()
     fixed = world.fixed(source)
@@ -214,7 +214,7 @@ def test_nothing_there_is_no_error(world: SourceWorld) -> None:
     assert world.ids(again, later, world.pieces(again, later)) == [0, 1, 2]
 
 
-@every_world_but("iceberg")
+@every_world_but("delta", "iceberg")
 def test_rows_that_the_outside_no_longer_holds_are_an_error(world: SourceWorld) -> None:
     source = filled(world).open()
     fixed = world.fixed(source)
@@ -249,7 +249,7 @@ def test_a_stream_brings_its_operations(make: Callable[[str], SourceWorld]) -> N
     assert sorted((row[2], row[1]) for row in found) == [(0, "i"), (1, "i"), (2, "u"), (3, "d"), (4, "i")]
 
 
-@every_world_but("iceberg", "python")
+@every_world_but("delta", "iceberg", "python")
 def test_places_are_unique_and_the_later_row_of_a_key_comes_last(world: SourceWorld) -> None:
     """Twelve rounds, because names that are numbers end up in the order of text at the tenth."""
     for round_ in range(12):
@@ -265,7 +265,7 @@ def test_places_are_unique_and_the_later_row_of_a_key_comes_last(world: SourceWo
         assert values == sorted(values)
 
 
-@every_bounded_but("http", "iceberg")
+@every_bounded_but("delta", "http", "iceberg")
 def test_pieces_are_the_same_at_every_planning(bounded: SourceWorld) -> None:
     source = filled(bounded).open()
     fixed = bounded.fixed(source)
@@ -278,7 +278,7 @@ def test_pieces_are_the_same_at_every_planning(bounded: SourceWorld) -> None:
     ]
 
 
-@every_bounded_but("clickhouse", "file", "http", "iceberg")
+@every_bounded_but("clickhouse", "delta", "file", "http", "iceberg")
 def test_windows_share_out_the_history(bounded: SourceWorld) -> None:
     source = filled(bounded).open()
     fixed = bounded.fixed(source)
@@ -291,7 +291,7 @@ def test_windows_share_out_the_history(bounded: SourceWorld) -> None:
     assert found == [[], list(range(13)), [13], list(range(14, 35))]
 
 
-@every_bounded_but("http", "iceberg")
+@every_bounded_but("delta", "http", "iceberg")
 def test_columns_are_what_the_node_and_the_reader_ask_for(bounded: SourceWorld) -> None:
     source = filled(bounded).open(columns="v, id")
     assert bounded.schema(source).names == ["v", "id"]
@@ -303,7 +303,7 @@ def test_columns_are_what_the_node_and_the_reader_ask_for(bounded: SourceWorld) 
     assert narrow.count() == 35
 
 
-@every_bounded_but("http", "iceberg")
+@every_bounded_but("delta", "http", "iceberg")
 def test_unpinning_twice_does_no_harm(bounded: SourceWorld) -> None:
     source = filled(bounded).open()
     fixed = bounded.fixed(source)
@@ -313,7 +313,7 @@ def test_unpinning_twice_does_no_harm(bounded: SourceWorld) -> None:
     assert bounded.ids(source, again, bounded.pieces(source, again)) == list(range(35))
 
 
-@every_bounded_but("http", "iceberg")
+@every_bounded_but("delta", "http", "iceberg")
 def test_the_direct_way_gives_the_rows_of_the_other(bounded: SourceWorld) -> None:
     source = filled(bounded).open()
     fixed = bounded.fixed(source)
@@ -366,7 +366,7 @@ def test_closing_lets_go(world: SourceWorld) -> None:
     until(lambda: not world.open_resources() & opened)
 
 
-@every_world_but("http", "iceberg", "kafka")
+@every_world_but("delta", "http", "iceberg", "kafka")
 def test_a_filter_of_the_node_holds_in_every_piece(world: SourceWorld) -> None:
     source = filled(world).open(filter="id % 5 = 0 OR id = 33")
     fixed = world.fixed(source)

@@ -17,7 +17,15 @@ import pyarrow as pa
 import pytest
 from helpers.nested_rows import INF, INSTANT, NESTED, ROWS, same_as
 from helpers.sink_makers import TYPES, VALUES
-from helpers.source_makers import ClickHouseWorld, FileWorld, IcebergWorld, KafkaWorld, SourceWorld, refused
+from helpers.source_makers import (
+    ClickHouseWorld,
+    DeltaWorld,
+    FileWorld,
+    IcebergWorld,
+    KafkaWorld,
+    SourceWorld,
+    refused,
+)
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -88,6 +96,20 @@ def test_parquet_files(
     (world.folder / "part-0.parquet").unlink()
     world.put(pa.Table.from_pylist(rows, schema))
     assert arrived(world, world.open(), schema) == wanted(rows, schema)
+    world.close()
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_delta(
+    spark: SparkSession, services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str
+) -> None:
+    schema, rows = TABLES[table]
+    world = DeltaWorld(spark, services, tmp_path, monkeypatch)
+    frame = world.spark.createDataFrame(
+        pa.Table.from_pylist(rows, schema), from_arrow_schema(schema, prefer_timestamp_ntz=True)
+    )
+    frame.write.format("delta").option("delta.columnMapping.mode", "name").save(f"{tmp_path}/typed")
+    assert arrived(world, world.open(f"{tmp_path}/typed"), schema) == wanted(rows, schema)
     world.close()
 
 

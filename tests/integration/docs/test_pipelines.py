@@ -126,6 +126,7 @@ def settings(
     connect(made.clickhouse_sink, "docs").command("DROP TABLE IF EXISTS market.orders_copy SYNC")
     market.fill_files(home)
     market.fill_iceberg(spark, home / "warehouse")
+    market.fill_delta(spark, home / "stock")
     service = scores.server(0)
     threading.Thread(target=service.serve_forever, args=(0.05,), daemon=True).start()
     os.environ["SCORES_URL"] = f"http://127.0.0.1:{service.server_port}/scores"

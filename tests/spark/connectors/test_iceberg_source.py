@@ -17,6 +17,7 @@ import pytest
 from py4j.protocol import Py4JJavaError
 
 from headrace.connectors import splitting
+from headrace.connectors.iceberg.catalog import WarehouseTable
 from headrace.connectors.iceberg.config import IcebergSourceConfig
 from headrace.connectors.iceberg.source import IcebergTable
 from headrace.connectors.source_base import Snapshot
@@ -313,7 +314,9 @@ def test_an_older_snapshot_and_an_expired_one(warehouse: Warehouse) -> None:
     snapshot = table.create_snapshot(spark, "token")
     splits = table.splits(spark, snapshot, None, None)
     assert flat(ids(table, spark, snapshot, splits)) == list(range(10))
-    table._table.load(spark).expireSnapshots().expireSnapshotId(first).commit()
+    WarehouseTable(str(warehouse.folder), name, "t").load(spark).expireSnapshots().expireSnapshotId(
+        first
+    ).commit()
     for ask in (
         lambda: table.read(spark, snapshot, splits),
         lambda: warehouse.source(name).splits(spark, snapshot, None, None),

@@ -78,6 +78,14 @@ stop_session(spark)
 """
 
 
+WRONG_CONF = """
+try:
+    start_session(settings(conf={"spark.serializer": "none"}), [])
+except HeadraceError as error:
+    report(message=error.message)
+"""
+
+
 def run_script(body: str, home: Path) -> list[dict[str, object]]:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT + body, str(home)],
@@ -110,10 +118,19 @@ def test_session_of_other_settings_replaces_the_prepared_one(tmp_path: Path) -> 
 
 def test_wrong_option_of_the_jvm_names_the_setting_and_the_log(tmp_path: Path) -> None:
     refused, after = run_script(REFUSED, tmp_path)
-    assert refused["message"] == "Spark's JVM ended with exit code 1 before it was ready"
+    assert refused["message"] == (
+        "Spark's JVM ended with exit code 1 before it was ready: Initial heap size set to a larger value than"
+        " the maximum heap size"
+    )
     assert "spark.jvm_options" in str(refused["hint"])
     assert "Initial heap size" in (tmp_path / "logs" / "spark.log").read_text()
     assert after == {"rows": 3}
+
+
+def test_wrong_conf_is_explained_after_the_end_of_the_jvm(tmp_path: Path) -> None:
+    """The text of an exception of the JVM cannot be read any more when the command prints it."""
+    [refused] = run_script(WRONG_CONF, tmp_path)
+    assert "could not start: java.lang.ClassNotFoundException: none" in str(refused["message"])
 
 
 @pytest.mark.parametrize("sql", ["SELECT ilike FROM src", "SELECT UPPER(name) FROM src"])

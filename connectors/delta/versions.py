@@ -1,0 +1,191 @@
+"""The versions of a Delta table, through Delta's own classes in the JVM."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from headrace.connectors.delta.data_files import DataFile
+from headrace.connectors.java_classes import java_class
+from headrace.connectors.lakehouse_source import TableFile, VersionedTable
+from headrace.pipeline.errors import PipelineStateError, TargetError, TransientError
+from headrace.pipeline.protocol.epochs import Json
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+VERSION, TABLE_ID = "version", "table_id"
+
+
+class DeltaVersions(VersionedTable):
+    """The versions of the table at a path. A table that is created again there has another identifier."""
+
+    file_column = "_metadata.file_path"
+    place_column = "_metadata.row_index"
+
+    def __init__(self, path: str, node: str) -> None:
+        self.name = path
+        self._node = node
+        self._files: dict[int, dict[str, Json]] = {}
+
+    def choose_version(self, spark: SparkSession, wanted: int | None) -> Json | None:
+        """See `VersionedTable.choose_version`."""
+        log = self._log(spark)
+        newest = self._update(log)
+        version = newest if wanted is None else self._load(log, wanted)
+        return {VERSION: int(version.version()), TABLE_ID: str(version.metadata().id())}
+
+    def frame(self, spark: SparkSession, version: Json | None) -> DataFrame:
+        """See `VersionedTable.frame`."""
+        from pyspark.sql import DataFrame as Frame
+
+        log, session = self._log(spark), cast("Any", spark)
+        snapshot = self._update(log) if version is None else self._find(log, version)
+        options = java_class(session._jvm, "scala.Option")  # noqa: SLF001
+        everywhere = getattr(log, "createRelation$default$1")()
+        # As for time travel: other relations of Delta move on to newer versions.
+        relation = log.createRelation(everywhere, options.apply(snapshot), options.apply(None), True)
+        rows = session._jsparkSession.baseRelationToDataFrame(relation)  # noqa: SLF001
+        return cast("Any", Frame)(rows, session)
+
+    def files(self, spark: SparkSession, version: Json) -> Mapping[str, TableFile]:
+        """See `VersionedTable.files`.
+
+        The order is that of the files' modification times: a Delta log has no other order that survives its
+        clean-up.
+        """
+        return {
+            location: TableFile(DataFile(Path(), add).live_rows, int(add["size"]))
+            for location, add in self._adds(spark, version).items()
+        }
+
+    def read_files(self, spark: SparkSession, version: Json, locations: Iterable[str]) -> DataFrame:
+        """See `VersionedTable.read_files`. Only these files are opened."""
+        from pyspark.sql import DataFrame as Frame
+        from pyspark.sql import functions as F  # noqa: N812
+
+        log = self._log(spark)
+        snapshot = self._find(log, version)
+        adds = self._adds(spark, version)
+        paths = [adds[location]["path"] for location in locations]
+        chosen = snapshot.allFiles().where(cast("Any", F.col("path").isin(paths))._jc).collect()  # noqa: SLF001
+        session = cast("Any", spark)
+        sequence = java_class(session._jvm, "scala.collection.immutable.ArraySeq").unsafeWrapArray(chosen)  # noqa: SLF001
+        batch = getattr(log, "createDataFrame$default$4")()
+        rows = log.createDataFrame(_with_row_index(session._jvm, log, snapshot), sequence, False, batch)  # noqa: SLF001
+        return cast("Any", Frame)(rows, session)
+
+    def close(self) -> None:
+        """See `VersionedTable.close`."""
+        self._files.clear()
+
+    def _adds(self, spark: SparkSession, version: Json) -> dict[str, Json]:
+        """Return the `add` actions of a version by location. They are read once."""
+        number = version[VERSION]
+        if number not in self._files:
+            log = self._log(spark)
+            listed = self._find(log, version).allFiles().toJSON().collectAsList()
+            adds = sorted(
+                (json.loads(text) for text in listed), key=lambda add: (add["modificationTime"], add["path"])
+            )
+            root = str(log.dataPath().toUri().toString()).rstrip("/")
+            self._files[number] = {self._locate(spark, root, add["path"]): add for add in adds}
+        return self._files[number]
+
+    def _locate(self, spark: SparkSession, root: str, path: str) -> str:
+        """Return the location of a file as Spark spells it. Files of a shallow clone have absolute paths."""
+        if ":" not in path.split("/", 1)[0] and not path.startswith("/"):
+            return f"{root}/{path}"
+        jvm: Any = spark._jvm  # noqa: SLF001
+        uri = java_class(jvm, "java.net.URI")(path)
+        return str(java_class(jvm, "org.apache.hadoop.fs.Path")(uri).toUri().toString())
+
+    def _log(self, spark: SparkSession) -> Any:
+        session = cast("Any", spark)
+        logs = java_class(session._jvm, "org.apache.spark.sql.delta.DeltaLog")  # noqa: SLF001
+        return logs.forTable(session._jsparkSession, self.name)  # noqa: SLF001
+
+    def _update(self, log: Any) -> Any:
+        """Return the newest version. Raise TargetError if there is no table."""
+        from py4j.protocol import Py4JJavaError
+
+        try:
+            newest = log.update(False, getattr(log, "update$default$2")(), getattr(log, "update$default$3")())
+        except Py4JJavaError as error:
+            msg = f"the Delta table `{self.name}` cannot be read: {_first_line(error)}"
+            raise TransientError(msg, node=self._node) from error
+        if int(newest.version()) < 0:
+            msg = f"there is no Delta table at `{self.name}`"
+            close = self._find_close_names(log)
+            hint = f"Did you mean {' or '.join(close)}?" if close else _WITHOUT_TABLE
+            raise TargetError(msg, hint=hint, node=self._node)
+        return newest
+
+    def _find_close_names(self, log: Any) -> list[str]:
+        """Return folders next to the path that have a similar name."""
+        from py4j.protocol import Py4JJavaError
+
+        folder = log.dataPath()
+        try:
+            system = folder.getFileSystem(log.newDeltaHadoopConf())
+            found = [str(status.getPath().getName()) for status in system.listStatus(folder.getParent())]
+        except Py4JJavaError:  # there is no such folder either
+            return []
+        base = self.name.rstrip("/").rpartition("/")[0]
+        close = difflib.get_close_matches(str(folder.getName()), found, n=3)
+        return [f"{base}/{name}" if base else name for name in close]
+
+    def _find(self, log: Any, version: Json) -> Any:
+        """Return a version of a handle. Raise PipelineStateError if it is gone or of another table."""
+        self._update(log)
+        found = self._load(log, version[VERSION])
+        if str(found.metadata().id()) == version[TABLE_ID]:
+            return found
+        msg = (
+            f"the Delta table at `{self.name}` was created again since version {version[VERSION]} was chosen"
+        )
+        raise PipelineStateError(msg, hint=_START_OVER, node=self._node)
+
+    def _load(self, log: Any, number: int) -> Any:
+        from py4j.protocol import Py4JJavaError
+
+        defaults = [getattr(log, f"getSnapshotAt$default${position}")() for position in (2, 3, 4)]
+        try:
+            return log.getSnapshotAt(number, *defaults)
+        except Py4JJavaError as error:
+            msg = f"the Delta table `{self.name}` no longer has version {number}: {_first_line(error)}"
+            raise PipelineStateError(msg, hint=_START_OVER, node=self._node) from error
+
+
+def _with_row_index(jvm: Any, log: Any, snapshot: Any) -> Any:
+    """Return a description of the version for a reader that knows the place of a row in its file.
+
+    Delta's reader has it only for tables with deletion vectors, so the protocol gets their feature.
+    """
+    option = java_class(jvm, "scala.Option")
+    feature = ["deletionVectors"]
+    protocol = {
+        "minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": feature, "writerFeatures": feature
+    }  # fmt: skip
+    parsed = java_class(jvm, "org.apache.spark.sql.delta.actions.Action").fromJson(
+        json.dumps({"protocol": protocol})
+    )
+    others = java_class(jvm, "org.apache.spark.api.python.PythonUtils").toSeq([parsed])
+    merged = option.apply(snapshot.protocol().merge(others))
+    described = java_class(jvm, "org.apache.spark.sql.delta.DummySnapshot")
+    return described(log.logPath(), log, snapshot.metadata(), option.apply(None), merged)
+
+
+_WITHOUT_TABLE = "Set `path` to the folder that contains `_delta_log`."
+_START_OVER = (
+    "Its rows cannot be read again exactly. Start the history over, and let the table keep its log and its"
+    " files for longer (`delta.logRetentionDuration`, `delta.deletedFileRetentionDuration`)."
+)
+
+
+def _first_line(error: Any) -> str:
+    """Return what the JVM's exception says, without its class and its trace."""
+    return str(error.java_exception.getMessage()).splitlines()[0]
