@@ -71,6 +71,12 @@ def local_folder(path: str) -> Path | None:
     return Path(unquote(parts.path)) if parts.scheme == "file" and not parts.netloc else None
 
 
+def absolute_path(path: str) -> str:
+    """Return a local path as an absolute path without a scheme, because Delta takes no other."""
+    folder = local_folder(path)
+    return path if folder is None else os.path.abspath(folder)
+
+
 def commit_path(folder: Path, version: int) -> Path:
     """Return the file of a commit."""
     return folder / "_delta_log" / f"{version:020d}.json"

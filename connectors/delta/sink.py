@@ -9,7 +9,6 @@ every commit is read back.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,7 +20,7 @@ from headrace.connectors.delta.config import describe_table
 from headrace.connectors.delta.direct import KeysMayExistError
 from headrace.connectors.delta.errors import explain, is_duplicate_transaction
 from headrace.connectors.delta.local_log import LocalTableLog
-from headrace.connectors.delta.local_snapshot import local_folder
+from headrace.connectors.delta.local_snapshot import absolute_path
 from headrace.connectors.delta.maintenance import DeltaMaintenance
 from headrace.connectors.delta.open_table import OpenTable, open_table
 from headrace.connectors.delta.table import check_columns, check_location, create, create_local
@@ -49,7 +48,7 @@ class DeltaTableSink(LakehouseSink, DirectSink):
         """Store the context without opening a session."""
         super().__init__(context)
         self._app = context.key.text
-        self._path: str = _absolute(context.node.path)
+        self._path: str = absolute_path(context.node.path)
         self._opened: OpenTable | None = None
         self._loads_direct = True
         self._payload = context.schema
@@ -200,9 +199,3 @@ class DeltaTableSink(LakehouseSink, DirectSink):
             if newest is not None and newest.generation > self._generation:
                 return fenced(newest.generation, self._generation, target=self.target, sink=self._name)
         return explain(error, self._path, self._name)
-
-
-def _absolute(path: str) -> str:
-    """Return a local path as an absolute path without a scheme, because Delta takes no other."""
-    folder = local_folder(path)
-    return path if folder is None else os.path.abspath(folder)

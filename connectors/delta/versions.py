@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from headrace.connectors.delta.data_files import DataFile
+from headrace.connectors.delta.local_snapshot import absolute_path
 from headrace.connectors.java_classes import java_class
 from headrace.connectors.lakehouse_source import TableFile, VersionedTable
 from headrace.pipeline.errors import PipelineStateError, TargetError, TransientError
@@ -27,7 +28,7 @@ class DeltaVersions(VersionedTable):
     place_column = "_metadata.row_index"
 
     def __init__(self, path: str, node: str) -> None:
-        self.name = path
+        self.name = absolute_path(path)
         self._node = node
         self._files: dict[int, dict[str, Json]] = {}
 
