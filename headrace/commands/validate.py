@@ -109,35 +109,25 @@ def _run_preflight(reports: Iterable[_FileReport]) -> None:
     valid = [(report, report.file) for report in reports if report.file is not None]
     if not valid:
         return
-    from headrace.jobs.run.early_session import spark_in_background
-    from headrace.jobs.spark.session import without_optimizing_compiler
+    from headrace.jobs.checks import preflight
     from headrace.pipeline.config.settings import load_settings
 
     settings = load_settings()
-    files = [file for _, file in valid]
-    with spark_in_background(files, without_optimizing_compiler(settings), computes_rows=False):
-        from headrace.jobs.checks import preflight
 
-        with _shared_session(settings, preflight.all_node_types(files)) as session:
-            for report, file in valid:
-                _check_file(report, file, settings, session)
-
-
-def _check_file(report: _FileReport, file: PipelineFile, settings: Settings, session: Any) -> None:
-    """Add the results of one file. `session` returns Spark."""
-    from headrace.jobs.checks import preflight
-
-    try:
-        result = preflight.check_pipeline(file, settings, session)
-    except HeadraceError as error:
-        report.errors.append(error)
-        return
-    except Exception as error:  # noqa: BLE001  an internal error in one file must not hide the results of the others
-        report.errors.append(_internal_error(error, settings))
-        return
-    report.errors += result.errors
-    report.warnings, report.unchecked = result.warnings, result.unchecked
-    _check_schedule(report, file)
+    node_types = preflight.all_node_types(file for _, file in valid)
+    with _shared_session(settings, node_types) as session:
+        for report, file in valid:
+            try:
+                result = preflight.check_pipeline(file, settings, session)
+            except HeadraceError as error:
+                report.errors.append(error)
+                continue
+            except Exception as error:  # noqa: BLE001  an internal error in one file must not hide the results of the others
+                report.errors.append(_internal_error(error, settings))
+                continue
+            report.errors += result.errors
+            report.warnings, report.unchecked = result.warnings, result.unchecked
+            _check_schedule(report, file)
 
 
 def _internal_error(error: Exception, settings: Settings) -> InternalError:

@@ -23,13 +23,11 @@ _CASE_TABLES = "org.apache.spark.sql.catalyst.util.CollationAwareUTF8String"
 
 
 @contextmanager
-def spark_in_background(
-    files: Sequence[PipelineFile], settings: Settings, *, computes_rows: bool = True
-) -> Iterator[None]:
+def spark_in_background(files: Sequence[PipelineFile], settings: Settings) -> Iterator[None]:
     """Start Spark in a thread if one of the pipelines has SQL. End it afterwards if nothing has used it.
 
     `start_session` returns the session for the same settings and all node types of the files. It raises the
-    error of a start that fails. Without `computes_rows`, statements are only analysed.
+    error of a start that fails.
     """
     statements = [
         node.sql
@@ -39,7 +37,7 @@ def spark_in_background(
     ]
     if statements and needs_jvm():
         kinds = frozenset().union(*map(node_types, files))
-        uses_case = computes_rows and any(map(_CASE_FUNCTIONS.search, statements))
+        uses_case = any(map(_CASE_FUNCTIONS.search, statements))
         with suppress(HeadraceError):  # the pipeline meets it where it first uses Spark
             prepare_session(settings, kinds, _load_case_tables if uses_case else lambda _: None)
     try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -40,6 +41,7 @@ class JvmProcess:
 
     def __init__(self, conf: Mapping[str, str], log: Path) -> None:
         options = [part for key, value in conf.items() for part in ("--conf", f"{key}={value}")]
+        more = shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell"))
         self._log = log
         self._folder = Path(tempfile.mkdtemp(prefix="headrace-jvm-"))
         self._address = self._folder / "address"
@@ -47,7 +49,7 @@ class JvmProcess:
         with log.open("ab") as output:
             self._log_start = output.tell()
             self._process = subprocess.Popen(
-                [*_IGNORE_INTERRUPTS, str(_spark_home() / "bin" / "spark-submit"), *options, "pyspark-shell"],
+                [*_IGNORE_INTERRUPTS, str(_spark_home() / "bin" / "spark-submit"), *options, *more],
                 env=os.environ
                 | {"SPARK_CONNECT_MODE": "0", "_PYSPARK_DRIVER_CONN_INFO_PATH": str(self._address)},
                 stdin=subprocess.PIPE,
