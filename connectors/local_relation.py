@@ -88,11 +88,16 @@ def compute_locally(frame: DataFrame) -> DataFrame | None:
 
 def frame_of_plan(spark: SparkSession, plan: Any) -> DataFrame:
     """Return a frame of a logical plan of the JVM."""
-    from pyspark.sql import DataFrame as Frame
-
     session = cast("Any", spark)
     dataset = _scala_object(session._jvm, "org.apache.spark.sql.classic", "Dataset")  # noqa: SLF001
-    return cast("Any", Frame)(dataset.ofRows(session._jsparkSession, plan), session)  # noqa: SLF001
+    return wrap_java_frame(spark, dataset.ofRows(session._jsparkSession, plan))  # noqa: SLF001
+
+
+def wrap_java_frame(spark: SparkSession, frame: Any) -> DataFrame:
+    """Return a frame of the JVM as one of PySpark. The reverse of `java_frame`."""
+    from pyspark.sql import DataFrame as Frame
+
+    return cast("Any", Frame)(frame, spark)
 
 
 @functools.lru_cache(maxsize=8)

@@ -28,7 +28,7 @@ from headrace.pipeline.protocol.epochs import Json
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-_GONE = re.compile(r"FAILED_READ_FILE\.FILE_NOT_EXIST\] [^\n]*?while reading file (\S+?)\.? ")
+_MISSING_FILE = re.compile(r"FAILED_READ_FILE\.FILE_NOT_EXIST\] [^\n]*?while reading file (\S+?)\.? ")
 """Spark's error for a file that a table's own maintenance, such as VACUUM, has removed."""
 _DECIMAL_ARGUMENTS = re.compile(r"\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?\)")
 
@@ -119,7 +119,7 @@ def explain_failure(error: BaseException) -> HeadraceError | None:
 
     This is DataError for a row that `row_error` refused, the error that a task raised with `task_error`,
     RetentionError if Kafka lost offsets while they were read, or PipelineStateError if a data file of a table
-    is gone.
+    no longer exists.
     """
     for text in _texts(error):
         if (at := text.find(ROW_ERROR)) >= 0:
@@ -132,7 +132,7 @@ def explain_failure(error: BaseException) -> HeadraceError | None:
                 " retention.ms; then replay."
             )
             return RetentionError(msg, hint=hint)
-        if found := _GONE.search(text):
+        if found := _MISSING_FILE.search(text):
             msg = f"a data file of the version that is read no longer exists: {found[1]}"
             hint = (
                 "Its rows cannot be read again exactly. Start the history over, and let the table's"

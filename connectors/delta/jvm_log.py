@@ -21,6 +21,23 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
+def open_delta_log(session: SparkSession, path: str) -> Any:
+    """Return Delta's own object for the log of a table. Delta caches it."""
+    spark: Any = session
+    logs = java_class(spark._jvm, "org.apache.spark.sql.delta.DeltaLog")  # noqa: SLF001  pyspark has no other access
+    return logs.forTable(spark._jsparkSession, path)  # noqa: SLF001
+
+
+def update_delta_log(log: Any) -> Any:
+    """Read new commits. Return Delta's own object of the newest version."""
+    return log.update(False, getattr(log, "update$default$2")(), getattr(log, "update$default$3")())
+
+
+def parse_action(jvm: Any, action: Json) -> Any:
+    """Return Delta's own object of an action, as the log stores it."""
+    return java_class(jvm, "org.apache.spark.sql.delta.actions.Action").fromJson(json.dumps(action))
+
+
 class JvmSnapshot(TableSnapshot):
     """A version of a table as an object of the JVM."""
 
@@ -65,15 +82,11 @@ class JvmTableLog(TableLog):
         self._path = path
 
     def _log(self) -> Any:
-        return java_class(self._jvm, "org.apache.spark.sql.delta.DeltaLog").forTable(
-            self._session, self._path
-        )
+        return open_delta_log(self._spark, self._path)
 
     def snapshot(self) -> JvmSnapshot:
         """Return the newest version."""
-        log = self._log()
-        newest = log.update(False, getattr(log, "update$default$2")(), getattr(log, "update$default$3")())
-        return JvmSnapshot(self, newest)
+        return JvmSnapshot(self, update_delta_log(self._log()))
 
     def read_commit(self, version: int) -> Json | None:
         """Return a commit's info, {} if it has none, or None if there is no such version (any more)."""
@@ -128,8 +141,7 @@ class JvmTableLog(TableLog):
             transaction.readTxn().addOne(app)  # Delta watches the step from here on
             if self.is_overtaken(JvmSnapshot(self, transaction.snapshot()), app, txn, since):
                 return False
-            action = json.dumps({"txn": {"appId": app, "version": txn}})
-            parsed = java_class(self._jvm, "org.apache.spark.sql.delta.actions.Action").fromJson(action)
+            parsed = parse_action(self._jvm, {"txn": {"appId": app, "version": txn}})
             sequence = java_class(self._jvm, "org.apache.spark.api.python.PythonUtils").toSeq([parsed])
             transaction.commit(sequence, self._append())
         return True

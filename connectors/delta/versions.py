@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from headrace.connectors.delta.data_files import DataFile
+from headrace.connectors.delta.jvm_log import open_delta_log, parse_action, update_delta_log
 from headrace.connectors.delta.local_snapshot import absolute_path
 from headrace.connectors.java_classes import java_class
 from headrace.connectors.lakehouse_source import TableFile, VersionedTable
+from headrace.connectors.local_relation import wrap_java_frame
 from headrace.pipeline.errors import PipelineStateError, TargetError, TransientError
 from headrace.pipeline.protocol.epochs import Json
 
@@ -41,8 +43,6 @@ class DeltaVersions(VersionedTable):
 
     def frame(self, spark: SparkSession, version: Json | None) -> DataFrame:
         """See `VersionedTable.frame`."""
-        from pyspark.sql import DataFrame as Frame
-
         log, session = self._log(spark), cast("Any", spark)
         snapshot = self._update(log) if version is None else self._find(log, version)
         options = java_class(session._jvm, "scala.Option")  # noqa: SLF001
@@ -50,7 +50,7 @@ class DeltaVersions(VersionedTable):
         # As for time travel: other relations of Delta move on to newer versions.
         relation = log.createRelation(everywhere, options.apply(snapshot), options.apply(None), True)
         rows = session._jsparkSession.baseRelationToDataFrame(relation)  # noqa: SLF001
-        return cast("Any", Frame)(rows, session)
+        return wrap_java_frame(spark, rows)
 
     def files(self, spark: SparkSession, version: Json) -> Mapping[str, TableFile]:
         """See `VersionedTable.files`.
@@ -65,7 +65,6 @@ class DeltaVersions(VersionedTable):
 
     def read_files(self, spark: SparkSession, version: Json, locations: Iterable[str]) -> DataFrame:
         """See `VersionedTable.read_files`. Only these files are opened."""
-        from pyspark.sql import DataFrame as Frame
         from pyspark.sql import functions as F  # noqa: N812
 
         log = self._log(spark)
@@ -77,7 +76,7 @@ class DeltaVersions(VersionedTable):
         sequence = java_class(session._jvm, "scala.collection.immutable.ArraySeq").unsafeWrapArray(chosen)  # noqa: SLF001
         batch = getattr(log, "createDataFrame$default$4")()
         rows = log.createDataFrame(_with_row_index(session._jvm, log, snapshot), sequence, False, batch)  # noqa: SLF001
-        return cast("Any", Frame)(rows, session)
+        return wrap_java_frame(spark, rows)
 
     def close(self) -> None:
         """See `VersionedTable.close`."""
@@ -105,16 +104,14 @@ class DeltaVersions(VersionedTable):
         return str(java_class(jvm, "org.apache.hadoop.fs.Path")(uri).toUri().toString())
 
     def _log(self, spark: SparkSession) -> Any:
-        session = cast("Any", spark)
-        logs = java_class(session._jvm, "org.apache.spark.sql.delta.DeltaLog")  # noqa: SLF001
-        return logs.forTable(session._jsparkSession, self.name)  # noqa: SLF001
+        return open_delta_log(spark, self.name)
 
     def _update(self, log: Any) -> Any:
         """Return the newest version. Raise TargetError if there is no table."""
         from py4j.protocol import Py4JJavaError
 
         try:
-            newest = log.update(False, getattr(log, "update$default$2")(), getattr(log, "update$default$3")())
+            newest = update_delta_log(log)
         except Py4JJavaError as error:
             msg = f"the Delta table `{self.name}` cannot be read: {_first_line(error)}"
             raise TransientError(msg, node=self._node) from error
@@ -140,7 +137,10 @@ class DeltaVersions(VersionedTable):
         return [f"{base}/{name}" if base else name for name in close]
 
     def _find(self, log: Any, version: Json) -> Any:
-        """Return a version of a handle. Raise PipelineStateError if it is gone or of another table."""
+        """Return a version of a handle.
+
+        Raise PipelineStateError if the table no longer has it, or was created again.
+        """
         self._update(log)
         found = self._load(log, version[VERSION])
         if str(found.metadata().id()) == version[TABLE_ID]:
@@ -171,9 +171,7 @@ def _with_row_index(jvm: Any, log: Any, snapshot: Any) -> Any:
     protocol = {
         "minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": feature, "writerFeatures": feature
     }  # fmt: skip
-    parsed = java_class(jvm, "org.apache.spark.sql.delta.actions.Action").fromJson(
-        json.dumps({"protocol": protocol})
-    )
+    parsed = parse_action(jvm, {"protocol": protocol})
     others = java_class(jvm, "org.apache.spark.api.python.PythonUtils").toSeq([parsed])
     merged = option.apply(snapshot.protocol().merge(others))
     described = java_class(jvm, "org.apache.spark.sql.delta.DummySnapshot")
