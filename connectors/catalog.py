@@ -116,6 +116,13 @@ CONNECTORS: tuple[Connector, ...] = (
             implementation=f"{_PACKAGE}.files.source:Files",
             capabilities=SourceCapabilities(bounded=True, stable_snapshot=True),
         ),
+        stream=SourceEntry(
+            config=f"{_PACKAGE}.files.config:FileSourceConfig",
+            implementation=f"{_PACKAGE}.files.stream:FileStream",
+            capabilities=SourceCapabilities(
+                bounded=False, job_mode=False, phase=False, is_ordered=True, without_spark=True
+            ),
+        ),
         sink=SinkEntry(
             config=f"{_PACKAGE}.files.config:FileSinkConfig",
             implementation=f"{_PACKAGE}.files.sink:FileFolderSink",
@@ -167,7 +174,9 @@ CONNECTORS: tuple[Connector, ...] = (
         source=SourceEntry(
             config=f"{_PACKAGE}.rate.config:RateSourceConfig",
             implementation=f"{_PACKAGE}.rate.source:RateStream",
-            capabilities=SourceCapabilities(bounded=False, job_mode=False, phase=False, without_spark=True),
+            capabilities=SourceCapabilities(
+                bounded=False, job_mode=False, phase=False, is_ordered=True, without_spark=True
+            ),
         ),
     ),
     Connector(

@@ -62,7 +62,7 @@ def unbounded_source(name: str, node: Any, settings: Settings, ordinal: int) -> 
     if isinstance(node, PluginSourceConfig):
         context = plugin_context(name, node, settings, ordinal)
         return create_checked(lambda: node.plugin.make(context), UnboundedSource, node.installed, name)
-    return source_class_of(node.type)(name, node, settings, ordinal)
+    return stream_class_of(node.type)(name, node, settings, ordinal)
 
 
 def open_sink(context: SinkContext) -> Sink:
@@ -89,6 +89,12 @@ def sink_class_of(kind: str) -> type[Sink]:
 def source_class_of(kind: str) -> Any:
     """Return the class of a source's `type`."""
     return _load(kind, source_entries().get(kind))
+
+
+def stream_class_of(kind: str) -> Any:
+    """Return the class of the source without an end of a `type`."""
+    found = connectors().get(kind)
+    return _load(kind, (found.stream or found.source) if found else None)
 
 
 def connector_capabilities(model: PipelineModel) -> Iterator[SourceCapabilities | SinkCapabilities]:

@@ -260,6 +260,13 @@ class UnboundedSource(ABC):
         Called once, before the first epoch.
         """
 
+    def resume(self, position: Json) -> None:
+        """Take a position that the stream continues from.
+
+        Called before the methods that return an end. A source needs it whose positions list what was read.
+        """
+        del position
+
     @abstractmethod
     def next_end_offsets(self, after: Json, limits: ReadLimits) -> Json:
         """Return the furthest end position of one epoch after `after`, or `after` if there is nothing new.
@@ -312,6 +319,11 @@ class UnboundedSource(ABC):
     def earliest_offsets(self) -> Json:
         """Return the position of the first row that the source still has."""
         raise NotImplementedError
+
+    def readable_offsets(self, at: Json) -> Json:
+        """Return the position of the first row whose rows up to `at` can all be read."""
+        del at
+        return self.earliest_offsets()
 
     def find_filled_gaps(self, gaps: Mapping[str, Sequence[Range]]) -> Mapping[str, int]:
         """Return per partition the index of the first gap that has rows here or cannot be read.

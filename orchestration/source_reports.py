@@ -62,6 +62,7 @@ def _parts(source: PipelineSource) -> list[BoundedSource | UnboundedSource]:
 def _observe(part: BoundedSource | UnboundedSource, position: Json) -> Mapping[str, Any]:
     metadata: dict[str, Any] = {}
     if isinstance(part, UnboundedSource) and (here := position.get("stream")):
+        part.resume(here)
         metadata["lag_offsets"] = positions.offset_lag(here, part.end_offsets())
     if (newest := part.newest_change_ms()) is not None:
         metadata["dagster/last_updated_timestamp"] = dg.MetadataValue.timestamp(newest / 1000)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, PositiveInt, field_validator, model_validator
 
-from headrace.pipeline.compat import streamling
 from headrace.pipeline.model.base import PARALLELISM
+from headrace.pipeline.model.capabilities import SourceCapabilities
+from headrace.pipeline.model.connectors import connectors
+from headrace.pipeline.model.run_options import Duration
 from headrace.pipeline.model.sinks import SinkConfig
 from headrace.pipeline.model.sources import SourceConfig
 from headrace.pipeline.model.strict import Columns
 
+POLL_INTERVAL, MIN_FILE_AGE = timedelta(seconds=5), timedelta(seconds=2)
+_MODE = {"type": "mode"}
 _FORMATS = {"ndjson": "json", "jsonl": "json"}
 
 
@@ -20,26 +25,23 @@ def _format(value: object) -> object:
     return _FORMATS.get(value, value) if isinstance(value, str) else value
 
 
-def _mode(value: object) -> object:
-    """Accept `bounded` and `{type: bounded}`. Raise ValueError for other modes."""
-    if not isinstance(value, dict) or value == {"type": "bounded"}:
-        return "bounded" if isinstance(value, dict) else value
-    instead = streamling.VALUES["mode", "continuous"]
-    msg = f"only `bounded` is available yet; {instead[:1].lower()}{instead[1:].rstrip('.')}"
-    raise ValueError(msg)
-
-
-FileFormat = Annotated[Literal["parquet", "csv", "json"], BeforeValidator(_format)]
+FileFormat = Annotated[Literal["parquet", "orc", "avro", "csv", "json", "text"], BeforeValidator(_format)]
+FileSinkFormat = Annotated[Literal["parquet", "csv", "json"], BeforeValidator(_format)]
 
 
 class FileSourceConfig(SourceConfig):
-    """Files of one format, read once: pinned by size and modification time, split by file or row group."""
+    """Files of one format: those that are there at the start, or new ones as they come."""
 
     identity_keys: ClassVar[frozenset[str]] = frozenset(
         {"path", "format", "mode", "schema", "filter", "header", "delimiter", "null_value"}
     )
     metric_labels: ClassVar[tuple[str, ...]] = ("path",)
-    phase_constants: ClassVar[Mapping[str, Any]] = {"mode": "bounded", "parallelism": None}
+    phase_constants: ClassVar[Mapping[str, Any]] = {
+        "mode": "bounded",
+        "poll_interval": POLL_INTERVAL,
+        "min_file_age": MIN_FILE_AGE,
+        "parallelism": None,
+    }
 
     type: Literal["file"] = "file"
     path: str = Field(
@@ -47,16 +49,26 @@ class FileSourceConfig(SourceConfig):
         " local."
     )
     format: FileFormat = Field(
-        description="parquet, csv, or json with one object per line (also ndjson, jsonl)."
+        description="parquet, orc, avro, csv, json with one object per line (also ndjson, jsonl), or text: a"
+        " column `value` with the line."
     )
-    mode: Annotated[Literal["bounded"], BeforeValidator(_mode)] = Field(
-        description="`bounded`: the files that are there at the first start. Files that come later are not"
-        " watched for yet."
+    mode: Literal["continuous", "bounded"] = Field(
+        default="continuous",
+        description="`continuous`: all files, and new ones as they come. `bounded`: the files that are there"
+        " at the first start.",
+    )
+    poll_interval: Duration = Field(
+        default=POLL_INTERVAL, description="continuous: time between two listings of the files."
+    )
+    min_file_age: Duration = Field(
+        default=MIN_FILE_AGE,
+        description="continuous: a csv, json, text or avro file is read once nothing was written to it for"
+        " this long. Other formats, and buckets, show whether a file is complete.",
     )
     schema_: dict[str, str] = Field(
         default_factory=dict,
         alias="schema",
-        description="Column names and types; needed for csv and json, a check for parquet.",
+        description="Column names and types; needed for csv and json, a check for files with columns.",
     )
     columns: Columns = Field(default=(), description="Columns to read. Defaults to all.")
     filter: str | None = Field(default=None, description="A predicate in Spark SQL.")
@@ -66,6 +78,24 @@ class FileSourceConfig(SourceConfig):
     delimiter: str = Field(default=",", description="csv: one character.")
     null_value: str = Field(default="", description="csv: the unquoted field that means null.")
     parallelism: PositiveInt | None = Field(default=None, description=PARALLELISM)
+
+    @property
+    def capabilities(self) -> SourceCapabilities:
+        """See `SourceConfig.capabilities`."""
+        stream = connectors()["file"].stream
+        return stream.capabilities if stream and self.mode == "continuous" else super().capabilities
+
+    @model_validator(mode="before")
+    @classmethod
+    def _unfold_mode(cls, values: Any) -> Any:
+        """Take `mode: {type: continuous, poll_interval: 5s}` as keys of the node."""
+        mode = values.get("mode") if isinstance(values, dict) else None
+        if not isinstance(mode, dict):
+            return values
+        if unknown := sorted(mode.keys() - {"type", "poll_interval", "min_file_age"}, key=str):
+            msg = f"`mode` has no key `{unknown[0]}`; it has type, poll_interval and min_file_age"
+            raise ValueError(msg)
+        return values | {"mode": "continuous"} | {_MODE.get(key, key): value for key, value in mode.items()}
 
 
 class FileSinkConfig(SinkConfig):
@@ -77,7 +107,7 @@ class FileSinkConfig(SinkConfig):
 
     type: Literal["file"] = "file"
     path: str = Field(description="The folder, which this sink owns; local.")
-    format: FileFormat = Field(
+    format: FileSinkFormat = Field(
         description="parquet, csv, or json with one object per line (also ndjson, jsonl)."
     )
     partition_by: Columns = Field(

@@ -15,13 +15,15 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from headrace.connectors.splitting import PACKED
-from headrace.pipeline.errors import PipelineStateError, SchemaError, TargetError, TransientError
+from headrace.pipeline.errors import PipelineStateError, SchemaError, TargetError
 from headrace.pipeline.protocol.epochs import Json
 
+MISSING = "it is missing"
 MOST = 20_000
 """Files that one pin lists: its list stays in every position of the pipeline."""
 NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 _PLAIN = frozenset({"", ".csv", ".json", ".jsonl", ".ndjson", ".txt", ".tsv"})
+_PATTERN = re.compile(r"[*?\[]")
 _DIGITS = re.compile(r"(\d+)")
 
 
@@ -60,45 +62,62 @@ def local(path: str) -> str:
     return os.path.abspath(unquote(path.removeprefix("file://")) if path.startswith("file://") else path)
 
 
-def list_files(path: str, node: str) -> list[File]:
+def describe_path(path: str) -> Json:
+    """Return the type, asset key and path of a source."""
+    place = path.removeprefix("file://")
+    parts = [re.sub(r"[^\w.=-]+", "_", part) for part in place.split("/") if part not in ("", ".", "..")]
+    return {"kind": "file", "asset_key": ["file", *parts], "location": path}
+
+
+def list_local(path: str, node: str) -> list[File]:
     """Return the files of a path in the natural order of their names (`part-9` before `part-10`).
 
-    Raise TargetError if there are none or one cannot be read, and SchemaError if they differ in their
-    partition folders.
+    Raise TargetError if one cannot be read.
     """
     place = local(path)
     matches = [place] if os.path.lexists(place) else _matching(place)
     # A file that two links lead to is one file: its rows count once.
     listed = {os.path.realpath(name): name for match in matches for name in _below(match, node)}
-    if not listed:
-        near = difflib.get_close_matches(place, _sibling_paths(place), n=2)
-        advice = (
-            f"Did you mean {' or '.join(near)}?"
-            if near
-            else "Set `path` to a file, a folder or a pattern such as /data/*.parquet."
-        )
-        msg = f"no files matching `{path}`"
-        raise TargetError(
-            msg, hint=f"{advice} Files whose name begins with `_` or `.` do not count.", node=node
-        )
-    if len(listed) > MOST:
-        msg = f"`{path}` has {len(listed)} files; {MOST} can be pinned at once"
+    return [_stat(name, node) for name in sorted(listed.values(), key=natural_order)]
+
+
+def no_files(path: str, node: str) -> TargetError:
+    """Return the error for a path without files."""
+    place = local(path)
+    near = [] if "://" in path else difflib.get_close_matches(place, _sibling_paths(place), n=2)
+    advice = (
+        f"Did you mean {' or '.join(near)}?"
+        if near
+        else "Set `path` to a file, a folder or a pattern such as /data/*.parquet."
+    )
+    msg = f"no files matching `{path}`"
+    return TargetError(msg, hint=f"{advice} Files whose name begins with `_` or `.` do not count.", node=node)
+
+
+def check_list(files: Sequence[File], path: str, node: str) -> None:
+    """Raise TargetError for too many files, and SchemaError if they differ in their partition folders."""
+    if len(files) > MOST:
+        msg = f"`{path}` has {len(files)} files; {MOST} can be pinned at once"
         raise TargetError(
             msg, hint="Read it in parts by a narrower path, or put small files together.", node=node
         )
-    files = [_stat(name, node) for name in sorted(listed.values(), key=_natural)]
-    names = set(files[0].partitions)
+    names = set(files[0].partitions) if files else set()
     if odd := next((file for file in files if set(file.partitions) != names), None):
         msg = (
             f"`{odd.path}` has the partition folders {_join_names(odd.partitions)}, `{files[0].path}` has"
             f" {_join_names(names)}"
         )
         raise SchemaError(msg, hint="All files of one source need the same `name=value` folders.", node=node)
-    return files
+
+
+def fixed_folder(pattern: str) -> str:
+    """Return the folder that a pattern begins with, or a path without a pattern itself."""
+    parts = _PATTERN.split(pattern, maxsplit=1)
+    return os.path.dirname(parts[0]) if len(parts) > 1 else pattern
 
 
 def _matching(pattern: str) -> list[str]:
-    fixed = os.path.dirname(re.split(r"[*?\[]", pattern, maxsplit=1)[0])
+    fixed = os.path.dirname(_PATTERN.split(pattern, maxsplit=1)[0])
     return [
         name
         for name in glob.glob(pattern, recursive=True)
@@ -114,7 +133,8 @@ def _join_names(names: Mapping[str, object] | set[str]) -> str:
     return ", ".join(sorted(names)) or "none"
 
 
-def _natural(name: str) -> tuple[tuple[tuple[str, int], ...], str]:
+def natural_order(name: str) -> tuple[tuple[tuple[str, int], ...], str]:
+    """Return the key that sorts names by their numbers: `part-9` before `part-10`."""
     parts = _DIGITS.split(name)
     pairs = tuple(
         (text, int(parts[at + 1]) if at + 1 < len(parts) else -1)
@@ -194,20 +214,6 @@ def change(about: os.stat_result, file: File) -> str:
     if about.st_size != file.size:
         return f"it had {file.size} bytes and has {about.st_size}"
     return "it was written to" if about.st_mtime_ns != file.changed else ""
-
-
-def check(files: Sequence[File], node: str) -> None:
-    """Raise PipelineStateError for the first file that changed since the snapshot was created."""
-    for file in files:
-        try:
-            about = os.stat(file.path)
-        except FileNotFoundError:
-            raise changed(file.path, "it is missing", node) from None
-        except OSError as error:
-            msg = f"`{file.path}` cannot be read: {error.strerror}"
-            raise TransientError(msg, node=node) from None
-        if what := change(about, file):
-            raise changed(file.path, what, node)
 
 
 def changed(path: str, what: str, node: str) -> PipelineStateError:

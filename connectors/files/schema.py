@@ -1,10 +1,10 @@
-"""The columns of files: from parquet, or from the node's schema (csv, json), and from partition folders."""
+"""The columns of files: from the files, or from the node's schema (csv, json), and from partition folders."""
 
 from __future__ import annotations
 
 import base64
 import zlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -12,7 +12,10 @@ from pyarrow import types as kinds
 
 from headrace.connectors.files import reader
 from headrace.connectors.files.config import FileSourceConfig
+from headrace.connectors.files.formats import format_reader
 from headrace.connectors.files.listing import File
+from headrace.connectors.files.storage import FileStorage
+from headrace.connectors.filters import check_columns
 from headrace.pipeline.errors import SchemaError
 from headrace.pipeline.sql.system_columns import HIDDEN
 from headrace.pipeline.types.arrow import parse_type, spark_type
@@ -40,23 +43,50 @@ class FileSchema:
         return base64.b64encode(zlib.compress(self.inner.serialize().to_pybytes(), 9)).decode()
 
 
+def narrow_schema(shape: FileSchema, wanted: Sequence[str], path: str, node: str) -> pa.Schema:
+    """Return the wanted columns, or all. Raise SchemaError for one that the files lack."""
+    check_columns(shape.payload.names, wanted, path, node)
+    return pa.schema([shape.payload.field(name) for name in wanted or shape.payload.names])
+
+
+def declared_schema(node: FileSourceConfig, name: str, folders: Collection[str] = ()) -> FileSchema:
+    """Return the columns of `schema`. Those in `folders` are the columns of partition folders."""
+    own = {column: kind for column, kind in node.schema_.items() if column in folders}
+    shape = FileSchema(_declared(node, own, name), {})
+    _check_names(shape, name)
+    return FileSchema(pa.schema([field for field in shape.inner if field.name not in own]), own)
+
+
 def unpack(text: str) -> pa.Schema:
     """Restore the schema from the result of `FileSchema.pack`."""
     return pa.ipc.read_schema(pa.py_buffer(zlib.decompress(base64.b64decode(text))))
 
 
 def shape_of(
-    node: FileSourceConfig, files: Sequence[File], name: str, inner: pa.Schema | None = None
+    node: FileSourceConfig,
+    storage: FileStorage,
+    files: Sequence[File],
+    name: str,
+    inner: pa.Schema | None = None,
 ) -> FileSchema:
     """Return the columns of these files; `inner` is passed if it is known already.
 
-    Raise SchemaError for columns that cannot be read, and DataError for a file that is not parquet.
+    Raise SchemaError for columns that cannot be read, and DataError for a file of another format.
     """
     folders = {column: node.schema_.get(column, "string") for column in files[0].partitions}
+    has_columns = format_reader(node.format).has_columns
     if inner is None:
-        found = _of_footer(files[0], name) if node.format == "parquet" else _declared(node, folders, name)
+        found = _own(node, storage, files[0], name) if has_columns else _declared(node, folders, name)
         inner = pa.schema([field for field in found if field.name not in folders])
     shape = FileSchema(inner, folders)
+    _check_names(shape, name)
+    if has_columns:
+        _agrees(node, shape, files[0], name)
+    return shape
+
+
+def _check_names(shape: FileSchema, name: str) -> None:
+    """Raise SchemaError for a column that is there twice, or has a name of Headrace's own."""
     seen: set[str] = set()
     for column in shape.payload.names:
         if column.lower() in HIDDEN or column.lower() in seen:
@@ -69,14 +99,12 @@ def shape_of(
                 msg, hint="Rename the column in the files, or where `schema` declares it.", node=name
             )
         seen.add(column.lower())
-    if node.format == "parquet":
-        _agrees(node, shape, files[0], name)
-    return shape
 
 
-def _of_footer(file: File, name: str) -> pa.Schema:
-    with reader.footer(file, name) as source:
-        return pa.schema([pa.field(field.name, plain(field.type)) for field in source.schema_arrow])
+def _own(node: FileSourceConfig, storage: FileStorage, file: File, name: str) -> pa.Schema:
+    """Return the columns of a file, in Spark's types."""
+    found = reader.read_contents(storage, file, node.format, name).columns
+    return pa.schema([pa.field(field.name, plain(field.type)) for field in found])
 
 
 def _declared(node: FileSourceConfig, folders: dict[str, str], name: str) -> pa.Schema:
@@ -98,7 +126,7 @@ def _declared(node: FileSourceConfig, folders: dict[str, str], name: str) -> pa.
 
 
 def _agrees(node: FileSourceConfig, shape: FileSchema, file: File, name: str) -> None:
-    """Raise SchemaError if `schema`, which is optional for parquet, contradicts the files."""
+    """Raise SchemaError if `schema`, which is optional for files with columns, contradicts them."""
     for column, kind in node.schema_.items():
         wanted, found = (
             plain(parse_type(kind)),
@@ -115,7 +143,7 @@ def _agrees(node: FileSourceConfig, shape: FileSchema, file: File, name: str) ->
 
 
 def check_file(file: File, schema: pa.Schema, wanted: pa.Schema, name: str) -> None:
-    """Raise SchemaError if a parquet file lacks a column or has it in a type unlike the first file's."""
+    """Raise SchemaError if a file lacks a column or has it in a type unlike the first file's."""
     for field in wanted:
         at = schema.get_field_index(field.name)
         found = plain(schema.field(at).type) if at >= 0 else None

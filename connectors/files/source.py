@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 
 from headrace.connectors import offsets
-from headrace.connectors.files import listing, reader, text_values
+from headrace.connectors.files import listing, reader
 from headrace.connectors.files.config import FileSourceConfig
+from headrace.connectors.files.decoder import FileDecoder
+from headrace.connectors.files.formats import format_reader
 from headrace.connectors.files.listing import File
-from headrace.connectors.files.reader import FOLDER, GROUP, LINE, OFF, PART, FileRange, FileScan
-from headrace.connectors.files.schema import FileSchema, check_file, shape_of, unpack
+from headrace.connectors.files.reader import GROUP, OFF, PART, FileRange
+from headrace.connectors.files.schema import FileSchema, check_file, narrow_schema, shape_of, unpack
+from headrace.connectors.files.storage import list_files, storage_of
 from headrace.connectors.filters import (
     EVERYTHING,
     apply_filter,
@@ -23,9 +25,7 @@ from headrace.connectors.filters import (
     quote_identifier,
     scope_of,
 )
-from headrace.connectors.kafka.json_decoder import checked, exact_text, parsed
 from headrace.connectors.lakehouse_rows import DRIVER_ROWS
-from headrace.connectors.row_errors import RowConditions
 from headrace.connectors.source_base import BoundedSource, Snapshot
 from headrace.connectors.splitting import is_full
 from headrace.pipeline.config.settings import Settings
@@ -39,7 +39,7 @@ from headrace.pipeline.protocol.table_offsets import HandoffFilter, TableOffsets
 from headrace.pipeline.sql.system_columns import OP, POS
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 _COUNTING = 64  # tasks
 
@@ -49,7 +49,7 @@ class Files(BoundedSource):
 
     The pin is the list of files with size and time of change. A task reads each file through one open handle
     and compares it with the pin before and after, so that a file which was changed or removed is an error and
-    never other rows. Splits are whole text files, or row groups of parquet files. Every row is an insert.
+    never other rows. Splits are whole files, or row groups of parquet and Avro files. Every row is an insert.
     `_gs_pos` is the row's topic partition and offset where the history is cut by them, else its file's place
     in the order and its number in the file.
     """
@@ -61,21 +61,22 @@ class Files(BoundedSource):
 
         `name` is the node's name in errors. It defaults to the path.
         """
-        del settings
         self.node = node
         self.ordinal = ordinal
         self.name = name or node.path
+        self._storage = storage_of(node.path, settings)
+        self._decoder = FileDecoder(node, self._storage, self.name)
+        self._has_counts = format_reader(node.format).has_counts
         self.listed: dict[str, tuple[list[File], FileSchema]] = {}
 
     def schema(self, spark: SparkSession) -> pa.Schema:
         """Return the payload's schema of the current files."""
         del spark
-        return self._narrow(shape_of(self.node, listing.list_files(self.node.path, self.name), self.name))
+        return self._narrow(self._shape(self._list()))
 
     def _narrow(self, shape: FileSchema, columns: Sequence[str] | None = None) -> pa.Schema:
         wanted = columns if columns is not None else self.node.columns
-        check_columns(shape.payload.names, wanted, self.node.path, self.name)
-        return pa.schema([shape.payload.field(name) for name in wanted or shape.payload.names])
+        return narrow_schema(shape, wanted, self.node.path, self.name)
 
     def create_snapshot(self, spark: SparkSession, token: str) -> Snapshot:
         """Return the current files with size and time of change, and the rows of parquet row groups.
@@ -101,28 +102,35 @@ class Files(BoundedSource):
 
     def check(self, spark: SparkSession, columns: Sequence[str]) -> None:
         """Check filter and columns against the schema of the current files."""
-        shape = shape_of(self.node, listing.list_files(self.node.path, self.name), self.name)
+        shape = self._shape(self._list())
         self._narrow(shape, columns)
         if self.node.filter:
             apply_filter(_empty(spark, shape.payload), self.node.filter, self.name)
 
+    def _list(self) -> list[File]:
+        return list_files(self._storage, self.node.path, self.name)
+
+    def _shape(self, files: Sequence[File], inner: pa.Schema | None = None) -> FileSchema:
+        return shape_of(self.node, self._storage, files, self.name, inner)
+
     def _list_with_schema(self) -> tuple[list[File], FileSchema]:
-        files = listing.list_files(self.node.path, self.name)
-        shape = shape_of(self.node, files, self.name)
-        if self.node.format == "parquet":
+        files = self._list()
+        shape = self._shape(files)
+        if self._has_counts:
             wanted = {*self._narrow(shape).names, *self._needed(shape, EVERYTHING, ())}
             inner = pa.schema([field for field in shape.inner if field.name in wanted])
-            files = reader.footers(
-                files, self.name, lambda file, schema: check_file(file, schema, inner, self.name)
-            )
-        listing.check(files, self.name)
+            contents = reader.read_all_contents(self._storage, files, self.node.format, self.name)
+            for file, columns in contents:
+                check_file(file, columns, inner, self.name)
+            files = [file for file, _ in contents]
+        self._storage.check(files, self.name)
         return files, shape
 
     def _pinned(self, handle: Json) -> tuple[list[File], FileSchema]:
         key = handle["root"] + handle["files"]
         if key not in self.listed:
             files = listing.unpack(handle)
-            self.listed[key] = files, shape_of(self.node, files, self.name, unpack(handle["schema"]))
+            self.listed[key] = files, self._shape(files, unpack(handle["schema"]))
         return self.listed[key]
 
     def splits(
@@ -139,7 +147,7 @@ class Files(BoundedSource):
         files, shape = self._pinned(snapshot.handle)
         scope = scope_of(window, cut)
         near = {at: file for at, file in enumerate(files) if _may_hold(file, shape, scope)}
-        listing.check(list(near.values()), self.name)
+        self._storage.check(list(near.values()), self.name)
         counted = self._counts(spark, near, shape, scope)
         found: list[Json] = []
         for (ordinal, group), rows in sorted(counted.items()):
@@ -159,7 +167,7 @@ class Files(BoundedSource):
 
         They come from the footers if these are exact, else from reading the columns of the scope.
         """
-        if self.node.format == "parquet" and not self.node.filter and scope == EVERYTHING:
+        if self._has_counts and not self.node.filter and scope == EVERYTHING:
             return {
                 (at, group): rows
                 for at, file in files.items()
@@ -220,19 +228,19 @@ class Files(BoundedSource):
     ) -> pa.Table | None:
         """Return the rows of whole parquet files if they are few. Other values are text that Spark reads."""
         files, shape = self._pinned(snapshot.handle)
-        is_plain = self.node.format == "parquet" and not self.node.filter and not shape.folders
+        is_plain = self.node.format in ("parquet", "orc") and not self.node.filter and not shape.folders
         if not is_plain or any(split["scope"] != EVERYTHING for split in splits):
             return None
         if sum(split["rows"] for split in splits) > DRIVER_ROWS:
             return None
         pieces = [piece for task in self._tasks(files, splits) for piece in task]
-        rows = reader.read_table(self._scan(shape, columns), pieces, self.ordinal)
+        rows = reader.read_table(self._decoder.scan(shape, columns), pieces, self.ordinal)
         return None if rows is None else rows.select([*columns, OP, POS])
 
     def _tasks(self, files: Sequence[File], splits: Sequence[Json]) -> list[list[FileRange]]:
         """Return the file ranges of each split. Raise PipelineStateError for a file that changed."""
         tasks = [[self._piece(files, *piece) for piece in split["files"]] for split in splits]
-        listing.check([piece.file for task in tasks for piece in task], self.name)
+        self._storage.check([piece.file for task in tasks for piece in task], self.name)
         return tasks
 
     def _piece(self, files: Sequence[File], ordinal: int, path: str, first: int, end: int) -> FileRange:
@@ -253,70 +261,7 @@ class Files(BoundedSource):
         needed: Sequence[str],
     ) -> DataFrame:
         """Return the needed columns in their types, with PART, GROUP and OFF."""
-        from pyspark.sql import functions as F  # noqa: N812
-
-        scan = self._scan(shape, needed)
-        folders, kind = scan.folders, self.node.format
-        inner = [field for field in shape.inner if field.name in scan.columns.names]
-        frame = reader.read(spark, scan, tasks)
-        where = {"file": reader.path_of(tasks), "row" if kind == "csv" else "line": F.col(OFF) + 1}
-        hidden = [*(f"{FOLDER}{at}" for at in range(len(folders))), PART, GROUP, OFF]
-        if kind == "json":
-            frame, columns = self._objects(frame, shape, hidden, where)
-        elif kind == "csv":
-            columns = [
-                text_values.value(self.name, field.name, field.name, self.node.schema_[field.name], where)
-                for field in inner
-            ]
-        else:
-            columns = [F.col(quote_identifier(field.name)) for field in inner]
-        there = {"file": where["file"]}
-        columns += [
-            text_values.value(self.name, f"{FOLDER}{at}", name, shape.folders[name], there)
-            for at, name in enumerate(folders)
-        ]
-        return frame.select(*columns, PART, GROUP, OFF)
-
-    def _scan(self, shape: FileSchema, needed: Sequence[str]) -> FileScan:
-        """Return the scan of the needed columns."""
-        kind = self.node.format
-        inner = [field for field in shape.inner if field.name in needed]
-        if not inner and kind == "csv":
-            inner = [shape.inner.field(0)]  # Arrow reads all columns if none is requested
-        as_text = [pa.field(field.name, pa.string()) for field in inner]
-        return FileScan(
-            node=self.name,
-            format=kind,
-            columns=pa.schema(
-                [pa.field(LINE, pa.binary())] if kind == "json" else as_text if kind == "csv" else inner
-            ),
-            folders=tuple(name for name in shape.folders if name in needed),
-            names=tuple(shape.inner.names),
-            header=self.node.header,
-            delimiter=self.node.delimiter,
-            null_value=self.node.null_value,
-        )
-
-    def _objects(
-        self, frame: DataFrame, shape: FileSchema, hidden: Sequence[str], where: Mapping[str, Column]
-    ) -> tuple[DataFrame, list[Column]]:
-        """Return the objects of JSON lines, each checked as a whole. Blank lines are skipped.
-
-        The rules are those of `kafka.json_decoder`.
-        """
-        from pyspark.sql import functions as F  # noqa: N812
-
-        declared = {name: self.node.schema_[name] for name in shape.inner.names}
-        value = F.col(LINE)
-        lines = frame.where(F.trim(value.cast("string")) != "").select(
-            *hidden, value.alias("value"), *parsed(value, declared)
-        )
-        row = checked(RowConditions(self.name), declared, where, "line", "Correct the file")
-        found = lines.select(*hidden, F.col("text").alias("_headrace_text"), F.inline(F.array(row)))
-        return found, [
-            exact_text(name) if pa.types.is_string(kind) else F.col(quote_identifier(name))
-            for name, kind in _typed(shape.inner)
-        ]
+        return self._decoder.rows(spark, shape, tasks, needed)
 
     def measure_offsets(
         self,
@@ -365,9 +310,7 @@ class Files(BoundedSource):
 
     def describe(self) -> Json:
         """Return the type, asset key and path, from the file alone."""
-        place = self.node.path.removeprefix("file://")
-        parts = [re.sub(r"[^\w.=-]+", "_", part) for part in place.split("/") if part not in ("", ".", "..")]
-        return {"kind": "file", "asset_key": ["file", *parts], "location": self.node.path}
+        return listing.describe_path(self.node.path)
 
     def close(self) -> None:
         """Clear the cached file lists."""
@@ -389,7 +332,3 @@ def _empty(spark: SparkSession, schema: pa.Schema) -> DataFrame:
     from pyspark.sql.pandas.types import from_arrow_schema
 
     return spark.createDataFrame([], from_arrow_schema(schema, prefer_timestamp_ntz=True))
-
-
-def _typed(schema: pa.Schema) -> list[tuple[str, pa.DataType]]:
-    return [(field.name, field.type) for field in schema]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -68,20 +68,11 @@ def node_columns(name: str, node: Any, create_payload: Callable[[], pa.Schema]) 
     try:
         columns = create_payload()
     except SchemaError as error:
-        raise SchemaError(error.message, hint=error.hint, node=name) from None
+        raise SchemaError(error.message, hint=error.hint or LEAVE_OUT, node=name) from None
     if OP in columns.names and not pa.types.is_string(columns.field(OP).type):
         msg = f"field `{OP}` must be a string: i, u or d"
         raise SchemaError(msg, node=name)
     return with_metadata(columns, name, metadata=node.include_metadata)
-
-
-def check_distinct(names: Iterable[str]) -> None:
-    """Raise SchemaError if two fields have the same name but for its case."""
-    seen: dict[str, str] = {}
-    for name in names:
-        if (other := seen.setdefault(name.lower(), name)) != name:
-            msg = f"fields `{other}` and `{name}` differ only in case, and columns cannot"
-            raise SchemaError(msg, hint=LEAVE_OUT)
 
 
 def check_key(name: str, node: KafkaSourceConfig, columns: pa.Schema, key: Sequence[str]) -> None:

@@ -72,6 +72,9 @@ def _facts(
             yield from _history(model, name, spreads, carried(name))
         if positions.is_unbounded(node) and not model.job_mode:
             topic = getattr(getattr(node, "unbounded_source", node), "topic", name)
+            if getattr(getattr(node, "capabilities", None), "is_ordered", False):
+                yield f"guaranteed: all rows of `{name}` are in one partition", True
+                continue
             yield (
                 (
                     f"assumed: one partition of `{topic}` has all messages of a key ({key}); the file cannot"

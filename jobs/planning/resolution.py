@@ -49,7 +49,7 @@ def _resolve_source(name: str, node: Any, settings: Settings) -> Any:
     stream = stream_node(node)
     if stream is None or hasattr(node, "plugin"):
         return node
-    resolved = registry.source_class_of(stream.type).resolve(name, stream, settings)
+    resolved = registry.stream_class_of(stream.type).resolve(name, stream, settings)
     if resolved is stream:
         return node
     if not isinstance(node, HybridSourceConfig):

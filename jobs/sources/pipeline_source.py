@@ -322,6 +322,8 @@ class PipelineSource:
         `catch_up` in it is the stream's current end, which `catching up` is measured against.
         """
         if "stream" in position:
+            if self.unbounded is not None:
+                self.unbounded.resume(position["stream"])
             return dict(position)
         assert self.unbounded is not None  # noqa: S101
         stream = self.unbounded.ordered_start(position["fence"])

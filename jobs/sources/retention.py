@@ -9,7 +9,7 @@ from headrace.pipeline.errors import RetentionError, TargetError
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.epochs import EpochPlan, Json, Position
 
-_MOVING = ("offsets", "growing")
+_MOVING = ("offsets", "growing", "files", "root")
 """Keys of an unbounded position that change while the stream continues. The others identify the topic."""
 
 
@@ -23,7 +23,8 @@ class RetentionCheck:
         self._sources = sources
         self._back = back
         self._hint = hint
-        self._first: dict[str, Json] = {}
+        self._first: dict[str, tuple[Json, Json]] = {}
+        """Of each source, a position without its offsets, and the first one that can be read."""
 
     def check_epoch(self, plan: EpochPlan) -> None:
         """Raise where the stream rows of an epoch cannot be read again."""
@@ -52,9 +53,10 @@ class RetentionCheck:
             source, stream = self._sources.get(name), place.get("stream")
             if source is None or source.unbounded is None or stream is None:
                 continue
-            if name not in self._first:
-                self._first[name] = source.unbounded.earliest_offsets()
-            self._compare(name, stream, self._first[name])
+            rest = {key: value for key, value in stream.items() if key != "offsets"}
+            if name not in self._first or self._first[name][0] != rest:
+                self._first[name] = rest, source.unbounded.readable_offsets(stream)
+            self._compare(name, stream, self._first[name][1])
 
     def _compare(self, name: str, stream: Json, now: Json) -> None:
         if any(stream[key] != now.get(key) for key in stream if key not in _MOVING):

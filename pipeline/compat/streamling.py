@@ -24,11 +24,6 @@ KEYS: Mapping[str, str] = {
 """Keys that are not available yet, with the alternative."""
 
 VALUES: Mapping[tuple[str, str], str] = {
-    ("format", "avro"): "Write the files as parquet or as JSON lines.",
-    (
-        "mode",
-        "continuous",
-    ): "Set `mode: bounded`, which reads the files once; what comes later goes to a Kafka topic.",
 }
 """Values of keys that are not available yet, with the alternative."""
 

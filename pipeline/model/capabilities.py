@@ -67,5 +67,7 @@ class SourceCapabilities:
     job_mode: bool = True
     phase: bool = True
     """Can be a phase of a hybrid source."""
+    is_ordered: bool = False
+    """A stream whose rows are all in one partition."""
     without_spark: bool = False
     """`schema`, `describe_snapshot` and `splits` need no session; None will do."""

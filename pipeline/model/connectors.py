@@ -53,6 +53,8 @@ class Connector:
 
     type: str
     source: SourceEntry | None = None
+    stream: SourceEntry | None = None
+    """The source of nodes without an end, if `source` is bounded."""
     sink: SinkEntry | None = None
     extra: str = ""
     """The extra of the package `headrace` that installs the drivers; "" if the connector needs none."""

@@ -97,7 +97,7 @@ def _stream_of(source: Any) -> Any:
     """Return the unbounded part of a source, or None if the source is bounded."""
     if source.type == "hybrid":
         return source.unbounded_source
-    return source if source.is_unbounded and hasattr(source, "schema_") else None
+    return source if source.is_unbounded and hasattr(source, "data_format") else None
 
 
 def _declares_columns(source: Any) -> bool:

@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from headrace.connectors.kafka.avro.columns import record_columns
+from headrace.connectors.avro.columns import record_columns
+from headrace.connectors.avro.resolution import key_columns, match_types
+from headrace.connectors.avro.schema import AvroField, AvroType
 from headrace.connectors.kafka.avro.payload_cursor import PayloadCursor, PayloadError
-from headrace.connectors.kafka.avro.resolution import key_columns, match_types
-from headrace.connectors.kafka.avro.schema import AvroField, AvroType
 from headrace.connectors.kafka.decoded_rows import join_rows, take_rows
 from headrace.connectors.kafka.message_batch import Numbers
 from headrace.connectors.kafka.message_columns import FRAME_BYTES

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from headrace.connectors.avro.resolution import END, LAST, VALUE, SchemaPair, resolve_schemas
+from headrace.connectors.avro.schema import AvroType
+from headrace.connectors.avro.values import ValueConverter, any_of, column_of, has_broken_text
 from headrace.connectors.filters import quote_identifier
-from headrace.connectors.kafka.avro.resolution import END, LAST, VALUE, SchemaPair, resolve_schemas
-from headrace.connectors.kafka.avro.schema import AvroType
-from headrace.connectors.kafka.avro.values import ValueConverter, any_of, column_of, has_broken_text
 from headrace.connectors.kafka.message_columns import (
     FRAME_BYTES,
     OF_MESSAGE,

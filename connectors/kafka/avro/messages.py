@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
 
-from headrace.connectors.kafka.avro.arrow_decoder import ArrowAvroDecoder
-from headrace.connectors.kafka.avro.decoder import AvroMessageDecoder
-from headrace.connectors.kafka.avro.reader_schema import AVRO, avro_columns
-from headrace.connectors.kafka.avro.resolution import (
+from headrace.connectors.avro.resolution import (
     SchemaPair,
     key_columns,
     match_columns,
     resolve_schemas,
 )
-from headrace.connectors.kafka.avro.schema import AvroType
+from headrace.connectors.avro.schema import AvroType
+from headrace.connectors.kafka.avro.arrow_decoder import ArrowAvroDecoder
+from headrace.connectors.kafka.avro.decoder import AvroMessageDecoder
+from headrace.connectors.kafka.avro.reader_schema import AVRO, avro_columns
 from headrace.connectors.kafka.config import KafkaSourceConfig
 from headrace.connectors.kafka.decoded_rows import complete_batch
 from headrace.connectors.kafka.message_batch import MessageBatch

@@ -6,8 +6,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from headrace.connectors.kafka.avro.columns import key_of_doc, record_columns
-from headrace.connectors.kafka.avro.schema import AvroType, parse_record, write_schema
+from headrace.connectors.avro.columns import key_of_doc, record_columns
+from headrace.connectors.avro.schema import AvroType, parse_record, write_schema
 from headrace.connectors.kafka.config import KafkaSourceConfig
 from headrace.connectors.kafka.reader_schema import (
     check_key,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyarrow import types as kinds
 
-from headrace.connectors.kafka.avro.schema import spell_path
+from headrace.connectors.avro.schema import spell_path
 from headrace.connectors.spark_types import spark_schema
 from headrace.pipeline.errors import SchemaError
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
+from headrace.connectors.field_names import check_distinct
 from headrace.connectors.kafka.protobuf.schema import (
     GROUP,
     MAP,
@@ -14,7 +15,6 @@ from headrace.connectors.kafka.protobuf.schema import (
     ProtobufField,
     ProtobufType,
 )
-from headrace.connectors.kafka.reader_schema import LEAVE_OUT, check_distinct
 from headrace.pipeline.errors import SchemaError
 
 SCALARS: Mapping[str, pa.DataType] = {
@@ -72,7 +72,7 @@ def _type(kind: ProtobufType, path: tuple[str, ...]) -> pa.DataType:
         refused = f"a message without fields, `{kind.name}`"
     if refused is not None:
         msg = f"field `{'.'.join(path)}` is {refused}"
-        raise SchemaError(msg, hint=LEAVE_OUT)
+        raise SchemaError(msg)
     if kind.kind != MESSAGE:
         return SCALARS[kind.kind]
     if kind.name in WRAPPERS:

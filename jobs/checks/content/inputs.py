@@ -133,7 +133,7 @@ class SourceRowsReader:
     def _stream(self, found: SourceRows, source: PipelineSource, end: Json, schema: pa.Schema) -> None:
         assert source.unbounded is not None  # noqa: S101
         start = self._stream_start(source, end)
-        earliest = source.unbounded.earliest_offsets()
+        earliest = source.unbounded.readable_offsets(end["stream"])
         known, ends = positions.offsets(earliest), positions.offsets(end["stream"])
         begin = {part: positions.offsets(start).get(part, known.get(part, 0)) for part in ends}
         readable = {part: min(max(at, known.get(part, at)), ends[part]) for part, at in begin.items()}

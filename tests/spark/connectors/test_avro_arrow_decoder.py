@@ -15,9 +15,9 @@ from helpers.avro_messages import encode, frame, number, record
 from helpers.depth import FULL
 from pyspark.sql import SparkSession
 
+from headrace.connectors.avro.schema import parse_record, write_schema
 from headrace.connectors.dead_letters import ERROR
 from headrace.connectors.kafka.avro.messages import AvroMessages
-from headrace.connectors.kafka.avro.schema import parse_record, write_schema
 from headrace.connectors.kafka.config import KafkaSourceConfig
 from headrace.connectors.kafka.message_batch import MessageBatch
 from headrace.connectors.local_relation import frame_of_table

@@ -21,6 +21,7 @@ from headrace.connectors.files import listing
 from headrace.connectors.files import schema as shape
 from headrace.connectors.files.config import FileSourceConfig
 from headrace.connectors.files.source import Files
+from headrace.connectors.files.storage import LocalStorage, list_files
 from headrace.connectors.row_errors import explain_failure
 from headrace.connectors.source_base import Snapshot
 from headrace.pipeline.config.settings import Settings
@@ -83,7 +84,7 @@ def test_a_path_is_a_file_a_folder_or_a_pattern(tmp_path: Path) -> None:
         (tmp_path / name).write_text("id\n1\n")
 
     def names(path: str) -> list[str]:
-        return [os.path.relpath(file.path, tmp_path) for file in listing.list_files(path, "src")]
+        return [os.path.relpath(file.path, tmp_path) for file in list_files(LocalStorage(), path, "src")]
 
     assert names(f"{tmp_path}/b/part-9.csv") == ["b/part-9.csv"]
     assert names(f"file://{tmp_path}/b/part-*.csv") == ["b/part-9.csv", "b/part-10.csv"]
@@ -105,7 +106,7 @@ def test_no_files_is_an_error_at_once(tmp_path: Path, path: str) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "nope.cvs").touch()
     with pytest.raises(TargetError, match="no files matching") as caught:
-        listing.list_files(f"{tmp_path}/{path}", "src")
+        list_files(LocalStorage(), f"{tmp_path}/{path}", "src")
     assert f"{tmp_path}/{path}" in caught.value.message
     if path == "nope.csv":
         assert "nope.cvs" in caught.value.hint
@@ -116,7 +117,7 @@ def test_the_list_survives_the_ledger(tmp_path: Path) -> None:
     put(tmp_path / "dt=__HIVE_DEFAULT_PARTITION__" / "x.parquet", numbered(0, 3))
     found = [
         listing.File(file.path, file.size, file.changed, (3,))
-        for file in listing.list_files(str(tmp_path), "src")
+        for file in list_files(LocalStorage(), str(tmp_path), "src")
     ]
     assert listing.unpack(listing.pack(found)) == found
     assert [file.partitions for file in found] == [{"dt": "2025-01-01"}, {"dt": None}]
@@ -126,7 +127,7 @@ def test_folders_that_differ_are_refused(tmp_path: Path) -> None:
     put(tmp_path / "dt=2025-01-01" / "a.parquet", numbered(0, 3))
     put(tmp_path / "b.parquet", numbered(0, 3))
     with pytest.raises(SchemaError, match=r"partition folders (none|dt)"):
-        listing.list_files(str(tmp_path), "src")
+        list_files(LocalStorage(), str(tmp_path), "src")
 
 
 # --- the pin
@@ -176,7 +177,7 @@ def test_a_file_that_changes_while_it_is_read(tmp_path: Path) -> None:
 
     path = tmp_path / "a.csv"
     path.write_text("id\n1\n2\n")
-    file = listing.list_files(str(path), "src")[0]
+    file = list_files(LocalStorage(), str(path), "src")[0]
     scan = reader.FileScan("src", "csv", pa.schema([("id", pa.string())]))
     rows = scan.rows(reader.FileRange(0, file))
     assert next(rows)["id"].to_pylist() == ["1", "2"]
@@ -294,7 +295,8 @@ def test_what_is_no_parquet_has_no_columns_and_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"rows\.jsonl` cannot be read as parquet") as caught:
         shape.shape_of(
             FileSourceConfig.model_validate({"path": str(tmp_path), "format": "parquet", "mode": "bounded"}),
-            listing.list_files(str(tmp_path), "src"),
+            LocalStorage(),
+            list_files(LocalStorage(), str(tmp_path), "src"),
             "src",
         )
     assert caught.value.node == "src"

@@ -14,9 +14,9 @@ from helpers.depth import FULL
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+from headrace.connectors.avro.schema import parse_record, write_schema
 from headrace.connectors.dead_letters import ERROR
 from headrace.connectors.kafka.avro.messages import AvroMessages
-from headrace.connectors.kafka.avro.schema import parse_record, write_schema
 from headrace.connectors.kafka.config import KafkaSourceConfig
 from headrace.connectors.kafka.message_batch import MessageBatch
 from headrace.connectors.local_relation import collect_arrow

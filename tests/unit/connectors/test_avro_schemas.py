@@ -11,10 +11,10 @@ from helpers.avro_messages import record
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.connectors.kafka.avro.columns import key_of_doc, record_columns
+from headrace.connectors.avro.columns import key_of_doc, record_columns
+from headrace.connectors.avro.resolution import resolve_schemas
+from headrace.connectors.avro.schema import parse_record, write_schema
 from headrace.connectors.kafka.avro.reader_schema import resolve_avro
-from headrace.connectors.kafka.avro.resolution import resolve_schemas
-from headrace.connectors.kafka.avro.schema import parse_record, write_schema
 from headrace.connectors.kafka.config import KafkaSourceConfig
 from headrace.connectors.kafka.schema_frames import frame_of, schema_id_of
 from headrace.pipeline.config.sections import KafkaConnection

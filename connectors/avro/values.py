@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from functools import reduce
 from typing import TYPE_CHECKING
 
+from headrace.connectors.avro.columns import BIG_DECIMAL_DIGITS
+from headrace.connectors.avro.schema import AvroType
 from headrace.connectors.filters import quote_identifier
-from headrace.connectors.kafka.avro.columns import BIG_DECIMAL_DIGITS
-from headrace.connectors.kafka.avro.schema import AvroType
 from headrace.connectors.row_errors import RowConditions
 from headrace.pipeline.types.int256 import SPARK_DIGITS, UINT256
 
@@ -24,11 +24,17 @@ _TRAILING_ZEROS = r"\.?0+$"
 
 
 class ValueConverter:
-    """Converts the values of one node's columns. `where` has the place of a message, for errors."""
+    """Converts the values of one node's columns. `where` is the place of a row, for errors, as is `hint`."""
 
-    def __init__(self, checks: RowConditions, where: Mapping[str, Column]) -> None:
+    def __init__(
+        self,
+        checks: RowConditions,
+        where: Mapping[str, Column],
+        hint: str = "Correct the message's producer.",
+    ) -> None:
         self._checks = checks
         self._where = where
+        self._hint = hint
 
     def convert(self, value: Column, kind: AvroType, name: str) -> Column:
         """Return the value of a column. `name` is the column, for errors.
@@ -69,7 +75,7 @@ class ValueConverter:
         if self._checks.collect:
             return F.when(good, found)
         what = F.concat(F.lit(f"column `{name}` is {kind}, which cannot hold `"), shown, F.lit("`"))
-        fits = self._checks.require(good, what, "Correct the message's producer.", **self._where)
+        fits = self._checks.require(good, what, self._hint, **self._where)
         return self._checks.guard(found, fits)
 
     def _fits(self, value: Column, kind: AvroType) -> Column:

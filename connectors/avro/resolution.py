@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from headrace.connectors.kafka.avro.schema import (
+from headrace.connectors.avro.schema import (
     AvroField,
     AvroType,
     digits_of_fixed,
@@ -54,6 +54,12 @@ def resolve_schemas(writer: AvroType, reader: AvroType) -> SchemaPair:
     Raise SchemaError, naming the field, if their values cannot be read so.
     """
     return _pair(match_types(writer, reader), reader)
+
+
+def resolve_blocks(writer: AvroType, reader: AvroType) -> SchemaPair:
+    """Return the pair for arrays of records. See `resolve_schemas`."""
+    matched = match_types(writer, reader)
+    return _pair(AvroType("array", items=matched), AvroType("array", items=reader))
 
 
 def match_types(writer: AvroType, reader: AvroType) -> AvroType:

@@ -6,8 +6,8 @@ import json
 
 import pyarrow as pa
 
-from headrace.connectors.kafka.avro.schema import AvroType, spell_path
-from headrace.connectors.kafka.reader_schema import LEAVE_OUT, check_distinct
+from headrace.connectors.avro.schema import AvroType, spell_path
+from headrace.connectors.field_names import check_distinct
 from headrace.pipeline.errors import SchemaError
 from headrace.pipeline.types.int256 import SPARK_DIGITS, UINT256, is_wide
 
@@ -86,7 +86,7 @@ def _decimal_type(kind: AvroType, path: tuple[str, ...]) -> pa.DataType:
 
 
 def _refused(path: tuple[str, ...], what: str) -> SchemaError:
-    return SchemaError(f"field `{spell_path(path)}` {what}", hint=LEAVE_OUT)
+    return SchemaError(f"field `{spell_path(path)}` {what}")
 
 
 def key_of_doc(doc: str) -> tuple[str, ...]:

@@ -1,0 +1,1 @@
+"""Avro schemas, and Spark columns of Avro values."""

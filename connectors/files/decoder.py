@@ -1,0 +1,196 @@
+"""The rows of files as Spark has them: what tasks read, converted to the columns of the source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from headrace.connectors.avro.resolution import END, LAST, VALUE, resolve_blocks
+from headrace.connectors.avro.schema import AvroType, parse_record
+from headrace.connectors.avro.values import ValueConverter, column_of, has_broken_text
+from headrace.connectors.files import reader, text_values
+from headrace.connectors.files.avro_file import read_header
+from headrace.connectors.files.config import FileSourceConfig
+from headrace.connectors.files.formats import BLOCK, LINE, TEXT_COLUMN, UNREADABLE, TextOptions
+from headrace.connectors.files.listing import MISSING, File, changed
+from headrace.connectors.files.reader import FOLDER, GROUP, OFF, PART, PLACE, FileRange, FileScan
+from headrace.connectors.files.schema import FileSchema
+from headrace.connectors.files.storage import FileStorage
+from headrace.connectors.filters import quote_identifier
+from headrace.connectors.kafka.json_decoder import checked, exact_text, parsed
+from headrace.connectors.row_errors import RowConditions, row_error
+from headrace.connectors.spark_types import spark_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+_DECODED, _PLACE, _ROW = "_headrace_avro", "_headrace_place", "_headrace_row"
+_HINT = "Correct the file."
+
+Tasks = Sequence[Sequence[FileRange]]
+
+
+@dataclass(frozen=True, slots=True)
+class FileDecoder:
+    """Converts the rows of one node's files."""
+
+    node: FileSourceConfig
+    storage: FileStorage
+    name: str
+
+    def rows(self, spark: SparkSession, shape: FileSchema, tasks: Tasks, needed: Sequence[str]) -> DataFrame:
+        """Return the needed columns in their types, with PART, GROUP and OFF."""
+        if self.node.format != "avro":
+            return self._typed(reader.read(spark, self.scan(shape, needed), tasks), shape, tasks, needed)
+        frames = [
+            self._typed(self._decode_blocks(spark, shape, pieces, needed, schema), shape, pieces, needed)
+            for schema, pieces in self._by_schema(tasks).items()
+        ]
+        if not frames:
+            columns = [shape.payload.field(name) for name in needed]
+            return spark.createDataFrame([], spark_schema(pa.schema([*columns, *PLACE])))
+        return reduce(lambda one, other: one.unionByName(other), frames)
+
+    def _by_schema(self, tasks: Tasks) -> Mapping[str, Tasks]:
+        """Return the pieces of each task by the schema that their files were written with."""
+        schemas = {piece.file: self._writer_schema(piece.file) for task in tasks for piece in task}
+        found: dict[str, list[list[FileRange]]] = {}
+        for task in tasks:
+            for schema in dict.fromkeys(schemas[piece.file] for piece in task):
+                pieces = [piece for piece in task if schemas[piece.file] == schema]
+                found.setdefault(schema, []).append(pieces)
+        return found
+
+    def _decode_blocks(
+        self, spark: SparkSession, shape: FileSchema, tasks: Tasks, needed: Sequence[str], schema: str
+    ) -> DataFrame:
+        """Return the rows of Avro blocks that were written with a schema."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        written, scan = parse_record(schema), self.scan(shape, needed)
+        fields = [one for one in written.fields if one.name in needed]
+        record = replace(written, fields=tuple(fields or written.fields[:1]))
+        hidden = [*(f"{FOLDER}{at}" for at in range(len(scan.folders))), PART, GROUP]
+        where = {"file": reader.path_of(tasks), "row": reader.row_of(tasks)}
+        checks, rows = RowConditions(self.name), column_of(VALUE, _DECODED)
+        fits = F.coalesce(column_of(LAST, _DECODED) == F.lit(bytearray(END)), F.lit(False)) & rows.isNotNull()
+        what = "the block that begins here does not fit the schema of its file"
+        required = [checks.require(fits, what, _HINT, **where)]
+        if (broken := has_broken_text(rows, AvroType("array", items=record))) is not None:
+            what = "the block that begins here has a text that is not UTF-8"
+            required.append(checks.require(~broken, what, _HINT, **where))
+        frame = reader.read(spark, scan, tasks).select(
+            *hidden, OFF, _read_array(record, written).alias(_DECODED)
+        )
+        frame = frame.select(*hidden, OFF, F.posexplode(checks.guard(rows, *required)).alias(_PLACE, _ROW))
+        frame = frame.select(*hidden, (F.col(OFF) + F.col(_PLACE)).alias(OFF), _ROW)
+        convert = ValueConverter(RowConditions(self.name), where, _HINT).convert
+        types = {field.name: field.dataType for field in spark_schema(shape.inner)}
+        columns = [
+            convert(column_of(one.name, _ROW), one.type, one.name).cast(types[one.name]).alias(one.name)
+            for one in fields
+        ]
+        return frame.select(*hidden, OFF, *columns)
+
+    def scan(self, shape: FileSchema, needed: Sequence[str]) -> FileScan:
+        """Return the scan of the needed columns."""
+        kind, node = self.node.format, self.node
+        inner = [field for field in shape.inner if field.name in needed]
+        if not inner and kind == "csv":
+            inner = [shape.inner.field(0)]  # Arrow reads all columns if none is requested
+        if kind in ("json", "text", "avro"):
+            inner = [pa.field(BLOCK if kind == "avro" else LINE, pa.binary())]
+        elif kind == "csv":
+            inner = [pa.field(field.name, pa.string()) for field in inner]
+        return FileScan(
+            node=self.name,
+            format=kind,
+            columns=pa.schema(inner),
+            folders=tuple(name for name in shape.folders if name in needed),
+            text=TextOptions(tuple(shape.inner.names), node.header, node.delimiter, node.null_value),
+            storage=self.storage,
+        )
+
+    def _typed(self, frame: DataFrame, shape: FileSchema, tasks: Tasks, needed: Sequence[str]) -> DataFrame:
+        """Return the columns of files and folders in their types."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        kind, scan = self.node.format, self.scan(shape, needed)
+        inner = [field for field in shape.inner if field.name in needed]
+        where = {"file": reader.path_of(tasks), "row" if kind in _RECORDS else "line": reader.row_of(tasks)}
+        hidden = [*(f"{FOLDER}{at}" for at in range(len(scan.folders))), PART, GROUP, OFF]
+        if kind == "json":
+            frame, columns = self._objects(frame, shape, hidden, where)
+        elif kind == "csv":
+            declared = self.node.schema_
+            columns = [
+                text_values.value(self.name, field.name, field.name, declared[field.name], where)
+                for field in inner
+            ]
+        elif kind == "text":
+            columns = [_text(self.name, where) for _ in inner]
+        else:
+            columns = [F.col(quote_identifier(field.name)) for field in inner]
+        columns += [
+            text_values.value(self.name, f"{FOLDER}{at}", name, shape.folders[name], {"file": where["file"]})
+            for at, name in enumerate(scan.folders)
+        ]
+        return frame.select(*columns, PART, GROUP, OFF)
+
+    def _objects(
+        self, frame: DataFrame, shape: FileSchema, hidden: Sequence[str], where: Mapping[str, Column]
+    ) -> tuple[DataFrame, list[Column]]:
+        """Return the objects of JSON lines, each checked as a whole. Blank lines are skipped.
+
+        The rules are those of `kafka.json_decoder`.
+        """
+        from pyspark.sql import functions as F  # noqa: N812
+
+        declared = {name: self.node.schema_[name] for name in shape.inner.names}
+        value = F.col(LINE)
+        lines = frame.where(F.trim(value.cast("string")) != "").select(
+            *hidden, value.alias("value"), *parsed(value, declared)
+        )
+        row = checked(RowConditions(self.name), declared, where, "line", "Correct the file")
+        found = lines.select(*hidden, F.col("text").alias("_headrace_text"), F.inline(F.array(row)))
+        return found, [
+            exact_text(field.name) if pa.types.is_string(field.type) else F.col(quote_identifier(field.name))
+            for field in shape.inner
+        ]
+
+    def _writer_schema(self, file: File) -> str:
+        """Return the schema in the header of an Avro file."""
+        try:
+            with self.storage.open(file) as opened:
+                return read_header(opened.stream).schema
+        except FileNotFoundError:
+            raise changed(file.path, MISSING, self.name) from None
+        except UNREADABLE as error:
+            raise reader.unreadable(file.path, "avro", error, self.name) from error
+
+
+_RECORDS = ("csv", "parquet", "orc", "avro")
+"""Formats whose rows are not lines."""
+
+
+def _text(node: str, where: Mapping[str, Column]) -> Column:
+    """Return the line of a text file as text."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    text = F.col(LINE).cast("string")
+    refused = row_error(node, "the line is not UTF-8", _HINT, **where)
+    return F.when(F.is_valid_utf8(text), text).otherwise(refused).alias(TEXT_COLUMN)
+
+
+def _read_array(record: AvroType, written: AvroType) -> Column:
+    """Return the records of a block, followed by `END`. It is NULL for bytes that do not fit."""
+    from pyspark.sql import functions as F  # noqa: N812
+    from pyspark.sql.avro.functions import from_avro
+
+    pair = resolve_blocks(written, record)
+    options = {"mode": "PERMISSIVE", "avroSchema": pair.reader, "datetimeRebaseMode": "CORRECTED"}
+    return from_avro(F.concat(F.col(BLOCK), F.lit(bytearray(END))), pair.writer, options)

@@ -1,0 +1,223 @@
+"""Files as an unbounded source: all files of a path, and new ones as they come. See `known_files`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pyarrow as pa
+import pyarrow.compute
+
+from headrace.connectors.files import reader
+from headrace.connectors.files.config import FileSourceConfig
+from headrace.connectors.files.decoder import FileDecoder
+from headrace.connectors.files.discovery import FileDiscovery
+from headrace.connectors.files.known_files import (
+    PARTITION,
+    KnownFile,
+    append_files,
+    bytes_between,
+    divide_ranges,
+    drop_removed,
+    end_of_epoch,
+    files_of,
+    offset_of,
+    position_at,
+    ranges_of,
+)
+from headrace.connectors.files.listing import File, describe_path
+from headrace.connectors.files.schema import FileSchema, declared_schema, narrow_schema, shape_of
+from headrace.connectors.files.storage import list_files, storage_of
+from headrace.connectors.filters import EVERYTHING, apply_filter, position_column, quote_identifier
+from headrace.connectors.lakehouse_rows import DRIVER_ROWS
+from headrace.connectors.source_base import ReadLimits, UnboundedSource
+from headrace.connectors.spark_types import spark_schema
+from headrace.pipeline.config.settings import Settings
+from headrace.pipeline.model.capabilities import SourceCapabilities
+from headrace.pipeline.model.connectors import connectors
+from headrace.pipeline.protocol.epochs import Json
+from headrace.pipeline.sql.system_columns import OP, POS
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pc: Any = pyarrow.compute
+"""Its functions are made at import, so type checkers do not see them."""
+
+
+def _capabilities() -> SourceCapabilities:
+    stream = connectors()["file"].stream
+    assert stream is not None  # noqa: S101  the catalog has it
+    return stream.capabilities
+
+
+class FileStream(UnboundedSource):
+    """Reads each file of a path once, in the order in which they were written.
+
+    A position lists the files that were read, so a file is read neither twice nor never, whatever its time
+    is. A file that is still written to is left for later. A file that changes after it was read is an error.
+    Every row is an insert. `_gs_pos` is the number of the row among all rows of the stream.
+    """
+
+    capabilities: ClassVar[SourceCapabilities] = _capabilities()
+
+    def __init__(
+        self,
+        name: str,
+        node: FileSourceConfig,
+        settings: Settings,
+        ordinal: int = 0,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Create the source without listing files."""
+        self._name, self._node, self._ordinal = name, node, ordinal
+        self._storage = storage_of(node.path, settings)
+        self._decoder = FileDecoder(node, self._storage, name)
+        self._discovery = FileDiscovery(name, node, self._storage, self._shape_of, clock)
+        self._read: list[KnownFile] = []
+        self._position: Json = position_at(0, [])
+        """The position that `_read` are the files of."""
+
+    @cached_property
+    def _shape(self) -> FileSchema:
+        """The columns of the files: those of `schema`, or of the first file."""
+        if self._node.schema_:
+            return declared_schema(self._node, self._name)
+        files = list_files(self._storage, self._node.path, self._name)
+        return shape_of(self._node, self._storage, files, self._name)
+
+    def _shape_of(self, file: File) -> FileSchema:
+        """Return the same columns, with those of the folders of a file apart."""
+        if self._node.schema_:
+            return declared_schema(self._node, self._name, file.partitions)
+        return self._shape
+
+    def schema(self) -> pa.Schema:
+        """Return the columns that the node reads. Raise TargetError without `schema` and files."""
+        return narrow_schema(self._shape, self._node.columns, self._node.path, self._name)
+
+    def initial_offsets(self) -> Json:
+        """Return the position before the first file."""
+        return position_at(0, [])
+
+    def earliest_offsets(self) -> Json:
+        """Return the position before the first file."""
+        return position_at(0, [])
+
+    def readable_offsets(self, at: Json) -> Json:
+        """Return the position after the last file of `at` that was removed or has changed."""
+        now = {file.path: file for file in self._storage.list_files(self._node.path, self._name)}
+        first = end = 0
+        for one in files_of(at):
+            there = now.get(one.file.path)
+            if there is None or (there.size, there.changed) != (one.file.size, one.file.changed):
+                first = one.end
+            elif one.start != end:  # Removed files were dropped from the position.
+                first = one.start
+            end = one.end
+        return at | {"offsets": {PARTITION: min(first, offset_of(at))}}
+
+    def resume(self, position: Json) -> None:
+        """See `UnboundedSource.resume`."""
+        if self._position.get("files") != position.get("files"):
+            self._read = files_of(position)
+        self._position = position
+
+    def next_end_offsets(self, after: Json, limits: ReadLimits) -> Json:
+        """Return the end of one epoch: whole row groups, or whole files of formats without them.
+
+        Raise PipelineStateError for a file that changed after it was read, and DataError for one that cannot
+        be read.
+        """
+        self.resume(after)
+        files, start = self._files(), offset_of(after)
+        rows = min(limits.rows, limits.per_partition or limits.rows)
+        end = end_of_epoch(files, start, rows, limits.bytes or _NO_LIMIT)
+        if end == start:
+            return after
+        return position_at(end, drop_removed(files, self._discovery.listed_paths()))
+
+    def end_offsets(self) -> Json:
+        """Return the position after the last row of the files that are complete now."""
+        files = self._files()
+        return position_at(files[-1].end if files else 0, files)
+
+    def high_watermarks(self) -> Json:
+        """Return the position after all files that exist now, but for those that are still written to.
+
+        Wait until the youngest of them is `min_file_age` old.
+        """
+        self._discovery.wait()
+        return self.end_offsets()
+
+    def lags(self, at: Json) -> Mapping[str, int]:
+        """Return the rows after `at`."""
+        self.resume(at)
+        files = self._files()
+        return {PARTITION: max(0, (files[-1].end if files else 0) - offset_of(at))}
+
+    def estimate_bytes(self, start: Json, end: Json, most: int) -> int | None:
+        """See `UnboundedSource.estimate_bytes`."""
+        return min(most, bytes_between(files_of(end), offset_of(start), offset_of(end)))
+
+    def newest_change_ms(self) -> int | None:
+        """Return the time of the newest file."""
+        files = self._storage.list_files(self._node.path, self._name)
+        return max((file.changed for file in files), default=0) // 1_000_000 or None
+
+    def check(self) -> None:
+        """Check that the path exists, and that there is a file if the columns are not declared."""
+        if not self._storage.list_files(self._node.path, self._name):
+            self._storage.check_path(self._node.path, self._name)
+        self.schema()
+
+    def check_filter(self, spark: SparkSession) -> None:
+        """See `UnboundedSource.check_filter`."""
+        if self._node.filter:
+            empty = spark.createDataFrame([], spark_schema(self._shape.payload))
+            apply_filter(empty, self._node.filter, self._name)
+
+    def read(self, spark: SparkSession, start: Json, end: Json) -> DataFrame:
+        """Return the rows of [start, end) that pass the filter."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        first, last = offset_of(start), offset_of(end)
+        ranges = ranges_of(files_of(end), first, last)
+        self._storage.check([piece.file for piece in ranges], self._name)
+        shape = self._shape_of(ranges[0].file) if ranges else self._shape
+        frame = self._decoder.rows(spark, shape, divide_ranges(ranges), shape.payload.names)
+        frame = frame.where(F.col(reader.OFF).between(first, last - 1))
+        frame = apply_filter(frame, self._node.filter, self._name)
+        place = position_column(self._ordinal, EVERYTHING, F.lit(0), F.col(reader.OFF))
+        names = map(quote_identifier, self.schema().names)
+        return frame.select(*names, F.lit("i").alias(OP), place.alias(POS))
+
+    def read_table(self, spark: SparkSession, start: Json, end: Json) -> pa.Table | None:
+        """Return the rows of few parquet or ORC rows. Other values are text that Spark reads."""
+        del spark
+        first, last = offset_of(start), offset_of(end)
+        ranges = ranges_of(files_of(end), first, last)
+        shape = self._shape_of(ranges[0].file) if ranges else self._shape
+        is_plain = self._node.format in ("parquet", "orc") and not shape.folders
+        if not is_plain or self._node.filter or last - first > DRIVER_ROWS:
+            return None
+        scan = self._decoder.scan(shape, self.schema().names)
+        found = reader.read_table(scan, ranges, self._ordinal, part=0)
+        if found is None:
+            return None
+        offsets = pc.struct_field(found[POS], "off")
+        inside = pc.and_(pc.greater_equal(offsets, first), pc.less(offsets, last))
+        return found.filter(inside).select([*self.schema().names, OP, POS])
+
+    def describe(self) -> Json:
+        """Return the type, asset key and path, from the file alone."""
+        return describe_path(self._node.path)
+
+    def _files(self) -> Sequence[KnownFile]:
+        """Return the files that were read, then the complete ones that were not."""
+        return append_files(self._read, self._discovery.new_files([one.file for one in self._read]))
+
+
+_NO_LIMIT = 1 << 62

@@ -1,0 +1,100 @@
+"""A stream of files into tables that append, with kill -9 while new files come: every row arrives once."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+
+import psutil
+import psycopg
+import pytest
+from helpers.depth import with_slow
+from helpers.pipeline_world import World, until
+from pyspark.sql import SparkSession
+
+ROWS = 100
+PIPELINE = """\
+version: 1
+name: {name}
+sources:
+  events:
+    type: file
+    path: {folder}/in
+    format: {format}
+    min_file_age: 0s
+    schema: {{id: int64, v: string}}
+sinks:
+  pg: {{type: postgres, from: events, table: target, delivery: exactly_once}}
+  lake: {{type: delta, from: events, path: {folder}/lake}}
+epoch: {{interval: 0s, stream_rows: 250}}
+"""
+STEPS = [
+    ("planned", 1, "driver"),
+    ("planned", 3, "group"),
+    ("postgres-only", 1, "driver"),
+    ("postgres-only", 3, "group"),
+    ("delta-only", 2, "driver"),
+    ("delta-only", 4, "jvm"),
+    ("sinks-written", 1, "driver"),
+    ("sinks-written", 3, "group"),
+]
+CASES = [(*step, kind) for step in reversed(STEPS) for kind in ("csv", "json")]
+
+
+def write_file(world: World, number: int, kind: str) -> None:
+    """Put a complete file into the folder, as a producer that renames it does."""
+    ids = range(number * ROWS, (number + 1) * ROWS)
+    lines = [f"{at},v{at}" if kind == "csv" else f'{{"id": {at}, "v": "v{at}"}}' for at in ids]
+    text = "\n".join((["id,v"] if kind == "csv" else []) + lines)
+    path = world.folder / "in" / f".{number}.{kind}"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    path.rename(path.with_name(path.name[1:]))
+
+
+def pipeline(world: World, kind: str) -> World:
+    world.file.write_text(PIPELINE.format(name=world.name, folder=world.folder, format=kind))
+    for number in range(8):
+        write_file(world, number, kind)
+    return world
+
+
+def check(world: World, spark: SparkSession, files: int) -> None:
+    """Both sinks have every row of the first files once, as they were written."""
+    expected = Counter((number, f"v{number}") for number in range(files * ROWS))
+    with psycopg.connect(world.conninfo) as connection:
+        assert Counter(connection.execute("SELECT id, v FROM target").fetchall()) == expected
+    lake = spark.read.format("delta").load(str(world.folder / "lake"))
+    assert Counter((row.id, row.v) for row in lake.collect()) == expected
+
+
+@pytest.mark.parametrize(
+    ("point", "nth", "who", "kind"),
+    with_slow(CASES[1:], CASES),
+    ids=lambda value: str(value) if isinstance(value, str | int) else None,
+)
+def test_every_row_arrives_once(
+    empty_world: World, spark: SparkSession, point: str, nth: int, who: str, kind: str
+) -> None:
+    world = pipeline(empty_world, kind)
+    assert world.crash(point, nth, who) != 0
+    write_file(world, 8, kind)
+    os.utime(world.folder / "in" / f"8.{kind}", (time.time() - 9_000, time.time() - 9_000))
+    assert world.run_here(spark).caught_up
+    check(world, spark, 9)
+    write_file(world, 9, kind)
+    assert world.run_here(spark).caught_up
+    check(world, spark, 10)
+
+
+@pytest.mark.parametrize("point", with_slow(("delta-only",), ("postgres-only", "delta-only")))
+def test_a_paused_run_wakes_up_after_a_takeover(empty_world: World, spark: SparkSession, point: str) -> None:
+    world = pipeline(empty_world, "csv")
+    zombie = world.start(point, 2, "stop")
+    until(lambda: psutil.Process(zombie.pid).status() == psutil.STATUS_STOPPED, "the driver to stop", 240)
+    until(lambda: world.run()["code"] == 0, "the takeover after the lease", 240)
+    check(world, spark, 8)
+    psutil.Process(zombie.pid).resume()
+    assert world.answer(zombie)["error"] == "FencedError"
+    check(world, spark, 8)
