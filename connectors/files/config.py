@@ -6,7 +6,14 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, PositiveInt, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PositiveInt,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
 from headrace.pipeline.model.base import PARALLELISM
 from headrace.pipeline.model.capabilities import SourceCapabilities
@@ -25,6 +32,13 @@ def _format(value: object) -> object:
     return _FORMATS.get(value, value) if isinstance(value, str) else value
 
 
+_MODE_SCHEMA = {
+    "anyOf": [
+        {"enum": ["continuous", "bounded"]},
+        {"type": "object", "properties": {"type": {"enum": ["continuous", "bounded"]}}},
+    ]
+}
+"""`_unfold_mode` takes an object too."""
 FileFormat = Annotated[Literal["parquet", "orc", "avro", "csv", "json", "text"], BeforeValidator(_format)]
 FileSinkFormat = Annotated[Literal["parquet", "csv", "json"], BeforeValidator(_format)]
 
@@ -52,7 +66,7 @@ class FileSourceConfig(SourceConfig):
         description="parquet, orc, avro, csv, json with one object per line (also ndjson, jsonl), or text: a"
         " column `value` with the line."
     )
-    mode: Literal["continuous", "bounded"] = Field(
+    mode: Annotated[Literal["continuous", "bounded"], WithJsonSchema(_MODE_SCHEMA)] = Field(
         default="continuous",
         description="`continuous`: all files, and new ones as they come. `bounded`: the files that are there"
         " at the first start.",

@@ -137,7 +137,7 @@ def _in_order(files: Sequence[File]) -> list[File]:
 def _changed(file: File, node: str) -> PipelineStateError:
     msg = f"`{file.path}` changed after it was read"
     hint = (
-        "Its new rows cannot be told from the old ones. Put the file back as it was (size and time of"
+        "Which of its rows are new is unknown. Put the file back as it was (size and time of"
         " change), and write new rows into a file with a new name. `headrace reset FILE` reads all files"
         " again."
     )

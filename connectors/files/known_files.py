@@ -6,17 +6,12 @@ has rows at most. A position is {"offsets": {"0": next row}, "root": common fold
 
 from __future__ import annotations
 
-import base64
-import json
-import os
-import zlib
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any
 
-from headrace.connectors.files.listing import File
+from headrace.connectors.files.listing import File, pack_rows, unpack_rows
 from headrace.connectors.files.reader import FileRange
 from headrace.connectors.splitting import PACKED, SPLIT_BYTES, SPLIT_FILES, SPLIT_ROWS
 from headrace.pipeline.protocol.epochs import Json
@@ -54,25 +49,14 @@ def position_at(offset: int, files: Sequence[KnownFile]) -> Json:
     read = [one for one in files if one.start < offset]
     if not read:
         return found
-    root = os.path.commonpath([os.path.dirname(one.file.path) for one in read])
-    rows = [
-        [os.path.relpath(one.file.path, root), one.file.size, one.file.changed, one.file.groups, one.start]
-        for one in read
-    ]
-    packed = zlib.compress(json.dumps(rows, separators=(",", ":")).encode(), 9)
-    return found | {"root": root, "files": base64.b64encode(packed).decode()}
+    return found | pack_rows([one.file for one in read], [(one.start,) for one in read])
 
 
 def files_of(position: Json) -> list[KnownFile]:
     """Return the files of a position, in their order."""
     if "files" not in position:
         return []
-    rows: list[Any] = json.loads(zlib.decompress(base64.b64decode(position["files"])))
-    root = position["root"]
-    return [
-        KnownFile(File(os.path.join(root, name), size, changed, tuple(groups)), start)
-        for name, size, changed, groups, start in rows
-    ]
+    return [KnownFile(file, start) for file, (start,) in unpack_rows(position)]
 
 
 def append_files(known: Sequence[KnownFile], files: Sequence[File]) -> list[KnownFile]:

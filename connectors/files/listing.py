@@ -31,13 +31,15 @@ _DIGITS = re.compile(r"(\d+)")
 class File:
     """One file as it was listed.
 
-    `groups` are the rows of each parquet row group; None for text, which is read whole.
+    `groups` are the rows of each row group; None for text, which is read whole. `tag` is that of an object in
+    a bucket, which changes with its bytes.
     """
 
     path: str
     size: int
     changed: int
     groups: tuple[int, ...] | None = None
+    tag: str = ""
 
     @property
     def partitions(self) -> dict[str, str | None]:
@@ -119,10 +121,13 @@ def fixed_folder(pattern: str) -> str:
 def _matching(pattern: str) -> list[str]:
     fixed = os.path.dirname(_PATTERN.split(pattern, maxsplit=1)[0])
     return [
-        name
-        for name in glob.glob(pattern, recursive=True)
-        if not any(map(_hidden, Path(os.path.relpath(name, fixed)).parts))
+        name for name in glob.glob(pattern, recursive=True) if not is_hidden(os.path.relpath(name, fixed))
     ]
+
+
+def is_hidden(path: str) -> bool:
+    """Return whether a relative path has a part that begins with `_` or `.`."""
+    return any(map(_hidden, Path(path).parts))
 
 
 def _hidden(name: str) -> bool:
@@ -189,23 +194,39 @@ def pack(files: Sequence[File]) -> Json:
 
     It is compressed because every position contains it.
     """
-    root = os.path.commonpath([os.path.dirname(file.path) for file in files])
-    rows = [[os.path.relpath(file.path, root), file.size, file.changed, file.groups] for file in files]
-    packed = zlib.compress(json.dumps(rows, separators=(",", ":")).encode(), 9)
-    return {
-        "root": root,
-        "count": len(files),
-        "bytes": sum(file.size for file in files),
-        "files": base64.b64encode(packed).decode(),
-    }
+    packed = pack_rows(files, [()] * len(files))
+    return packed | {"count": len(files), "bytes": sum(file.size for file in files)}
 
 
 def unpack(handle: Json) -> list[File]:
     """Restore the files from the result of `pack`."""
+    return [file for file, _ in unpack_rows(handle)]
+
+
+def pack_rows(files: Sequence[File], more: Sequence[Sequence[int]]) -> Json:
+    """Return the common folder of the files, and the rest compressed. `more` has numbers of each file."""
+    root = _common_folder([file.path for file in files])
+    rows = [
+        [file.path[len(root) :].lstrip("/"), file.size, file.changed, file.groups, file.tag, *numbers]
+        for file, numbers in zip(files, more, strict=True)
+    ]
+    packed = zlib.compress(json.dumps(rows, separators=(",", ":")).encode(), 9)
+    return {"root": root, "files": base64.b64encode(packed).decode()}
+
+
+def _common_folder(paths: Sequence[str]) -> str:
+    """Return the folder that all paths are in. They may be those of a bucket."""
+    first, last = min(paths), max(paths)
+    equal = next((at for at, letter in enumerate(first) if letter != last[at : at + 1]), len(first))
+    return os.path.dirname(first[:equal])
+
+
+def unpack_rows(handle: Json) -> list[tuple[File, list[int]]]:
+    """Restore the files and the numbers of each from the result of `pack_rows`."""
     rows = json.loads(zlib.decompress(base64.b64decode(handle["files"])))
     return [
-        File(os.path.join(handle["root"], name), size, changed, groups and tuple(groups))
-        for name, size, changed, groups in rows
+        (File(os.path.join(handle["root"], name), size, changed, groups and tuple(groups), tag), numbers)
+        for name, size, changed, groups, tag, *numbers in rows
     ]
 
 

@@ -16,7 +16,7 @@ from headrace.connectors.files.listing import MISSING, File, changed
 from headrace.connectors.files.storage import FileStorage, LocalStorage, OpenFile
 from headrace.connectors.local_rows import collect_rows, place_rows
 from headrace.connectors.row_errors import task_error
-from headrace.pipeline.errors import DataError
+from headrace.pipeline.errors import DataError, HeadraceError
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -75,6 +75,8 @@ class FileScan:
                 self._same(file, piece)
         except FileNotFoundError:
             raise task_error(changed(piece.file.path, MISSING, self.node)) from None
+        except HeadraceError as error:
+            raise task_error(error) from None
         except UNREADABLE as error:
             raise self._unreadable(piece, error) from error
 

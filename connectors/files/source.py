@@ -13,9 +13,10 @@ from headrace.connectors.files.config import FileSourceConfig
 from headrace.connectors.files.decoder import FileDecoder
 from headrace.connectors.files.formats import format_reader
 from headrace.connectors.files.listing import File
+from headrace.connectors.files.locations import storage_of
 from headrace.connectors.files.reader import GROUP, OFF, PART, FileRange
 from headrace.connectors.files.schema import FileSchema, check_file, narrow_schema, shape_of, unpack
-from headrace.connectors.files.storage import list_files, storage_of
+from headrace.connectors.files.storage import list_files
 from headrace.connectors.filters import (
     EVERYTHING,
     apply_filter,

@@ -11,7 +11,6 @@ from typing import IO
 
 from headrace.connectors.files import listing
 from headrace.connectors.files.listing import File
-from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import TransientError
 
 
@@ -79,12 +78,6 @@ class LocalStorage(FileStorage):
                 raise TransientError(msg, node=node) from None
             if what := listing.change(about, file):
                 raise listing.changed(file.path, what, node)
-
-
-def storage_of(path: str, settings: Settings) -> FileStorage:
-    """Return the storage that a path leads to."""
-    del path, settings
-    return LocalStorage()
 
 
 def list_files(storage: FileStorage, path: str, node: str) -> list[File]:

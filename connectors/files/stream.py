@@ -28,8 +28,9 @@ from headrace.connectors.files.known_files import (
     ranges_of,
 )
 from headrace.connectors.files.listing import File, describe_path
+from headrace.connectors.files.locations import storage_of
 from headrace.connectors.files.schema import FileSchema, declared_schema, narrow_schema, shape_of
-from headrace.connectors.files.storage import list_files, storage_of
+from headrace.connectors.files.storage import list_files
 from headrace.connectors.filters import EVERYTHING, apply_filter, position_column, quote_identifier
 from headrace.connectors.lakehouse_rows import DRIVER_ROWS
 from headrace.connectors.source_base import ReadLimits, UnboundedSource

@@ -6,14 +6,14 @@ import logging
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass
 from pathlib import Path, PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from headrace.connectors.buckets import Bucket, first_line
 from headrace.connectors.row_errors import task_error
 from headrace.jobs.staging.task import describe_result, result_file_name, storage_error, write_parquet
-from headrace.pipeline.errors import HeadraceError, SettingsError, TransientError
+from headrace.pipeline.errors import HeadraceError, TransientError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,54 +23,20 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Bucket:
-    """The address of a bucket and the access to it. Picklable: tasks open it themselves."""
+@contextmanager
+def named_errors(bucket: Bucket, node: str = "") -> Iterator[None]:
+    """Raise failures of the object store as errors that name its address."""
+    from obstore import exceptions
 
-    url: str
-    endpoint: str = ""
-    region: str = ""
-    access_key_id: str = ""
-    secret_access_key: str = field(default="", repr=False)
-
-    def open(self) -> Any:
-        """Return the client of this process. Raises SettingsError without obstore."""
-        return client(self)
-
-    @contextmanager
-    def named_errors(self, node: str = "") -> Iterator[None]:
-        """Raise failures of the object store as errors that name its address."""
-        from obstore import exceptions
-
-        try:
-            yield
-        except HeadraceError:
-            raise
-        except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
-            raise storage_error(node, self.url, OSError(_first_line(error))) from None
-        except exceptions.BaseError as error:
-            msg = f"the object store of stored results, {self.url}, failed: {_first_line(error)}"
-            raise TransientError(msg, node=node) from None
-
-
-@lru_cache(maxsize=8)
-def client(bucket: Bucket, retry_config: Any = None) -> Any:
-    """Return the client of a bucket, which repeats requests for three minutes."""
     try:
-        from obstore.store import S3Store
-    except ImportError:
-        msg = f"`staging.path: {bucket.url}` needs the package obstore"
-        raise SettingsError(msg, hint="pip install 'headrace[object-store]'") from None
-    names = ("endpoint", "region", "access_key_id", "secret_access_key")
-    options: Any = {name: value for name in names if (value := getattr(bucket, name))}
-    with_http = bucket.endpoint.startswith("http://")
-    return S3Store.from_url(
-        bucket.url, config=options, client_options={"allow_http": with_http}, retry_config=retry_config
-    )
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n", maxsplit=1)[0][:300]
+        yield
+    except HeadraceError:
+        raise
+    except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
+        raise storage_error(node, bucket.url, OSError(first_line(error))) from None
+    except exceptions.BaseError as error:
+        msg = f"the object store of stored results, {bucket.url}, failed: {first_line(error)}"
+        raise TransientError(msg, node=node) from None
 
 
 class BucketFiles:
@@ -87,7 +53,7 @@ class BucketFiles:
         """See `ResultFiles`."""
         import obstore
 
-        with self._bucket.named_errors():
+        with named_errors(self._bucket):
             try:
                 return bytes(obstore.get(self._bucket.open(), str(path)).bytes()).decode()
             except FileNotFoundError:
@@ -97,7 +63,7 @@ class BucketFiles:
         """See `ResultFiles`."""
         import obstore
 
-        with self._bucket.named_errors():
+        with named_errors(self._bucket):
             try:
                 return obstore.head(self._bucket.open(), str(path))["size"]
             except FileNotFoundError:
@@ -111,7 +77,7 @@ class BucketFiles:
         import obstore
         from obstore.exceptions import AlreadyExistsError
 
-        with self._bucket.named_errors():
+        with named_errors(self._bucket):
             try:
                 obstore.put(self._bucket.open(), str(path), text.encode(), mode="create")
             except AlreadyExistsError:
@@ -125,7 +91,7 @@ class BucketFiles:
         """See `ResultFiles`."""
         import obstore
 
-        with self._bucket.named_errors():
+        with named_errors(self._bucket):
             found = obstore.list_with_delimiter(self._bucket.open(), f"{path}/")
         return [PurePosixPath(name) for name in found["common_prefixes"]]
 
@@ -141,7 +107,7 @@ class BucketFiles:
         except FileNotFoundError:
             return
         except BaseError as error:
-            log.warning("event=stored_results_not_removed path=%s error=%s", path, _first_line(error))
+            log.warning("event=stored_results_not_removed path=%s error=%s", path, first_line(error))
 
     def sync(self, path: PurePath, *, parents: bool = True) -> None:
         """Do nothing: an object is durable when its upload returns."""
@@ -174,7 +140,7 @@ class UploadResultsTask:
             try:
                 rows, size = write_parquet(batches, path)
                 if rows:
-                    with self.bucket.named_errors(self.node):
+                    with named_errors(self.bucket, self.node):
                         obstore.put(self.bucket.open(), f"{self.folder}/{name}", path)
             except OSError as error:
                 raise task_error(storage_error(self.node, folder, error)) from None
@@ -199,7 +165,7 @@ class DownloadResultsTask:
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 try:
-                    with self.bucket.named_errors():
+                    with named_errors(self.bucket):
                         content = obstore.get(self.bucket.open(), self.paths[number]).bytes()
                 except HeadraceError as error:
                     raise task_error(error) from None

@@ -22,9 +22,10 @@ from dataclasses import asdict, dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
+from headrace.connectors.buckets import find_bucket
 from headrace.jobs.sources.source_batch import SourceBatch
 from headrace.jobs.spark.errors import as_headrace_error
-from headrace.jobs.staging.bucket_files import Bucket, BucketFiles
+from headrace.jobs.staging.bucket_files import BucketFiles
 from headrace.jobs.staging.folder_files import FolderFiles, ResultFiles
 from headrace.jobs.staging.paths import safe_filename
 from headrace.jobs.staging.task import TASK_RESULT, storage_error
@@ -119,9 +120,7 @@ class ResultStore:
 def open_files(settings: Settings) -> ResultFiles:
     """Return the folder or the bucket of `staging.path`. Connects to nothing."""
     if url := settings.staging.bucket:
-        access = settings.staging.s3
-        secret = access.secret_access_key.get_secret_value()
-        return BucketFiles(Bucket(url, access.endpoint, access.region, access.access_key_id, secret))
+        return BucketFiles(find_bucket(url, settings.staging.s3))
     return FolderFiles(settings.staging_folder)
 
 

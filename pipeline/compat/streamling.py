@@ -23,10 +23,6 @@ KEYS: Mapping[str, str] = {
 }
 """Keys that are not available yet, with the alternative."""
 
-VALUES: Mapping[tuple[str, str], str] = {
-}
-"""Values of keys that are not available yet, with the alternative."""
-
 
 def is_plugin(name: str) -> bool:
     """Return whether a type's name can only be that of a plugin."""

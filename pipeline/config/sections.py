@@ -245,6 +245,12 @@ class BucketAccess(Section):
         return endpoint
 
 
+class FileSourceAccess(Section):
+    """Access to the buckets of `file` sources. `gs://` and `abfss://` have their provider's own variables."""
+
+    s3: BucketAccess = BucketAccess()
+
+
 class StagingSettings(Section):
     """The location of rows that may differ when they are computed again, such as responses of a service."""
 

@@ -23,6 +23,7 @@ from headrace.pipeline.config.sections import (
     AuditSettings,
     ClickHouseConnection,
     ClickHouseTarget,
+    FileSourceAccess,
     IcebergSettings,
     KafkaCluster,
     KafkaConnection,
@@ -78,6 +79,7 @@ class Settings(BaseSettings):
     kafka_sink: KafkaCluster = KafkaCluster()
     clickhouse_source: ClickHouseConnection = ClickHouseConnection()
     clickhouse_sink: ClickHouseTarget = ClickHouseTarget()
+    file_source: FileSourceAccess = FileSourceAccess()
     redis_sink: RedisConnection = RedisConnection()
     postgres_sink: PostgresConnection = PostgresConnection()
     postgres_sink_connections: dict[str, Annotated[dict[str, Any], PartOf(PostgresConnection)]] = Field(

@@ -22,7 +22,7 @@ from headrace.pipeline.validation.encoding import check_encoding
 PlaceOf = Callable[..., FileLocation]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-_LATER = ("s3", "s3a", "gs")
+_BUCKETS = ("s3", "s3a", "gs", "abfss")
 _NONDETERMINISTIC: Mapping[str, Callable[[str], Sequence[str]]] = {
     "clickhouse": statements.nondeterministic_in_clickhouse,
     "spark": statements.nondeterministic_filter_calls,
@@ -139,17 +139,15 @@ def _phases(name: str, source: HybridSourceConfig, place: PlaceOf) -> Iterator[U
 def _files(name: str, node: Any, place: PlaceOf, *path: Any) -> Iterator[UserError]:
     """Check the path and the options of a file source or a file phase."""
     scheme = _SCHEME.match(node.path)
-    if scheme and scheme[1].lower() in _LATER:
-        hint = "Copy the files to a local folder, or load them into an Iceberg table."
-        yield UserError(
-            f"`path`: {scheme[1]}:// is not available yet", hint=hint, node=name, place=place(*path, "path")
+    if scheme and scheme[1].lower() not in ("file", *_BUCKETS):
+        hint = (
+            "Allowed: a path of this machine, such as /data/events or ./events/*.csv, or a bucket, such as"
+            " s3://bucket/events, gs:// or abfss://."
         )
-    elif scheme and scheme[1].lower() != "file":
-        hint = "Allowed: a path of this machine, such as /data/events, ./events/*.csv or file:///data/events."
         yield UserError(
             f"`path`: unsupported scheme `{scheme[1]}://`", hint=hint, node=name, place=place(*path, "path")
         )
-    if node.format != "parquet" and not node.schema_:
+    if node.format in ("csv", "json") and not node.schema_:
         msg = f"`schema` is required when format is {node.format}"
         yield UserError(
             msg,
@@ -162,6 +160,10 @@ def _files(name: str, node: Any, place: PlaceOf, *path: Any) -> Iterator[UserErr
         if key in node.model_fields_set and node.format != "csv":
             msg = f"`{key}` has no effect with `format: {node.format}`; it is for csv"
             yield UserError(msg, hint="Remove it, or change format.", node=name, place=place(*path, key))
+    for key in ("poll_interval", "min_file_age"):
+        if key in node.model_fields_set and getattr(node, "mode", "bounded") == "bounded":
+            msg = f"`{key}` has no effect with `mode: bounded`"
+            yield UserError(msg, hint="Remove it.", node=name, place=place(*path, key))
     if len(node.delimiter.encode()) != 1 or node.delimiter in '"\r\n':
         msg = f"`delimiter` must be one character, and is `{node.delimiter}`"
         yield UserError(

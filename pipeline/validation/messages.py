@@ -217,8 +217,6 @@ def _unknown_value(path: Path, expected: str, tree: YamlDocument) -> tuple[str, 
     names = [text or number for text, number in options]
     if value in names:
         return f"`{dotted(path)}` cannot be the text `{value}`", "Write it without quotes."
-    if instead := streamling.VALUES.get((str(path[-1]), value)):
-        return f"`{dotted(path)}: {value}` is not available yet", f"{instead} Available: {', '.join(names)}."
     return (
         f"`{dotted(path)}` cannot be `{value}`{suggest_closest(value, names)}",
         f"Allowed: {', '.join(names)}.",

@@ -14,7 +14,7 @@ from headrace.pipeline.compat import streamling
 from headrace.pipeline.model import nodes
 from headrace.pipeline.model.capabilities import Delivery, SinkCapabilities, SourceCapabilities, Visibility
 from headrace.pipeline.model.checks import SinkCheckConfig
-from headrace.pipeline.model.connectors import sink_entries, source_entries
+from headrace.pipeline.model.connectors import connectors, sink_entries, source_entries
 from headrace.pipeline.model.telemetry import Telemetry
 from headrace.pipeline.validation.messages import PARTS
 
@@ -87,7 +87,7 @@ def _guarantee(part: str, kind: str) -> str:
     if part == "sinks":
         rows = _sink_rows(sink_entries()[kind].capabilities)
     elif part == "sources" and (entry := source_entries().get(kind)):
-        rows = _source_rows(entry.capabilities)
+        rows = _source_rows(entry.capabilities, has_stream=connectors()[kind].stream is not None)
     else:
         return ""
     return "| | |\n|---|---|\n" + "".join(f"| {what} | {text} |\n" for what, text in rows)
@@ -131,8 +131,9 @@ def _sink_rows(capabilities: SinkCapabilities) -> Iterator[tuple[str, str]]:
     )
 
 
-def _source_rows(capabilities: SourceCapabilities) -> Iterator[tuple[str, str]]:
-    yield "Kind", "bounded: history" if capabilities.bounded else "unbounded: a stream"
+def _source_rows(capabilities: SourceCapabilities, *, has_stream: bool = False) -> Iterator[tuple[str, str]]:
+    bounded = "bounded: history, or unbounded: a stream" if has_stream else "bounded: history"
+    yield "Kind", bounded if capabilities.bounded else "unbounded: a stream"
     if capabilities.bounded:
         yield (
             "Snapshot",
@@ -197,18 +198,15 @@ def _promise(part: str, kind: str) -> str:
 
 
 def _not_yet() -> str:
-    """Return the keys and values of Streamling's files that Headrace does not support."""
-    values = "".join(
-        f"| `{key}: {value}` | {instead} |\n" for (key, value), instead in streamling.VALUES.items()
-    )
+    """Return the keys of Streamling's files that Headrace does not support."""
     keys = "".join(f"| `{key}` | {instead} |\n" for key, instead in streamling.KEYS.items())
     return f"""## Not available yet
 
 `headrace validate` reports these with an alternative. A key on the page of a node is available there.
 
-| key or value | instead |
+| key | instead |
 |---|---|
-{keys}{values}
+{keys}
 Other types come from [plugins](../../guides/plugins.md): `headrace plugin list` prints the installed ones. Those of Streamling's community
 ({", ".join(f"`{name}`" for name in sorted(streamling.PLUGINS))}) are not available.
 """

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from headrace.connectors.clickhouse.types import SCALARS, convert, parse
-from headrace.connectors.iceberg.table import iceberg_type
 from headrace.connectors.avro.columns import record_columns
 from headrace.connectors.avro.schema import parse_record
+from headrace.connectors.clickhouse.types import SCALARS, convert, parse
+from headrace.connectors.iceberg.table import iceberg_type
 from headrace.connectors.kafka.json_decoder import arrives_as
 from headrace.connectors.kafka.protobuf.columns import SCALARS as PROTOBUF_SCALARS
 from headrace.connectors.kafka.protobuf.columns import TIMESTAMP, field_type

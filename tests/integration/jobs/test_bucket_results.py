@@ -13,8 +13,9 @@ from helpers.object_store import SECRET, ObjectStore
 from obstore.store import S3Store
 from pyspark.sql import SparkSession
 
-from headrace.jobs.staging import bucket_files
-from headrace.jobs.staging.bucket_files import Bucket, BucketFiles
+from headrace.connectors import buckets
+from headrace.connectors.buckets import Bucket
+from headrace.jobs.staging.bucket_files import BucketFiles
 from headrace.jobs.staging.store import EpochResultStore, ResultStore, open_files
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import PipelineStateError, SettingsError, TransientError, UserError
@@ -150,8 +151,8 @@ def test_failures_name_the_bucket_and_no_secret(
         stages(refused).make("node", random_rows)
     assert "word" not in f"{caught.value}{Bucket('s3://a/b', **server.settings)!r}"
     assert SECRET not in repr(refused)
-    patient = bucket_files.client.__wrapped__
-    monkeypatch.setattr(bucket_files, "client", lambda bucket: patient(bucket, {"max_retries": 0}))
+    patient = buckets.open_bucket.__wrapped__
+    monkeypatch.setattr(buckets, "open_bucket", lambda bucket: patient(bucket, {"max_retries": 0}))
     with pytest.raises(TransientError, match=r"s3://headrace/.* failed"):
         stages(change(endpoint="http://127.0.0.1:9")).load_manifest("node")
 

@@ -445,7 +445,7 @@ class TestSources:
         may_change = {
             "clickhouse": {"columns", "split_rows"},
             "iceberg": {"columns"},
-            "file": {"columns", "parallelism"},
+            "file": {"columns", "parallelism", "poll_interval", "min_file_age"},
             "kafka": {
                 "data_format",
                 "schema",
