@@ -76,13 +76,41 @@ class Handoff:
             wanted = {part: loaded.get(part, offset) for part, offset in positions.offsets(earliest).items()}
             return earliest | {"offsets": wanted}, None
         now = datetime.now(UTC)
-        since = now - (node.handoff_lag or DEFAULT_LAG)
+        since = self._overlap_start(now)
         if node.cursor is None:
-            return self._stream.offsets_for_time(_millis(since)), None
+            return self._offsets_from(since), None
         # Between two seconds: a table that keeps whole seconds, or milliseconds, has each row on the side
         # that its message is on.
         settled = (now - node.cursor.allowed_lateness).replace(microsecond=0) - timedelta(microseconds=1)
-        return self._stream.offsets_for_time(_millis(min(since, settled))), settled.isoformat()
+        return self._offsets_from(since and min(since, settled)), settled.isoformat()
+
+    def _overlap_start(self, now: datetime) -> datetime | None:
+        """Return the time at which the stream starts, or None for its first row.
+
+        Raise GuaranteeError for a `start_at` after the time that history may lack messages of.
+        """
+        latest, start_at = now - (self.node.handoff_lag or DEFAULT_LAG), self.node.unbounded_source.start_at
+        if start_at is None:
+            return latest
+        if start_at == "earliest":
+            return None
+        start = datetime.fromtimestamp(int(start_at) / 1000, UTC)
+        if start > latest:
+            msg = (
+                f"the stream would start at {start.isoformat()}, and history may lack messages since"
+                f" {latest.isoformat(timespec='seconds')}, which is `handoff_lag` ago"
+            )
+            hint = "Set `start_at` to an earlier time, or lower `handoff_lag` if history lags less."
+            raise GuaranteeError(msg, hint=hint, node=self.name, keys=("unbounded_source", "start_at"))
+        return start
+
+    def _offsets_from(self, start: datetime | None) -> Json:
+        """Return the position of the first message at or after a time, or of the first one."""
+        return (
+            self._stream.earliest_offsets()
+            if start is None
+            else self._stream.offsets_for_time(_millis(start))
+        )
 
     def position_from_snapshot(
         self, spark: SparkSession, snapshot: Snapshot, appends: Sequence[str] = ()

@@ -17,8 +17,6 @@ KEYS: Mapping[str, str] = {
     "parallelism": _SPARK,
     "batch_size": _FLUSH,
     "batch_flush_interval": _FLUSH,
-    "start_at": "Remove it; the stream of a hybrid source starts after the rows of its history: see"
-    " `offset_table` and `handoff_lag`.",
     "num_records_before_stop": "Remove it; `headrace run FILE --until caught-up` ends by itself.",
 }
 """Keys that are not available yet, with the alternative."""

@@ -28,7 +28,7 @@ class PhaseConfig(Strict):
 
     def node(self) -> SourceConfig:
         """Return the same phase as a source node of its own."""
-        given = self.model_dump(exclude={"source_type"}, by_alias=True)
+        given = self.model_dump(exclude={"source_type", "start_at"}, by_alias=True)
         return self.config.model_validate(given | dict(self.config.phase_constants))
 
 
@@ -44,6 +44,17 @@ class BoundedPhase(PhaseConfig):
         return value
 
 
+class UnboundedPhase(PhaseConfig):
+    """A phase without an end."""
+
+    start_at: str | None = Field(
+        default=None,
+        description="Handoff by time: where the stream starts, in place of `handoff_lag` before the first"
+        " start: `earliest`, or milliseconds since 1970. With `offset_table`: only `earliest`, which changes"
+        " nothing.",
+    )
+
+
 def phase_model(kind: str) -> type[PhaseConfig]:
     """Return the class of the phases for a source type: the fields of its nodes that a phase can set."""
     config: type[SourceConfig] = source_entries()[kind].config_class()
@@ -57,7 +68,7 @@ def phase_model(kind: str) -> type[PhaseConfig]:
     make: Any = create_model
     phase = make(
         config.__name__.replace("SourceConfig", "PhaseConfig"),
-        __base__=BoundedPhase if source_entries()[kind].capabilities.bounded else PhaseConfig,
+        __base__=BoundedPhase if source_entries()[kind].capabilities.bounded else UnboundedPhase,
         __module__=__name__,
         __doc__=f"A phase with `source_type: {kind}`. {config.__doc__}",
         source_type=(literal, Field(description=SOURCE_TYPE)),

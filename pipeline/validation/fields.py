@@ -124,12 +124,19 @@ def _starting_offsets(name: str, value: str, place: PlaceOf) -> Iterator[UserErr
 
 
 def _phases(name: str, source: HybridSourceConfig, place: PlaceOf) -> Iterator[UserError]:
-    """Yield invalid values of the bounded phases of a hybrid source."""
+    """Yield invalid values of the phases of a hybrid source."""
     for index, phase in enumerate(source.bounded_sources):
         path = ("sources", name, "bounded_sources", index)
         if phase.source_type == "file":
             yield from _files(name, phase, place, *path)
     last, table = source.bounded_sources[-1], source.offset_table
+    start = source.unbounded_source.start_at
+    allowed = "earliest" if table else "earliest, or milliseconds since 1970 as text"
+    if start is not None and start != "earliest" and (table or not (start.isascii() and start.isdigit())):
+        why = ": with `offset_table`, the stream starts where history ends" if table else ""
+        msg = f"`unbounded_source.start_at` cannot be `{start}`{why}"
+        where = place("sources", name, "unbounded_source", "start_at")
+        yield UserError(msg, hint=f"Allowed: {allowed}.", node=name, place=where)
     if last.source_type == "file" and table is not None and table.table_name is not None:
         msg = "`offset_table.table_name` cannot be combined with files"
         hint = "Remove it where the files have the offset columns themselves; else use `handoff_lag`."

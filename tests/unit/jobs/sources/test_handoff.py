@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from headrace.jobs.sources.handoff import Handoff
-from headrace.pipeline.errors import RetentionError
+from headrace.pipeline.errors import GuaranteeError, PipelineFileError, RetentionError
 from headrace.pipeline.file.loader import parse_pipeline
 from headrace.pipeline.protocol.table_offsets import PartitionOffsets, TableOffsets
 
@@ -53,3 +54,52 @@ def test_the_file_can_allow_that_they_are_missing() -> None:
 @pytest.mark.parametrize("options", ["", "allow_missing: true"])
 def test_a_table_that_reaches_the_topic_hands_off_at_its_end(options: str) -> None:
     assert find_handoff_position(handoff(options, 5, 5)) == {"offsets": {"0": 5}}
+
+
+def handoff_by_time(options: str, stream_options: str = "") -> tuple[Handoff, list[datetime]]:
+    """A handoff by time, and the times that the topic is asked for."""
+    text = (
+        (FILE % "")
+        .replace("offset_table: {}", options)
+        .replace("orders, schema", f"orders{stream_options}, schema")
+    )
+    asked: list[datetime] = []
+
+    def offsets_for_time(milliseconds: int) -> Any:
+        asked.append(datetime.fromtimestamp(milliseconds / 1000, UTC))
+        return {"offsets": {"0": 7}}
+
+    stream: Any = SimpleNamespace(
+        earliest_offsets=lambda: {"offsets": {"0": 2}}, offsets_for_time=offsets_for_time
+    )
+    return Handoff("src", parse_pipeline(text).model.sources["src"], [], stream), asked
+
+
+@pytest.mark.parametrize("options", ["handoff_lag: 2h", "cursor: {column: at, allowed_lateness: 1h}"])
+def test_a_stream_can_start_at_its_first_message(options: str) -> None:
+    found, asked = handoff_by_time(options, ", start_at: earliest")
+    position, cursor = found.position_before_snapshot()
+    assert (position, asked) == ({"offsets": {"0": 2}}, [])
+    assert (cursor is not None) is ("cursor" in options)
+
+
+def test_a_stream_can_start_at_a_time_before_the_lag() -> None:
+    now = datetime.now(UTC)
+    start = now - timedelta(hours=3)
+    found, asked = handoff_by_time("handoff_lag: 2h", f", start_at: '{int(start.timestamp() * 1000)}'")
+    assert found.position_before_snapshot() == ({"offsets": {"0": 7}}, None)
+    assert abs(asked[0] - start) < timedelta(seconds=1)
+    late = now - timedelta(hours=1)
+    found, asked = handoff_by_time("handoff_lag: 2h", f", start_at: '{int(late.timestamp() * 1000)}'")
+    with pytest.raises(GuaranteeError, match="which is `handoff_lag` ago"):
+        found.position_before_snapshot()
+    assert not asked
+
+
+def test_an_offset_table_agrees_with_the_first_message() -> None:
+    text = (FILE % "").replace("orders, schema", "orders, start_at: earliest, schema")
+    assert parse_pipeline(text).model.sources["src"]
+    with pytest.raises(PipelineFileError, match="with `offset_table`, the stream starts where history ends"):
+        parse_pipeline(text.replace("earliest", "latest"))
+    with pytest.raises(PipelineFileError, match="cannot be `latest`\n  Allowed: earliest, or milliseconds"):
+        parse_pipeline(text.replace("earliest", "latest").replace("offset_table: {}", "handoff_lag: 1h"))
