@@ -18,14 +18,26 @@ if TYPE_CHECKING:
 
 
 class ClickHouseSourceConfig(SourceConfig):
-    """A ClickHouse table, read once: pinned by CLONE AS, split by its sorting key."""
+    """A ClickHouse table, read once: pinned by CLONE AS, split by its sorting key. Or a query's result."""
 
-    identity_keys: ClassVar[frozenset[str]] = frozenset({"table_name", "filter", "start_at", "snapshot"})
+    identity_keys: ClassVar[frozenset[str]] = frozenset(
+        {"table_name", "query", "split_column", "filter", "start_at", "snapshot"}
+    )
     metric_labels: ClassVar[tuple[str, ...]] = ("table",)
     filter_dialect: ClassVar[Literal["clickhouse", "spark"]] = "clickhouse"
 
     type: Literal["clickhouse"] = "clickhouse"
-    table_name: str = Field(description="`table` of the connection's own database, or `database.table`.")
+    table_name: str | None = Field(
+        default=None, description="`table` of the connection's own database, or `database.table`."
+    )
+    query: str | None = Field(
+        default=None,
+        description="In place of `table_name`: a SELECT in ClickHouse's own SQL. It runs once; its result is"
+        " stored in the connection's own database while history is read.",
+    )
+    split_column: str | None = Field(
+        default=None, description="With `query`: the column of its result that splits are ranges of."
+    )
     columns: Columns = Field(default=(), description="Columns to read. Defaults to all.")
     filter: str | None = Field(
         default=None, description="Only rows for which this holds: a predicate in ClickHouse's own SQL."

@@ -1,3 +1,4 @@
+# ruff: noqa: S608  SQL is built from driver-quoted names, and the query is the file's own
 """Pinning: a copy of a MergeTree table by hard links, which neither inserts nor merges nor TTLs change.
 
 The copy is built under a name of its own and then renamed, so that a table of the final name is always whole:
@@ -8,6 +9,7 @@ of days reads them.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import re
 import uuid
@@ -45,7 +47,7 @@ _OFFER = (
 
 @dataclass(frozen=True, slots=True)
 class ClickHouseTableInfo:
-    """What system.tables says of a table."""
+    """What system.tables says of a table, or the same of a query whose result becomes one."""
 
     database: str
     name: str
@@ -53,11 +55,12 @@ class ClickHouseTableInfo:
     engine: str
     sorting_key: str
     comment: str = ""
+    query: str = ""
 
     @property
     def sql(self) -> str:
-        """The table's name in a query."""
-        return f"{quote(self.database)}.{quote(self.name)}"
+        """What a query reads from."""
+        return f"(\n{self.query}\n)" if self.query else f"{quote(self.database)}.{quote(self.name)}"
 
     @property
     def merge_tree(self) -> bool:
@@ -70,6 +73,13 @@ class ClickHouseTableInfo:
         return (
             self.merge_tree and self.engine.removeprefix("Shared").removeprefix("Replicated") != "MergeTree"
         )
+
+
+def query_info(database: str, query: str, split_column: str) -> ClickHouseTableInfo:
+    """Return what the result of a query is as a table in a database."""
+    text = query.strip().rstrip(";")
+    name = f"query_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return ClickHouseTableInfo(database, name, "", "MergeTree", quote(split_column), query=text)
 
 
 def find_table(client: Client, database: str, name: str, node: str) -> ClickHouseTableInfo | None:
@@ -154,8 +164,22 @@ def _of(found: ClickHouseTableInfo, source: ClickHouseTableInfo, node: str) -> C
 
 
 def _build(client: Client, source: ClickHouseTableInfo, staged: ClickHouseTableInfo, node: str) -> None:
-    """Do the same as CREATE TABLE … CLONE AS, but with merges disabled before the first part is attached."""
+    """Do the same as CREATE TABLE … CLONE AS, but with merges disabled before the first part is attached.
+
+    The copy of a query has its result, sorted by the split column.
+    """
     from clickhouse_connect.driver.binding import format_str
+
+    if source.query:
+        settings = ", ".join(
+            f"{key} = {value}" for key, value in (_STILL | {"allow_nullable_key": 1}).items()
+        )
+        with translate_errors(node, "query", "store its result"):
+            client.command(
+                f"CREATE TABLE {staged.sql} ENGINE = MergeTree ORDER BY {source.sorting_key}"
+                f" SETTINGS {settings} AS SELECT * FROM {source.sql} COMMENT {format_str(_mark(source))}"
+            )
+        return
 
     with translate_errors(node, f"{source.database}.{source.name}", "pin it"):
         client.command(f"CREATE TABLE {staged.sql} AS {source.sql}")

@@ -36,7 +36,7 @@ _READABLE = frozenset({"", "DEFAULT", "MATERIALIZED"})
 
 
 class ClickHouseTable(BoundedSource):
-    """Reads a table once, pinned by hard links, split by its sorting key.
+    """Reads a table once, pinned by hard links, split by its sorting key; or the stored result of a query.
 
     Engines that merge rows of one key (ReplacingMergeTree and similar) are read with FINAL: the newest
     version of a key counts, and a key whose newest version is marked as deleted is not in the history at all.
@@ -57,7 +57,7 @@ class ClickHouseTable(BoundedSource):
         """
         self.node = node
         self.ordinal = ordinal
-        self.name = name or node.table_name
+        self.name = name or node.table_name or "query"
         self._connection = settings.clickhouse_source
         self._opened: Client | None = None
 
@@ -72,7 +72,9 @@ class ClickHouseTable(BoundedSource):
         return (database, table) if dot else (self._client.database or "default", table_name)
 
     def _source(self) -> pin.ClickHouseTableInfo:
-        return pin.get_table(self._client, *self._address(self.node.table_name), self.name)
+        if self.node.query:
+            return pin.query_info(self._address("")[0], self.node.query, self.node.split_column or "")
+        return pin.get_table(self._client, *self._address(self.node.table_name or ""), self.name)
 
     def schema(self, spark: SparkSession) -> pa.Schema:
         """Return the payload's schema by `clickhouse.types`. Raise SchemaError for unsupported types."""
@@ -94,11 +96,16 @@ class ClickHouseTable(BoundedSource):
             or [name for name, _, kind in self._described(table) if kind in {"", "DEFAULT"}]
         )
         if absent := [name for name in wanted if name not in known]:
-            msg = f"`{table.database}.{table.name}` has no column {', '.join(absent)}"
+            where = "the result of `query`" if table.query else f"`{table.database}.{table.name}`"
+            msg = f"{where} has no column {', '.join(absent)}"
             raise SchemaError(msg, hint=f"It has: {', '.join(known)}.", node=self.name)
         return columns_of([(name, known[name]) for name in wanted], self.name)
 
     def _described(self, table: pin.ClickHouseTableInfo) -> list[tuple[str, str, str]]:
+        if table.query:
+            with translate_errors(self.name, "query", "see its columns"):
+                rows = self._client.query(f"DESCRIBE TABLE {table.sql}").result_rows
+            return [(row[0], row[1], "") for row in rows]
         with translate_errors(self.name, f"{table.database}.{table.name}", "see its columns"):
             rows = self._client.query(
                 "SELECT name, type, default_kind FROM system.columns WHERE database = {database:String} AND"
@@ -112,7 +119,7 @@ class ClickHouseTable(BoundedSource):
         """Create a stable copy by hard links (`snapshot: clone`), or use the table (`snapshot: none`)."""
         del spark
         source = self._source()
-        self._check_filter(source)
+        self._check_options(source)
         pinned = self.node.snapshot == "clone"
         table = pin.clone(self._client, source, token, self.name) if pinned else source
         with translate_errors(self.name, f"{table.database}.{table.name}", "count it"):
@@ -122,26 +129,32 @@ class ClickHouseTable(BoundedSource):
         return Snapshot(_handle(source, table, pinned=pinned) | {"rows": rows}, pinned)
 
     def describe_snapshot(self, spark: SparkSession) -> Snapshot:
-        """Return the table itself, which is split in the same way as its copy."""
+        """Return the table itself, which is split in the same way as its copy. A query does not run."""
         del spark
         source = self._source()
-        self._check_filter(source)
+        self._check_options(source)
+        if source.query:
+            return Snapshot({"pinned": True, "unread": True}, is_stable=True)
         return Snapshot(_handle(source, source, pinned=False), is_stable=self.node.snapshot == "clone")
 
     def check(self, spark: SparkSession, columns: Sequence[str]) -> None:
         """Check filter and columns on the server."""
         del spark
         source = self._source()
-        self._check_filter(source)
+        self._check_options(source)
         self._columns(source, columns)
 
-    def _check_filter(self, source: pin.ClickHouseTableInfo) -> None:
-        """Raise TargetError for a filter that is invalid, either in parentheses or without them."""
+    def _check_options(self, source: pin.ClickHouseTableInfo) -> None:
+        """Raise TargetError for a filter that is invalid, either in parentheses or without them.
+
+        Raise SchemaError for a `split_column` that the result of the query lacks.
+        """
+        if source.query:
+            self._columns(source, [self.node.split_column or ""])
         if not self.node.filter:
             return
-        with translate_errors(
-            self.name, f"{source.database}.{source.name}` with the filter `{self.node.filter}", "filter it"
-        ):
+        place = "query" if source.query else f"{source.database}.{source.name}"
+        with translate_errors(self.name, f"{place}` with the filter `{self.node.filter}", "filter it"):
             for tried in (f"(\n{self.node.filter}\n)", self.node.filter):
                 self._client.query(f"EXPLAIN PLAN SELECT 1 FROM {source.sql} WHERE {tried}")
 
@@ -153,7 +166,7 @@ class ClickHouseTable(BoundedSource):
     def drop_stale_snapshots(self, owner: str, generation: int, keep: Sequence[Json]) -> None:
         """Drop copies of a process that died before its position was stored."""
         if self.node.snapshot == "clone":
-            database = self._address(self.node.table_name)[0]
+            database = self._address(self.node.table_name or "")[0]
             kept = {
                 handle["table"]
                 for handle in keep
@@ -173,6 +186,10 @@ class ClickHouseTable(BoundedSource):
         Rows whose key is NULL or NaN come last.
         """
         del spark
+        if snapshot.handle.get("unread"):
+            return [
+                {"id": f"{'' if window is None else window.key + '/'}00000", "rows": self.node.split_rows}
+            ]
         table = pin.open_snapshot(self._client, snapshot.handle, self.name)
         plan = SplitPlanner(self._client, table, self.node, self.name)
         if cut is not None:
@@ -281,9 +298,8 @@ class ClickHouseTable(BoundedSource):
         Call it before `create_snapshot`: a later copy has all these rows, whereas an earlier copy may lack
         rows below the handoff position.
         """
-        found = pin.get_table(
-            self._client, *self._address(table.table_name or self.node.table_name), self.name
-        )
+        name = table.table_name or self.node.table_name or ""
+        found = pin.get_table(self._client, *self._address(name), self.name)
         self._columns(
             found,
             [
@@ -340,6 +356,8 @@ class ClickHouseTable(BoundedSource):
 
     def newest_change_ms(self) -> int | None:
         """See `BoundedSource.newest_change_ms`: the newest insert or merge. None for tables without parts."""
+        if self.node.table_name is None:
+            return None
         database, name = self._address(self.node.table_name)
         with translate_errors(self.name, self.node.table_name):
             rows = self._client.query(
@@ -351,13 +369,13 @@ class ClickHouseTable(BoundedSource):
 
     def describe(self) -> Json:
         """Return the type, asset key and table name from the file and the settings, without a query."""
-        database, dot, table = self.node.table_name.partition(".")
-        address = (database, table) if dot else (self._connection.database or "default", self.node.table_name)
-        return {
+        database, dot, table = (self.node.table_name or self.name).partition(".")
+        address = (database, table) if dot else (self._connection.database or "default", database)
+        named = {"table_name": ".".join(address)} if self.node.table_name else {"location": "query"}
+        return named | {
             "kind": "clickhouse",
             "asset_key": ["clickhouse", *address],
             "scope": [urlsplit(self._connection.url).netloc.rpartition("@")[2]],
-            "table_name": ".".join(address),
             "snapshot": self.node.snapshot,
         }
 

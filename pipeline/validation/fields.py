@@ -28,6 +28,8 @@ _NONDETERMINISTIC: Mapping[str, Callable[[str], Sequence[str]]] = {
     "spark": statements.nondeterministic_filter_calls,
 }
 """By the dialect of a source's filter."""
+_OF_NODE = 2
+"""Parts of the path of a node."""
 
 
 def check_values(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserError]:
@@ -46,6 +48,8 @@ def check_values(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserErr
             yield from _phases(name, source, place)
         if source.type == "file":
             yield from _files(name, source, place, "sources", name)
+        if source.type == "clickhouse":
+            yield from _table_or_query(name, source, place, "sources", name)
         yield from _key(name, source, place)
         yield from _filters(name, source, place)
     for name, node in model.transforms.items():
@@ -129,6 +133,8 @@ def _phases(name: str, source: HybridSourceConfig, place: PlaceOf) -> Iterator[U
         path = ("sources", name, "bounded_sources", index)
         if phase.source_type == "file":
             yield from _files(name, phase, place, *path)
+        if phase.source_type == "clickhouse":
+            yield from _table_or_query(name, phase, place, *path)
     last, table = source.bounded_sources[-1], source.offset_table
     start = source.unbounded_source.start_at
     allowed = "earliest" if table else "earliest, or milliseconds since 1970 as text"
@@ -141,6 +147,29 @@ def _phases(name: str, source: HybridSourceConfig, place: PlaceOf) -> Iterator[U
         msg = "`offset_table.table_name` cannot be combined with files"
         hint = "Remove it where the files have the offset columns themselves; else use `handoff_lag`."
         yield UserError(msg, hint=hint, node=name, place=place("sources", name, "offset_table", "table_name"))
+
+
+def _table_or_query(name: str, node: Any, place: PlaceOf, *path: Any) -> Iterator[UserError]:
+    """Check that a ClickHouse source or phase has a table, or a query with what belongs to it."""
+    inside = f"{path[2]}[{path[3]}]." if len(path) > _OF_NODE else ""
+
+    def wrong(key: str, what: str, hint: str) -> UserError:
+        return UserError(f"`{inside}{key}` {what}", hint=hint, node=name, place=place(*path, key))
+
+    if not node.table_name and not node.query:
+        hint = "Add `table_name: ...`, or `query: ...` with `split_column: ...`."
+        yield wrong("table_name", "is missing", hint)
+    if node.table_name and node.query:
+        yield wrong("query", "and `table_name` exclude each other", "Remove one of them.")
+    if node.query and not node.split_column:
+        hint = "Add the column of the result that splits are ranges of, such as its key."
+        yield wrong("split_column", "is missing, and `query` needs it", hint)
+    if node.split_column and not node.query:
+        hint = "Remove it: a table is split by its sorting key."
+        yield wrong("split_column", "has no effect without `query`", hint)
+    if node.query and node.snapshot == "none":
+        hint = "Remove it: the result of a query is stored."
+        yield wrong("snapshot", "cannot be `none` with `query`", hint)
 
 
 def _files(name: str, node: Any, place: PlaceOf, *path: Any) -> Iterator[UserError]:

@@ -74,6 +74,11 @@ class Server:
     def source(self, table: str, **node: Any) -> ClickHouseTable:
         return ClickHouseTable(ClickHouseSourceConfig(table_name=table, **node), self.settings, ordinal=7)
 
+    def query(self, query: str, split_column: str = "id", **node: Any) -> ClickHouseTable:
+        config = ClickHouseSourceConfig(query=query, split_column=split_column, **node)
+        connection = self.connection.model_copy(update={"database": self.database})
+        return ClickHouseTable(config, Settings(clickhouse_source=connection), ordinal=7, name="src")
+
     def copies(self) -> list[str]:
         return [
             row[0]
@@ -330,6 +335,69 @@ def test_the_same_token_gives_the_same_copy(server: Server) -> None:
     other = server.table("id Int64")
     with pytest.raises(PipelineStateError, match="is not a copy of"):
         server.source(other).create_snapshot(NO_SPARK, "again-1")
+
+
+def test_the_result_of_a_query_is_stored_once(server: Server) -> None:
+    table = server.table("id Int64, v String, cents Nullable(Decimal(12, 2))")
+    server.do(f"INSERT INTO {table} SELECT number, toString(number), number / 4 FROM numbers(100)")
+    query = f"SELECT half AS id, max(cents) AS most, rand() AS dice FROM {table} GROUP BY id % 50 AS half -- halves"
+    source = server.query(f"{query};", split_rows=10, filter="id < 40")
+    assert source.schema(NO_SPARK).field("most").type == pa.decimal128(12, 2)
+    source.check(NO_SPARK, ["most"])
+    preview = source.describe_snapshot(NO_SPARK)
+    assert len(plan(source, preview)) == 1
+    before = server.copies()
+    snapshot = source.create_snapshot(NO_SPARK, "query-1")
+    assert snapshot.is_stable
+    assert snapshot.handle["rows"] == 50
+    assert len(server.copies()) == len(before) + 1
+    splits = plan(source, snapshot)
+    assert [split["rows"] for split in splits] == [10, 10, 10, 10]
+    rows = fetched(source, snapshot, splits)
+    assert ids(rows) == list(range(40))
+    server.do(f"TRUNCATE TABLE {table}")
+    again = server.query(query, split_rows=10, filter="id < 40")
+    assert again.create_snapshot(NO_SPARK, "query-1") == snapshot
+    assert fetched(again, snapshot, plan(again, snapshot)) == rows
+    assert again.keeps_together(splits, ["id"])
+    assert not again.explain_key_spread(["id"])
+    assert "most: one key lies in several splits" in again.explain_key_spread(["most"])
+    assert again.newest_change_ms() is None
+    assert again.describe()["location"] == "query"
+    other = server.query(query.replace("50", "49"))
+    with pytest.raises(PipelineStateError, match="is not a copy of"):
+        other.create_snapshot(NO_SPARK, "query-1")
+    again.release_snapshot(snapshot)
+    assert server.copies() == before
+
+
+def test_rows_of_a_query_without_a_split_value_are_read(server: Server) -> None:
+    source = server.query(
+        "SELECT if(number % 5 = 0, NULL, number) AS part, number AS id FROM numbers(20)", "part"
+    )
+    snapshot = pinned(source)
+    assert ids(fetched(source, snapshot, plan(source, snapshot))) == list(range(20))
+
+
+@pytest.mark.parametrize(
+    ("query", "split_column", "message"),
+    [
+        ("SELECT nothing FROM system.one", "id", "nothing"),
+        ("SELECT 1 AS id FROM absent_table", "id", "absent_table"),
+        ("SELECT 1 AS id", "other", "other"),
+        ("DROP TABLE x", "id", "Syntax error"),
+    ],
+)
+def test_a_wrong_query_is_refused_before_anything_is_stored(
+    server: Server, query: str, split_column: str, message: str
+) -> None:
+    source = server.query(query, split_column)
+    with pytest.raises((TargetError, SchemaError), match=message) as caught:
+        source.check(NO_SPARK, [])
+    assert caught.value.node == "src"
+    with pytest.raises((TargetError, SchemaError), match=message):
+        pinned(source)
+    assert not server.copies() or all("tmp" not in name for name in server.copies())
 
 
 @pytest.mark.parametrize("step", with_slow({"_build"}, ("_build", "_rename")))

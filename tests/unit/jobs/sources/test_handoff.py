@@ -22,7 +22,7 @@ sources:
     unbounded_source: {source_type: kafka, topic: orders, schema: {id: int64}}
     offset_table: {%s}
 sinks:
-  pg: {type: postgres, from: src, table: target}
+  pg: {type: postgres, from: src, table: target, primary_key: id}
 """
 
 
