@@ -26,10 +26,14 @@ from helpers.source_makers import (
     SourceWorld,
     refused,
 )
+from pyarrow import orc
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from headrace.connectors.files.config import FileSourceConfig
+from headrace.connectors.files.source import Files
 from headrace.connectors.source_base import Snapshot
+from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import DataError, SchemaError
 from headrace.services import Services
 
@@ -97,6 +101,56 @@ def test_parquet_files(
     world.put(pa.Table.from_pylist(rows, schema))
     assert arrived(world, world.open(), schema) == wanted(rows, schema)
     world.close()
+
+
+def in_orc_range(value: Any) -> Any:
+    """Return the value with times that Arrow's nanoseconds can hold, which is how it reads ORC."""
+    if isinstance(value, datetime) and not 1677 < value.year < 2262:
+        return value.replace(year=2261 if value.year > 2000 else 1678)
+    if isinstance(value, dict):
+        return {name: in_orc_range(member) for name, member in value.items()}
+    return type(value)(map(in_orc_range, value)) if isinstance(value, list | tuple) else value
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_orc_files(spark: SparkSession, tmp_path: Path, table: str) -> None:
+    schema, rows = TABLES[table]
+    rows = [in_orc_range(row) for row in rows]
+    orc.write_table(pa.Table.from_pylist(rows, schema), tmp_path / "a.orc")
+    assert file_rows(spark, tmp_path, "orc", schema) == wanted(rows, schema)
+
+
+def test_an_orc_time_that_arrow_cannot_hold_is_an_error(spark: SparkSession, tmp_path: Path) -> None:
+    schema = pa.schema([("id", pa.int64()), ("at", pa.timestamp("us"))])
+    orc.write_table(
+        pa.Table.from_pylist([{"id": 1, "at": datetime(9999, 12, 31)}], schema), tmp_path / "a.orc"
+    )
+    error = refused(lambda: file_rows(spark, tmp_path, "orc", schema), "src", "out of range for nanosecond")
+    assert isinstance(error, DataError)
+
+
+@pytest.mark.parametrize("table", ["plain", "nan", "planes"])  # Avro cannot have the names of `nested`
+def test_avro_files(spark: SparkSession, tmp_path: Path, table: str) -> None:
+    schema, rows = TABLES[table]
+    schema = pa.schema([pa.field(field.name, without_small_integers(field.type)) for field in schema])
+    frame = spark.createDataFrame(
+        pa.Table.from_pylist(rows, schema), from_arrow_schema(schema, prefer_timestamp_ntz=True)
+    )
+    with_codec = frame.coalesce(1).write.format("avro").option("compression", "deflate")
+    with_codec.save(str(tmp_path / "typed"))
+    assert file_rows(spark, tmp_path / "typed", "avro", schema) == wanted(rows, schema)
+
+
+def file_rows(spark: SparkSession, folder: Path, kind: str, schema: pa.Schema) -> list[dict[str, Any]]:
+    """All rows of a folder by id, as values of `schema`, which is also what the source announces."""
+    node = FileSourceConfig.model_validate({"path": str(folder), "format": kind, "mode": "bounded"})
+    source = Files(node, Settings(), name="src")
+    snapshot = source.create_snapshot(spark, "token")
+    frame = source.read(spark, snapshot, source.splits(spark, snapshot, None, None))
+    table = frame.toArrow().sort_by("id").select(schema.names)
+    assert source.schema(spark) == schema
+    assert table.schema == schema
+    return wanted(table.to_pylist(), schema)
 
 
 @pytest.mark.parametrize("table", TABLES)
