@@ -40,6 +40,11 @@ CONNECTORS: tuple[Connector, ...] = (
     Connector(
         "postgres",
         extra="postgres",
+        source=SourceEntry(
+            config=f"{_PACKAGE}.postgres_source.config:PostgresSourceConfig",
+            implementation=f"{_PACKAGE}.postgres_source.source:PostgresTableSource",
+            capabilities=SourceCapabilities(bounded=True, stable_snapshot=True),
+        ),
         sink=SinkEntry(
             config=f"{_PACKAGE}.postgres.config:PostgresSinkConfig",
             implementation=f"{_PACKAGE}.postgres.sink:PostgresSink",

@@ -208,6 +208,18 @@ def fill_delta(spark: SparkSession, path: Path) -> None:
     rows.write.format("delta").mode("ignore").save(str(path.resolve()))
 
 
+def fill_postgres(settings: Settings) -> None:
+    """Create the table `suppliers`: 25 suppliers, five of them without a rating."""
+    import psycopg
+
+    rating = "CASE WHEN n <= 20 THEN (n % 5 + 0.5)::numeric(3, 1) END AS rating"
+    with psycopg.connect(**settings.postgres_source.conninfo()) as connection:  # type: ignore[arg-type]
+        connection.execute(
+            "CREATE TABLE IF NOT EXISTS suppliers AS"
+            f" SELECT n::bigint AS id, 'supplier ' || n AS name, {rating} FROM generate_series(1, 25) n".encode()
+        )
+
+
 def fill(settings: Settings) -> None:
     """ClickHouse and Kafka."""
     now = datetime.now(UTC).replace(microsecond=0)

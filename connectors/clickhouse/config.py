@@ -24,7 +24,7 @@ class ClickHouseSourceConfig(SourceConfig):
         {"table_name", "query", "split_column", "filter", "start_at", "snapshot"}
     )
     metric_labels: ClassVar[tuple[str, ...]] = ("table",)
-    filter_dialect: ClassVar[Literal["clickhouse", "spark"]] = "clickhouse"
+    filter_dialect: ClassVar[Literal["clickhouse", "postgres", "spark"]] = "clickhouse"
 
     type: Literal["clickhouse"] = "clickhouse"
     table_name: str | None = Field(

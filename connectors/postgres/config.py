@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import sys
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, PositiveInt
 
 from headrace.pipeline.model.sinks import KeyedSinkConfig
+from headrace.pipeline.protocol.epochs import Json
+
+if TYPE_CHECKING:
+    from headrace.pipeline.config.sections import PostgresConnection
 
 UpdateOp = Literal[">", ">=", "<", "<=", "=", "!=", "<>"]
+
+
+def describe_table(connection: PostgresConnection, schema: str, table: str) -> Json:
+    """Return the type, asset key and table name of a table."""
+    place = f"{connection.host}:{connection.port}"
+    return {
+        "kind": "postgres",
+        "asset_key": ["postgres", schema, table],
+        "scope": [place, connection.db],
+        "table_name": f"{connection.db}.{schema}.{table}",
+        "location": place,
+    }
 
 
 class PostgresSinkConfig(KeyedSinkConfig):

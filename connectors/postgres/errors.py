@@ -85,6 +85,13 @@ def translate(error: Exception, node: str) -> HeadraceError:
     )
 
 
+def translate_stream(error: Exception, node: str) -> HeadraceError:
+    """Return the error to raise for one in the middle of a result, which has no SQLSTATE."""
+    text = _message(error)
+    kind = DataError if text.startswith("ERROR:") else ConnectionLostError
+    return kind(f"Postgres says: {text}", node=node)
+
+
 def _without_state(text: str, node: str) -> HeadraceError:
     """Return the error for a failure of the connection itself.
 
@@ -95,7 +102,8 @@ def _without_state(text: str, node: str) -> HeadraceError:
         return TargetError(
             msg,
             node=node,
-            hint="Check host, port, user, password and database in `postgres_sink` of the settings.",
+            hint="Check host, port, user, password and database in the settings: `postgres_sink`, or"
+            " `postgres_source` of a source.",
         )
     return ConnectionLostError(msg, node=node)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, LiteralString, Protocol, cast
 
 import stamina
 
-from headrace.connectors.postgres.errors import translate_errors
+from headrace.connectors.postgres.errors import translate_errors, translate_stream
 from headrace.pipeline.config.sections import PostgresConnection
 from headrace.pipeline.errors import TransientError
 from headrace.pipeline.protocol.epochs import SinkKey
@@ -189,6 +189,15 @@ class ControlConnection(_Reconnecting):
             self.close()
 
 
+@dataclass(frozen=True, slots=True)
+class ResultColumn:
+    """A column of a result: the type's number in the server, and precision and scale of a numeric."""
+
+    name: str
+    type_code: int
+    digits: tuple[int | None, int | None]
+
+
 class ControlSession:
     """Statements on a psycopg connection inside its transaction."""
 
@@ -206,6 +215,14 @@ class ControlSession:
     def columns(self) -> list[str]:
         """The column names of the last result."""
         return [column.name for column in self._cursor.description or ()]
+
+    @property
+    def described(self) -> list[ResultColumn]:
+        """The columns of the last result, with their types."""
+        return [
+            ResultColumn(column.name, column.type_code, (column.precision, column.scale))
+            for column in self._cursor.description or ()
+        ]
 
 
 class Loader(_Reconnecting):
@@ -248,6 +265,20 @@ class LoadSession:
         with self._connection.cursor() as cursor:
             cursor.execute(text, values or None)
             return cursor.fetchall() if cursor.description else []
+
+    def select(self, query: Composable, node: str) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a query as they arrive, by COPY.
+
+        Raise DataError or ConnectionLostError for an error in the middle, which Arrow raises as its own.
+        """
+        import pyarrow as pa
+
+        with self._connection.cursor() as cursor:
+            cursor.execute(query.as_string(None))
+            try:
+                yield from cursor.fetch_record_batch()
+            except (pa.ArrowException, OSError) as error:
+                raise translate_stream(error, node) from error
 
     def load(self, table: str, rows: pa.Table | pa.RecordBatchReader, *, schema: str | None) -> int:
         """COPY rows into a table by column name and return their number; `schema` None: a temporary table."""

@@ -16,6 +16,7 @@ from headrace.connectors.frame import EpochFrame
 from headrace.connectors.keys import canonical, canonical_frame
 from headrace.connectors.postgres.commit_store import RecordStore
 from headrace.connectors.postgres.config import PostgresSinkConfig as Node
+from headrace.connectors.postgres.config import describe_table
 from headrace.connectors.postgres.content import TargetReader, check_readable_keys
 from headrace.connectors.postgres.convert import RowChecks, flatten_columns, flatten_table
 from headrace.connectors.postgres.direct import DirectLoad
@@ -228,13 +229,7 @@ class PostgresSink(TransactionalSink, DirectSink):
     def describe(self) -> Json:
         """Return the type, asset key and table name without opening a connection."""
         connection = self._context.settings.postgres_for(self._name)
-        return {
-            "kind": "postgres",
-            "asset_key": ["postgres", self._node.schema_, self._node.table],
-            "scope": [f"{connection.host}:{connection.port}", connection.db],
-            "table_name": f"{connection.db}.{self._node.schema_}.{self._node.table}",
-            "location": f"{connection.host}:{connection.port}",
-        }
+        return describe_table(connection, self._node.schema_, self._node.table)
 
     def close(self) -> None:
         """Close all connections. The sink can read again, but not write before the next `prepare`."""

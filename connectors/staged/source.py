@@ -67,6 +67,11 @@ class StagedSource(BoundedSource):
         """The columns of `schema`, in the file's order."""
         return payload_schema(self.name, self.node.schema_, metadata=False)
 
+    @property
+    def row_filter(self) -> str | None:
+        """The predicate in Spark SQL for the stored rows."""
+        return self.node.filter
+
     def schema(self, spark: SparkSession) -> pa.Schema:
         """Return the declared columns that the node reads. Calls no other system."""
         del spark
@@ -81,7 +86,7 @@ class StagedSource(BoundedSource):
         self._check_folder()
         rows: DataFrame = spark.createDataFrame([], spark_schema(self.declared_schema))
         select_columns(rows, [*self.node.columns, *columns], f"{self.node.type} source", self.name)
-        apply_filter(rows, self.node.filter, self.name)
+        apply_filter(rows, self.row_filter, self.name)
 
     def watch_stop(self, stop: threading.Event) -> None:
         """See `BoundedSource.watch_stop`."""
@@ -197,7 +202,7 @@ class StagedSource(BoundedSource):
                 format="parquet",
                 mode="bounded",
                 columns=self.node.columns,
-                filter=self.node.filter,
+                filter=self.row_filter,
             )
             self._files = Files(node, self.settings, self._ordinal, self.name)
         return self._files

@@ -80,9 +80,10 @@ def environment(services: Services, *, passwords: bool) -> dict[str, str]:
     variables: dict[str, str] = {}
     if services.postgres.entry:
         server = services.postgres
-        variables |= {"POSTGRES_SINK__HOST": server.host, "POSTGRES_SINK__PORT": str(server.port)}
-        variables |= {"POSTGRES_SINK__USER": server.user, "POSTGRES_SINK__DB": server.dbname}
-        variables |= {"POSTGRES_SINK__PASSWORD": server.password} if passwords else {}
+        for name in ("POSTGRES_SOURCE", "POSTGRES_SINK"):
+            variables |= {f"{name}__HOST": server.host, f"{name}__PORT": str(server.port)}
+            variables |= {f"{name}__USER": server.user, f"{name}__DB": server.dbname}
+            variables |= {f"{name}__PASSWORD": server.password} if passwords else {}
     if services.kafka.entry:
         variables |= {"KAFKA_SOURCE__BROKERS": services.kafka.brokers}
     if services.clickhouse.entry:

@@ -51,6 +51,15 @@ class PostgresConnection(Section):
         return found | ({"password": secret} if (secret := self.password.get_secret_value()) else {})
 
 
+class PostgresServer(PostgresConnection):
+    """The Postgres server that sources read from."""
+
+    statement_timeout_secs: int = Field(
+        default=0,
+        description="Time limit of a statement in seconds. One statement reads a whole table. 0: none.",
+    )
+
+
 class TableConnection(PostgresConnection):
     """The Postgres server of dynamic tables, and how they are read there."""
 

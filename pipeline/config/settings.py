@@ -29,6 +29,7 @@ from headrace.pipeline.config.sections import (
     KafkaConnection,
     LedgerSettings,
     PostgresConnection,
+    PostgresServer,
     PythonTransforms,
     RedisConnection,
     SparkSettings,
@@ -81,6 +82,7 @@ class Settings(BaseSettings):
     clickhouse_sink: ClickHouseTarget = ClickHouseTarget()
     file_source: FileSourceAccess = FileSourceAccess()
     redis_sink: RedisConnection = RedisConnection()
+    postgres_source: PostgresServer = PostgresServer()
     postgres_sink: PostgresConnection = PostgresConnection()
     postgres_sink_connections: dict[str, Annotated[dict[str, Any], PartOf(PostgresConnection)]] = Field(
         default_factory=dict,

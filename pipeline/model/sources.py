@@ -30,7 +30,7 @@ class SourceConfig(NodeConfig):
     """Keys that a phase of a hybrid source cannot set, with their values there."""
     declares_columns: ClassVar[bool] = False
     """Whether `schema` has all columns of the rows."""
-    filter_dialect: ClassVar[Literal["clickhouse", "spark"]] = "spark"
+    filter_dialect: ClassVar[Literal["clickhouse", "postgres", "spark"]] = "spark"
     """Whose SQL the key `filter` is."""
 
     error_columns: ClassVar[Mapping[str, str]] = {}

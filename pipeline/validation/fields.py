@@ -25,6 +25,8 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _BUCKETS = ("s3", "s3a", "gs", "abfss")
 _NONDETERMINISTIC: Mapping[str, Callable[[str], Sequence[str]]] = {
     "clickhouse": statements.nondeterministic_in_clickhouse,
+    # Evaluated once: the rows that pass are stored.
+    "postgres": lambda _: (),
     "spark": statements.nondeterministic_filter_calls,
 }
 """By the dialect of a source's filter."""

@@ -168,6 +168,7 @@ class World:
                 },
                 "kafka_source": {"brokers": self.services.kafka.brokers} | self._registry() | kafka,
                 "kafka_sink": {"brokers": self.services.kafka.brokers} | self._registry(),
+                "postgres_source": postgres_sink(self.conninfo),
                 "postgres_sink": postgres_sink(self.conninfo),
                 **SHORT_LEASE,
             }
@@ -367,7 +368,11 @@ def postgres_sink(conninfo: str) -> dict[str, Any]:
 def postgres_sink_environment(conninfo: str) -> dict[str, str]:
     """The environment with `postgres_sink` for a database."""
     settings = postgres_sink(conninfo)
-    return {f"HEADRACE__POSTGRES_SINK__{key.upper()}": str(value) for key, value in settings.items()}
+    return {
+        f"HEADRACE__{section}__{key.upper()}": str(value)
+        for section in ("POSTGRES_SOURCE", "POSTGRES_SINK")
+        for key, value in settings.items()
+    }
 
 
 def postgres_ledger(conninfo: str) -> dict[str, str]:

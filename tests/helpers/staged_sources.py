@@ -10,17 +10,20 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import psycopg
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
 from headrace.connectors import splitting
 from headrace.connectors.http_source.config import HttpSourceConfig
+from headrace.connectors.postgres_source.config import PostgresSourceConfig
 from headrace.connectors.python.config import PythonSourceConfig
 from headrace.connectors.staged import folder as stored_rows
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.protocol.epochs import Json
 from headrace.services import Services
+from helpers.pipeline_world import postgres_sink
 from helpers.source_makers import PIECE, BoundedWorld, Rows
 from helpers.web_server import WebRequest, served
 
@@ -111,3 +114,34 @@ class HttpWorld(StagedWorld):
     def close(self) -> None:
         super().close()
         self.running.close()
+
+
+class PostgresWorld(StagedWorld):
+    """A table of a database."""
+
+    kind = "postgres"
+    has_scope = True
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        services: Services,
+        folder: Path,
+        patch: pytest.MonkeyPatch,
+        conninfo: str,
+    ) -> None:
+        super().__init__(spark, services, folder, patch)
+        self.conninfo = conninfo
+        self.name = "world_rows"
+        with psycopg.connect(conninfo) as connection:
+            connection.execute("CREATE TABLE world_rows (id bigint, v text)")
+
+    def settings(self, **wrong: Any) -> Settings:
+        return super().settings(postgres_source=postgres_sink(self.conninfo), **wrong)
+
+    def add(self, rows: Rows) -> None:
+        with psycopg.connect(self.conninfo) as connection, connection.cursor() as cursor:
+            cursor.executemany("INSERT INTO world_rows VALUES (%s, %s)", rows)
+
+    def node(self, name: str, **more: Any) -> Any:
+        return PostgresSourceConfig.model_validate({"table": name} | more)

@@ -23,7 +23,7 @@ from helpers.source_makers import (
     refused,
     until,
 )
-from helpers.staged_sources import HttpWorld, PythonWorld
+from helpers.staged_sources import HttpWorld, PostgresWorld, PythonWorld
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
@@ -41,7 +41,16 @@ WITHOUT_WORLD = {"rate"}
 """It has no outside system: tests/spark/connectors/test_rate.py runs `headrace.testing.sources` over it."""
 WORLDS = {
     one.kind: one
-    for one in (ClickHouseWorld, DeltaWorld, FileWorld, HttpWorld, IcebergWorld, KafkaWorld, PythonWorld)
+    for one in (
+        ClickHouseWorld,
+        DeltaWorld,
+        FileWorld,
+        HttpWorld,
+        IcebergWorld,
+        KafkaWorld,
+        PostgresWorld,
+        PythonWorld,
+    )
 }
 
 
@@ -59,6 +68,9 @@ def make(
     def of(kind: str) -> SourceWorld:
         if kind == "clickhouse":
             made.append(ClickHouseWorld(spark, services, request.getfixturevalue("ch_db")))
+        elif kind == "postgres":
+            conninfo = request.getfixturevalue("pg")
+            made.append(PostgresWorld(spark, services, tmp_path, monkeypatch, conninfo))
         elif kind in ("delta", "file", "http", "iceberg", "python"):
             in_folder: Any = WORLDS[kind]
             made.append(in_folder(spark, services, tmp_path, monkeypatch))
@@ -77,7 +89,8 @@ BOUNDED = sorted(kind for kind, one in WORLDS.items() if one.bounded)
 def every_world_but(*slow: str) -> pytest.MarkDecorator:
     """Run over every source; only `make test-faults` runs those of `slow`.
 
-    The rows of a service (`http`) are stored and read in the code of `python`, which is their daily sample.
+    The rows of a service (`http`) and of Postgres are stored and read in the code of `python`, which is their
+    daily sample.
     Other daily tests of the same promises are in test_clickhouse.py, test_kafka.py, test_delta_source.py,
     test_iceberg_source.py and test_files_source.py.
     """
@@ -140,6 +153,9 @@ def test_describe_opens_nothing_and_tells_no_secret(world: SourceWorld) -> None:
     here = world.open(absent).describe()
     if world.has_scope:
         assert description.pop("scope") != here.pop("scope"), "the server or the folder"
+    if world.kind == "postgres":  # also the server and its database, as for a sink
+        for key in ("table_name", "location"):
+            assert description.pop(key) != here.pop(key)
     assert description == here | ({"location": "/nowhere"} if world.kind == "iceberg" else {})
     assert description["kind"] == world.kind
     assert description["asset_key"][0] == world.kind
@@ -147,7 +163,7 @@ def test_describe_opens_nothing_and_tells_no_secret(world: SourceWorld) -> None:
     assert type(source).capabilities.bounded is world.bounded
 
 
-@every_world_but("http", "kafka")
+@every_world_but("http", "postgres", "kafka")
 def test_rows_have_the_announced_schema_and_the_hidden_columns(world: SourceWorld) -> None:
     source = filled(world).open()
     fixed = world.fixed(source)
@@ -164,7 +180,7 @@ def test_rows_have_the_announced_schema_and_the_hidden_columns(world: SourceWorl
     )
 
 
-@every_world_but("clickhouse", "delta", "file", "http", "iceberg", "kafka")
+@every_world_but("clickhouse", "delta", "file", "http", "postgres", "iceberg", "kafka")
 def test_reading_again_gives_the_same_rows_in_spite_of_new_ones(world: SourceWorld) -> None:
     source = filled(world).open()
     fixed = world.fixed(source)
@@ -176,7 +192,7 @@ def test_reading_again_gives_the_same_rows_in_spite_of_new_ones(world: SourceWor
     assert content(world, world.open(), fixed, pieces[::-1]) == before
 
 
-@every_world_but("clickhouse", "delta", "http", "iceberg")
+@every_world_but("clickhouse", "delta", "http", "postgres", "iceberg")
 def test_pieces_neither_overlap_nor_leave_a_hole_also_in_another_process(world: SourceWorld) -> None:
     """What is kept of them survives JSON, and another process goes on in the middle. No piece is no row."""
     source = filled(world).open()
@@ -199,7 +215,7 @@ def test_pieces_neither_overlap_nor_leave_a_hole_also_in_another_process(world: 
     assert rest
 
 
-@every_world_but("delta", "http", "iceberg")
+@every_world_but("delta", "http", "postgres", "iceberg")
 def test_nothing_there_is_no_error(world: SourceWorld) -> None:
     source = world.open()
     fixed = world.fixed(source)
@@ -265,7 +281,7 @@ def test_places_are_unique_and_the_later_row_of_a_key_comes_last(world: SourceWo
         assert values == sorted(values)
 
 
-@every_bounded_but("delta", "http", "iceberg")
+@every_bounded_but("delta", "http", "postgres", "iceberg")
 def test_pieces_are_the_same_at_every_planning(bounded: SourceWorld) -> None:
     source = filled(bounded).open()
     fixed = bounded.fixed(source)
@@ -278,7 +294,7 @@ def test_pieces_are_the_same_at_every_planning(bounded: SourceWorld) -> None:
     ]
 
 
-@every_bounded_but("clickhouse", "delta", "file", "http", "iceberg")
+@every_bounded_but("clickhouse", "delta", "file", "http", "postgres", "iceberg")
 def test_windows_share_out_the_history(bounded: SourceWorld) -> None:
     source = filled(bounded).open()
     fixed = bounded.fixed(source)
@@ -291,7 +307,7 @@ def test_windows_share_out_the_history(bounded: SourceWorld) -> None:
     assert found == [[], list(range(13)), [13], list(range(14, 35))]
 
 
-@every_bounded_but("delta", "http", "iceberg")
+@every_bounded_but("delta", "http", "postgres", "iceberg")
 def test_columns_are_what_the_node_and_the_reader_ask_for(bounded: SourceWorld) -> None:
     source = filled(bounded).open(columns="v, id")
     assert bounded.schema(source).names == ["v", "id"]
@@ -303,7 +319,7 @@ def test_columns_are_what_the_node_and_the_reader_ask_for(bounded: SourceWorld) 
     assert narrow.count() == 35
 
 
-@every_bounded_but("delta", "http", "iceberg")
+@every_bounded_but("delta", "http", "postgres", "iceberg")
 def test_unpinning_twice_does_no_harm(bounded: SourceWorld) -> None:
     source = filled(bounded).open()
     fixed = bounded.fixed(source)
@@ -313,7 +329,7 @@ def test_unpinning_twice_does_no_harm(bounded: SourceWorld) -> None:
     assert bounded.ids(source, again, bounded.pieces(source, again)) == list(range(35))
 
 
-@every_bounded_but("delta", "http", "iceberg")
+@every_bounded_but("delta", "http", "postgres", "iceberg")
 def test_the_direct_way_gives_the_rows_of_the_other(bounded: SourceWorld) -> None:
     source = filled(bounded).open()
     fixed = bounded.fixed(source)
@@ -366,14 +382,14 @@ def test_closing_lets_go(world: SourceWorld) -> None:
     until(lambda: not world.open_resources() & opened)
 
 
-@every_world_but("delta", "http", "iceberg", "kafka")
+@every_world_but("delta", "http", "postgres", "iceberg", "kafka")
 def test_a_filter_of_the_node_holds_in_every_piece(world: SourceWorld) -> None:
     source = filled(world).open(filter="id % 5 = 0 OR id = 33")
     fixed = world.fixed(source)
     assert world.ids(source, fixed, world.pieces(source, fixed)) == [0, 5, 10, 15, 20, 25, 30, 33]
 
 
-@every_bounded_but("http")
+@every_bounded_but("http", "postgres")
 def test_a_look_foresees_the_pieces_of_a_pin_and_makes_nothing(
     bounded: SourceWorld, spark: SparkSession
 ) -> None:

@@ -114,6 +114,7 @@ def settings(
             "clickhouse_sink": server,
             "kafka_source": {"brokers": services.kafka.brokers},
             "kafka_sink": {"brokers": services.kafka.brokers},
+            "postgres_source": _sink(services.postgres.conninfo(DATABASE)),
             "postgres_sink": _sink(services.postgres.conninfo(DATABASE)),
             "redis_sink": {"url": redis_url},
             "python_transforms": {"allow": ["shop_rates", "shop_days"]},
@@ -124,6 +125,7 @@ def settings(
         admin.delete_topics([_COPIED])[_COPIED].result(30)
     market.fill(made)
     connect(made.clickhouse_sink, "docs").command("DROP TABLE IF EXISTS market.orders_copy SYNC")
+    market.fill_postgres(made)
     market.fill_files(home)
     market.fill_iceberg(spark, home / "warehouse")
     market.fill_delta(spark, home / "stock")

@@ -1,0 +1,1 @@
+"""A Postgres table as a bounded source."""

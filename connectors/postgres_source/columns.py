@@ -1,0 +1,101 @@
+"""The columns of a Postgres table as Arrow, and the SQL that reads them without loss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+from psycopg import sql
+from psycopg.postgres import types as builtin_types
+
+from headrace.connectors.postgres.session import trusted
+from headrace.pipeline.types.int256 import SPARK_DIGITS
+
+PLAIN: Mapping[str, pa.DataType] = {
+    "bool": pa.bool_(),
+    "int2": pa.int16(),
+    "int4": pa.int32(),
+    "int8": pa.int64(),
+    "float4": pa.float32(),
+    "float8": pa.float64(),
+    "text": pa.string(),
+    "varchar": pa.string(),
+    "bpchar": pa.string(),
+    "bytea": pa.binary(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us"),
+    "timestamptz": pa.timestamp("us", tz="UTC"),
+}
+"""Types with a counterpart, by their names in the server. Others are read as text, as Postgres writes it."""
+LISTS: Mapping[str, pa.DataType] = {
+    name: kind for name, kind in PLAIN.items() if name in ("bool", "int2", "int4", "int8", "float4", "float8")
+}
+"""Types of elements with a counterpart. Lists of others are lists of text."""
+_FINITE = ("date", "timestamp", "timestamptz")
+"""Types with an infinite value, which Arrow does not have."""
+_LARGEST_DECIMAL = 76
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresColumn:
+    """A column, the expression that reads it, and the type of its values in Arrow."""
+
+    name: str
+    expression: sql.Composable
+    type: pa.DataType
+
+
+@dataclass(frozen=True, slots=True)
+class ServerColumn:
+    """What the server says about a column of a result. Domains have their base type."""
+
+    name: str
+    oid: int
+    precision: int | None
+    scale: int | None
+
+
+def read_column(found: ServerColumn) -> PostgresColumn:
+    """Return how a column is read."""
+    info, column = builtin_types.get(found.oid), sql.Identifier(found.name)
+    name = info.name if info else ""
+    if info is not None and info.array_oid == found.oid:
+        if name in LISTS:
+            return PostgresColumn(found.name, _flat(column, found.name, f"{name}[]"), pa.list_(LISTS[name]))
+        text = _flat(_cast(column, "text[]"), found.name, "text[]")
+        return PostgresColumn(found.name, text, pa.list_(pa.string()))
+    if name in _FINITE:
+        return PostgresColumn(found.name, _finite(column, found.name, name), PLAIN[name])
+    if name in PLAIN:
+        return PostgresColumn(found.name, column, PLAIN[name])
+    if name == "numeric":
+        return PostgresColumn(found.name, _cast(column, "text"), _decimal(found.precision, found.scale))
+    return PostgresColumn(found.name, _cast(column, "text"), pa.string())
+
+
+def _decimal(precision: int | None, scale: int | None) -> pa.DataType:
+    """Return the type of a numeric: without a precision, or with a negative scale, its digits as text."""
+    if precision is None or scale is None or scale < 0 or max(precision, scale) > _LARGEST_DECIMAL:
+        return pa.string()
+    digits = max(precision, scale)
+    return pa.decimal128(digits, scale) if digits <= SPARK_DIGITS else pa.decimal256(digits, scale)
+
+
+def _cast(column: sql.Composable, kind: str) -> sql.Composable:
+    return sql.Composed([column, trusted(f"::{kind}")])
+
+
+def _flat(column: sql.Composable, name: str, kind: str) -> sql.Composable:
+    """Return the list, or an error of the server for several dimensions, which Arrow would not keep."""
+    wrong = sql.Literal(f" in column {name} has several dimensions")
+    error = "ARRAY[({0}::text || {1})::int::text]::{2}"
+    text = f"CASE WHEN coalesce(array_ndims({{0}}), 1) = 1 THEN {{0}} ELSE {error} END"
+    return trusted(text).format(column, wrong, trusted(kind))
+
+
+def _finite(column: sql.Composable, name: str, kind: str) -> sql.Composable:
+    """Return the value, or an error of the server that names the column for an infinite one."""
+    wrong = sql.Literal(f" in column {name}")
+    text = "CASE WHEN isfinite({0}) THEN {0} ELSE ({0}::text || {1})::{2} END"
+    return trusted(text).format(column, wrong, trusted(kind))
