@@ -216,7 +216,8 @@ def fill_postgres(settings: Settings) -> None:
     with psycopg.connect(**settings.postgres_source.conninfo()) as connection:  # type: ignore[arg-type]
         connection.execute(
             "CREATE TABLE IF NOT EXISTS suppliers AS"
-            f" SELECT n::bigint AS id, 'supplier ' || n AS name, {rating} FROM generate_series(1, 25) n".encode()
+            f" SELECT n::bigint AS id, 'supplier ' || n AS name, {rating}"
+            " FROM generate_series(1, 25) n".encode()
         )
 
 

@@ -128,14 +128,14 @@ def types_of(part: str) -> list[str]:
 
 def _unknown_key(path: Path, plain: Json, model: type[BaseModel]) -> tuple[str, str]:
     key = str(path[-1])
-    if problem := _key_of_other_phase(path, plain):
-        return problem
     if path[0] == "sinks" and path[2:] == ("checks",):
         readable = ", ".join(name for name in types_of("sinks") if _has_key("sinks", name, key))
         kind = _at(path[:2], plain).get("type")
         return f"a {kind} sink has no `checks`", f"Checks read a table. Sinks with checks: {readable}."
     allowed = sorted(_fields(path, plain, model))
     close = suggest_closest(key, allowed)
+    if not close and (problem := _key_of_other_phase(path, plain)):
+        return problem
     if key in streamling.KEYS and not close:
         return f"`{key}` is not available yet", streamling.KEYS[key]
     node = _at(path[:2], plain)
