@@ -31,11 +31,13 @@ from headrace.connectors.files.listing import File, describe_path
 from headrace.connectors.files.locations import storage_of
 from headrace.connectors.files.schema import FileSchema, declared_schema, narrow_schema, shape_of
 from headrace.connectors.files.storage import list_files
+from headrace.connectors.filter_marks import mark_filtered_rows
 from headrace.connectors.filters import EVERYTHING, apply_filter, position_column, quote_identifier
 from headrace.connectors.lakehouse_rows import DRIVER_ROWS
 from headrace.connectors.source_base import ReadLimits, UnboundedSource
 from headrace.connectors.spark_types import spark_schema
 from headrace.pipeline.config.settings import Settings
+from headrace.pipeline.errors import PipelineStateError
 from headrace.pipeline.model.capabilities import SourceCapabilities
 from headrace.pipeline.model.connectors import connectors
 from headrace.pipeline.protocol.epochs import Json
@@ -153,6 +155,15 @@ class FileStream(UnboundedSource):
         self._discovery.wait()
         return self.end_offsets()
 
+    def has_rows(self, start: Json, end: Json) -> bool:
+        """Return whether no file of these rows was removed or has changed."""
+        ranges = ranges_of(files_of(end), offset_of(start), offset_of(end))
+        try:
+            self._storage.check([piece.file for piece in ranges], self._name)
+        except PipelineStateError:
+            return False
+        return True
+
     def lags(self, at: Json) -> Mapping[str, int]:
         """Return the rows after `at`."""
         self.resume(at)
@@ -181,7 +192,7 @@ class FileStream(UnboundedSource):
             apply_filter(empty, self._node.filter, self._name)
 
     def read(self, spark: SparkSession, start: Json, end: Json) -> DataFrame:
-        """Return the rows of [start, end) that pass the filter."""
+        """Return the rows of [start, end) that pass the filter, or all of them, marked."""
         from pyspark.sql import functions as F  # noqa: N812
 
         first, last = offset_of(start), offset_of(end)
@@ -190,10 +201,14 @@ class FileStream(UnboundedSource):
         shape = self._shape_of(ranges[0].file) if ranges else self._shape
         frame = self._decoder.rows(spark, shape, divide_ranges(ranges), shape.payload.names)
         frame = frame.where(F.col(reader.OFF).between(first, last - 1))
-        frame = apply_filter(frame, self._node.filter, self._name)
         place = position_column(self._ordinal, EVERYTHING, F.lit(0), F.col(reader.OFF))
-        names = map(quote_identifier, self.schema().names)
-        return frame.select(*names, F.lit("i").alias(OP), place.alias(POS))
+        payload = map(quote_identifier, shape.payload.names)
+        rows = frame.select(*payload, F.lit("i").alias(OP), place.alias(POS))
+        if self._node.filter and self.marks:
+            rows = mark_filtered_rows(rows, self._node.filter)
+        else:
+            rows = apply_filter(rows, self._node.filter, self._name)
+        return rows.select(*map(quote_identifier, self.schema().names), OP, POS)
 
     def read_table(self, spark: SparkSession, start: Json, end: Json) -> pa.Table | None:
         """Return the rows of few parquet or ORC rows. Other values are text that Spark reads."""

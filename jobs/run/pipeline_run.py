@@ -33,7 +33,7 @@ from headrace.jobs.run.session import RunSession
 from headrace.jobs.run.snapshots import drop_unused_snapshots
 from headrace.jobs.run.subscribers import HeartbeatDetails, create_event_stream
 from headrace.jobs.sources.backfill import EpochRange
-from headrace.jobs.sources.retention import RetentionCheck
+from headrace.jobs.sources.retention import RetentionCheck, find_changed_source
 from headrace.jobs.sources.snapshots import create_token, keep_opening, open_sources
 from headrace.jobs.staging.pending_calls import waits_folder
 from headrace.jobs.staging.store import ResultStore
@@ -215,7 +215,15 @@ class PipelineRun:
         return self._stop.is_set() or (self._deadline is not None and time.monotonic() >= self._deadline)
 
     def finish_open(self) -> None:
-        """Finish the epoch that an earlier run left open, with its original plan and file."""
+        """Finish the epoch that an earlier run left open, with its original plan and file.
+
+        If its files have changed since, and no target has rows of it, drop it: a later one has them.
+        """
+        plan = self.coordinator.open_plan
+        changed = find_changed_source(self.assembly.sources, plan) if plan else ""
+        if plan and changed and self.coordinator.drop_open_epoch(f"data of `{changed}` changed"):
+            dropped = f"epoch {plan.number} is planned again: data of `{changed}` changed, and no sink has it"
+            self.reporter.publish(RunMessage(dropped))
         if self.coordinator.has_open_epoch:
             self.reporter.publish(
                 RunMessage(

@@ -9,6 +9,18 @@ from headrace.pipeline.errors import RetentionError, TargetError
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.epochs import EpochPlan, Json, Position
 
+
+def find_changed_source(sources: Mapping[str, PipelineSource], plan: EpochPlan) -> str:
+    """Return a source whose stream no longer has the rows of an epoch, or "" if all of them have."""
+    for name, end in plan.end.items():
+        start, source = plan.start.get(name, {}), sources.get(name)
+        if source is None or source.unbounded is None or not start.get("stream") or "stream" not in end:
+            continue
+        if not source.unbounded.has_rows(start["stream"], end["stream"]):
+            return name
+    return ""
+
+
 _MOVING = ("offsets", "growing", "files", "root")
 """Keys of an unbounded position that change while the stream continues. The others identify the topic."""
 

@@ -13,6 +13,8 @@ from helpers.depth import with_slow
 from helpers.pipeline_world import World, until
 from pyspark.sql import SparkSession
 
+from headrace.pipeline.errors import DataError, PipelineStateError
+
 ROWS = 100
 PIPELINE = """\
 version: 1
@@ -69,14 +71,11 @@ def check(world: World, spark: SparkSession, files: int) -> None:
     assert Counter((row.id, row.v) for row in lake.collect()) == expected
 
 
-@pytest.mark.parametrize(
-    ("point", "nth", "who", "kind"),
-    with_slow(CASES[1:], CASES),
-    ids=lambda value: str(value) if isinstance(value, str | int) else None,
-)
+@pytest.mark.parametrize("case", with_slow(CASES[1:], CASES), ids=str)
 def test_every_row_arrives_once(
-    empty_world: World, spark: SparkSession, point: str, nth: int, who: str, kind: str
+    empty_world: World, spark: SparkSession, case: tuple[str, int, str, str]
 ) -> None:
+    point, nth, who, kind = case
     world = pipeline(empty_world, kind)
     assert world.crash(point, nth, who) != 0
     write_file(world, 8, kind)
@@ -97,4 +96,33 @@ def test_a_paused_run_wakes_up_after_a_takeover(empty_world: World, spark: Spark
     check(world, spark, 8)
     psutil.Process(zombie.pid).resume()
     assert world.answer(zombie)["error"] == "FencedError"
+    check(world, spark, 8)
+
+
+def test_a_file_can_be_corrected_until_a_sink_has_its_rows(empty_world: World, spark: SparkSession) -> None:
+    world = pipeline(empty_world, "csv")
+    assert world.run_here(spark).caught_up
+    path = world.folder / "in" / "8.csv"
+    path.write_text("id,v\nx,1\n")
+    with pytest.raises(DataError, match=r"8\.csv, row 1: column `id` is int64, which cannot hold `x`"):
+        world.run_here(spark)
+    # The epoch with the file is open. Without the file it is planned again, and with other files.
+    path.unlink()
+    write_file(world, 8, "csv")
+    write_file(world, 9, "csv")
+    assert world.run_here(spark).caught_up
+    check(world, spark, 10)
+
+
+def test_a_file_of_an_epoch_that_a_sink_has_must_stay(empty_world: World, spark: SparkSession) -> None:
+    world = pipeline(empty_world, "csv")
+    assert world.crash("postgres-only", 4, "driver") != 0
+    path, text = world.folder / "in" / "7.csv", (world.folder / "in" / "7.csv").read_text()
+    about = path.stat()
+    path.write_text(text.replace("v799", "other"))
+    with pytest.raises(PipelineStateError, match=r"7\.csv` changed after it was pinned"):
+        world.run_here(spark)
+    path.write_text(text)
+    os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
+    assert world.run_here(spark).caught_up
     check(world, spark, 8)

@@ -10,13 +10,8 @@ FULL = bool(os.environ.get("HEADRACE_TEST_FULL"))
 
 
 def with_slow(slow: Collection[Any], cells: Iterable[Any]) -> list[Any]:
-    """Return parameters, of which `make test-faults` runs the `slow` ones. Tuples are several values."""
-    return [
-        pytest.param(*(cell if isinstance(cell, tuple) else (cell,)), marks=pytest.mark.slow)
-        if cell in slow
-        else cell
-        for cell in cells
-    ]
+    """Return parameters, of which `make test-faults` runs the `slow` ones."""
+    return [pytest.param(cell, marks=pytest.mark.slow) if cell in slow else cell for cell in cells]
 
 
 def diagonal(rows: Collection[str], columns: Mapping[str, tuple[Any, ...]]) -> list[Any]:

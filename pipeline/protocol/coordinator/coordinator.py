@@ -54,6 +54,11 @@ class EpochCoordinator(CoordinatorRepairs):
         return self._state.open_plan is not None
 
     @property
+    def open_plan(self) -> EpochPlan | None:
+        """The plan of the open epoch."""
+        return self._state.open_plan
+
+    @property
     def generation(self) -> int:
         """The generation that fences the sinks."""
         return self.lease.generation

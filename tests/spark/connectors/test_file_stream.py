@@ -309,6 +309,17 @@ def test_columns_of_folders_and_a_filter(spark: SparkSession, tmp_path: Path, cl
         ("2025-02-01", 5),
     ]
     assert source.schema().names == ["day", "id"]
+    # A row of a key that fails the filter removes the earlier row of the key.
+    source.marks = True
+    marked = source.read(spark, start, source.next_end_offsets(start, ALL)).collect()
+    assert {row.id: row[POS].sub < 0 for row in marked} == {
+        0: True,
+        1: True,
+        2: False,
+        3: False,
+        4: False,
+        5: False,
+    }
 
 
 def test_an_error_has_the_row_of_the_file(spark: SparkSession, tmp_path: Path, clock: Clock) -> None:
