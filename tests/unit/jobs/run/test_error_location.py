@@ -65,6 +65,7 @@ class Steps:
         plan = EpochPlan(1, Phase.LIVE, {}, {}, "hash", datetime.now(UTC))
         run.coordinator = SimpleNamespace(
             has_open_epoch=False,
+            open_plan=None,
             position={},
             committed=0,
             lease=SimpleNamespace(name="shop", lane="main"),
