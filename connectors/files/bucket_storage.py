@@ -79,7 +79,7 @@ class BucketStorage(FileStorage):
             return listing.MISSING
         if found.size != file.size:
             return f"it had {file.size} bytes and has {found.size}"
-        return "it was written to" if (found.tag or found.changed) != (file.tag or file.changed) else ""
+        return "it was written to" if found.version != file.version else ""
 
     def _key(self, file: File) -> str:
         return file.path[len(self.bucket.url) + 1 :]

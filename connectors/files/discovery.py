@@ -53,11 +53,13 @@ class FileDiscovery:
         that is broken or has other columns.
         """
         self._list()
-        read = {file.path: (file.size, file.changed) for file in known}
+        read = {file.path: file.version for file in known}
         for file in self._listed:
-            if file.path in read and read[file.path] != (file.size, file.changed):
+            if file.path in read and read[file.path] != file.version:
                 raise _changed(file, self._name)
         fresh = [file for file in self._listed if file.path not in read and self._has_settled(file)]
+        if not fresh:
+            return []
         listing.check_list([*known, *fresh], self._node.path, self._name)
         with ThreadPoolExecutor(8) as pool:
             counted = list(pool.map(self._count, fresh))

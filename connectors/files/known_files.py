@@ -18,6 +18,7 @@ from headrace.pipeline.protocol.epochs import Json
 
 PARTITION = "0"
 _MOST_KNOWN, _NEWEST = 2_000, 100
+"""Files of a position that removed files stay in, and the newest ones that always stay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ def end_of_epoch(files: Sequence[KnownFile], start: int, rows: int, size: int) -
             at += count
             if at <= start:
                 continue
-            left -= one.file.size * count // max(1, one.end - one.start)
+            left -= PACKED * one.file.size * count // max(1, one.end - one.start)
             if end > start and (at - start > rows or left < 0):
                 return end
             end = at

@@ -42,6 +42,11 @@ class File:
     tag: str = ""
 
     @property
+    def version(self) -> tuple[int, int | str]:
+        """What changes with the bytes of the file."""
+        return self.size, self.tag or self.changed
+
+    @property
     def partitions(self) -> dict[str, str | None]:
         """The values in the path's folder names (`dt=2025-01-01`), by column."""
         found: dict[str, str | None] = {}

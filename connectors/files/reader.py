@@ -89,6 +89,8 @@ class FileScan:
         try:
             with self.storage.open(piece.file) as file:
                 what = file.change()
+        except HeadraceError as other:
+            return task_error(other)
         except OSError:
             what = MISSING
         if what:

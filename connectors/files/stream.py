@@ -115,7 +115,7 @@ class FileStream(UnboundedSource):
         first = end = 0
         for one in files_of(at):
             there = now.get(one.file.path)
-            if there is None or (there.size, there.changed) != (one.file.size, one.file.changed):
+            if there is None or there.version != one.file.version:
                 first = one.end
             elif one.start != end:  # Removed files were dropped from the position.
                 first = one.start
@@ -199,16 +199,17 @@ class FileStream(UnboundedSource):
         ranges = ranges_of(files_of(end), first, last)
         self._storage.check([piece.file for piece in ranges], self._name)
         shape = self._shape_of(ranges[0].file) if ranges else self._shape
-        frame = self._decoder.rows(spark, shape, divide_ranges(ranges), shape.payload.names)
+        names = self.schema().names
+        needed = shape.payload.names if self._node.filter else names
+        frame = self._decoder.rows(spark, shape, divide_ranges(ranges), needed)
         frame = frame.where(F.col(reader.OFF).between(first, last - 1))
         place = position_column(self._ordinal, EVERYTHING, F.lit(0), F.col(reader.OFF))
-        payload = map(quote_identifier, shape.payload.names)
-        rows = frame.select(*payload, F.lit("i").alias(OP), place.alias(POS))
+        rows = frame.select(*map(quote_identifier, needed), F.lit("i").alias(OP), place.alias(POS))
         if self._node.filter and self.marks:
             rows = mark_filtered_rows(rows, self._node.filter)
         else:
             rows = apply_filter(rows, self._node.filter, self._name)
-        return rows.select(*map(quote_identifier, self.schema().names), OP, POS)
+        return rows.select(*map(quote_identifier, names), OP, POS)
 
     def read_table(self, spark: SparkSession, start: Json, end: Json) -> pa.Table | None:
         """Return the rows of few parquet or ORC rows. Other values are text that Spark reads."""
