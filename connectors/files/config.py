@@ -24,6 +24,7 @@ from headrace.pipeline.model.sources import SourceConfig
 from headrace.pipeline.model.strict import Columns
 
 POLL_INTERVAL, MIN_FILE_AGE = timedelta(seconds=5), timedelta(seconds=2)
+MAX_ERROR_RATE = 0.1
 _MODE = {"type": "mode"}
 _FORMATS = {"ndjson": "json", "jsonl": "json"}
 
@@ -54,8 +55,16 @@ class FileSourceConfig(SourceConfig):
         "mode": "bounded",
         "poll_interval": POLL_INTERVAL,
         "min_file_age": MIN_FILE_AGE,
+        "on_error": "fail",
+        "max_error_rate": MAX_ERROR_RATE,
         "parallelism": None,
     }
+    error_columns: ClassVar[Mapping[str, str]] = {
+        "__file": "string",
+        "__row": "int64",
+        "__value": "binary",
+    }
+    error_key: ClassVar[tuple[str, ...]] = ("__file", "__row")
 
     type: Literal["file"] = "file"
     path: str = Field(
@@ -91,6 +100,18 @@ class FileSourceConfig(SourceConfig):
     )
     delimiter: str = Field(default=",", description="csv: one character.")
     null_value: str = Field(default="", description="csv: the unquoted field that means null.")
+    on_error: Literal["fail", "dead_letter"] = Field(
+        default="fail",
+        description="continuous csv, json and text: what happens with a row that cannot be decoded: it fails"
+        " the epoch, or it goes to the sinks with `from: <source>.errors`.",
+    )
+    max_error_rate: float = Field(
+        default=MAX_ERROR_RATE,
+        ge=0,
+        le=1,
+        description="With `on_error: dead_letter`: the largest fraction of rejected rows in an epoch of at"
+        " least 100 rows. More fail the epoch before anything is written.",
+    )
     parallelism: PositiveInt | None = Field(default=None, description=PARALLELISM)
 
     @property

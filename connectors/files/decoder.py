@@ -12,6 +12,7 @@ import pyarrow as pa
 from headrace.connectors.avro.resolution import END, LAST, VALUE, resolve_blocks
 from headrace.connectors.avro.schema import AvroType, parse_record
 from headrace.connectors.avro.values import ValueConverter, column_of, has_broken_text
+from headrace.connectors.dead_letters import ERROR, REASON
 from headrace.connectors.files import reader, text_values
 from headrace.connectors.files.avro_file import read_header
 from headrace.connectors.files.config import FileSourceConfig
@@ -22,13 +23,14 @@ from headrace.connectors.files.schema import FileSchema
 from headrace.connectors.files.storage import FileStorage
 from headrace.connectors.filters import quote_identifier
 from headrace.connectors.kafka.json_decoder import checked, exact_text, parsed
-from headrace.connectors.row_errors import RowConditions, row_error
+from headrace.connectors.row_errors import RowConditions
 from headrace.connectors.spark_types import spark_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 _DECODED, _PLACE, _ROW = "_headrace_avro", "_headrace_place", "_headrace_row"
+_REASON, _VALUE = "_headrace_reason", "_headrace_value"
 _HINT = "Correct the file."
 
 Tasks = Sequence[Sequence[FileRange]]
@@ -115,48 +117,105 @@ class FileDecoder:
             storage=self.storage,
         )
 
-    def _typed(self, frame: DataFrame, shape: FileSchema, tasks: Tasks, needed: Sequence[str]) -> DataFrame:
-        """Return the columns of files and folders in their types."""
+    def rows_with_errors(
+        self, spark: SparkSession, shape: FileSchema, tasks: Tasks, key: Sequence[str]
+    ) -> DataFrame:
+        """Return all columns with OFF and `dead_letters.ERROR`, of csv, json and text files.
+
+        A row is rejected if a value does not fit, or if a column of `key` is NULL.
+        """
+        from pyspark.sql import functions as F  # noqa: N812
+
+        names = shape.payload.names
+        frame = reader.read(spark, self.scan(shape, names), tasks)
+        frame = self._typed(frame, shape, tasks, names, with_errors=True)
+        checks, wanted = RowConditions(self.name, collect=True), {name.lower() for name in key}
+        for name in names:
+            if name.lower() in wanted:
+                is_there = F.col(quote_identifier(name)).isNotNull()
+                checks.require(is_there, f"the key column `{name}` is NULL", _HINT)
+        reason = F.coalesce(F.col(_REASON), checks.reason())
+        # It may quote any text of the file. Not every sink takes a NUL.
+        reason = F.translate(F.make_valid_utf8(reason), "\0", "\ufffd")
+        original = [reader.path_of(tasks), reader.row_of(tasks), F.col(_VALUE)]
+        named = zip(original, FileSourceConfig.error_columns, strict=True)
+        found = F.struct(reason.alias(REASON), *[column.alias(name) for column, name in named])
+        error = F.when(reason.isNotNull(), found).alias(ERROR)
+        return frame.select(*map(quote_identifier, names), OFF, error)
+
+    def _typed(
+        self,
+        frame: DataFrame,
+        shape: FileSchema,
+        tasks: Tasks,
+        needed: Sequence[str],
+        *,
+        with_errors: bool = False,
+    ) -> DataFrame:
+        """Return the columns of files and folders in their types.
+
+        A value that does not fit fails the task. `with_errors`, it is NULL, with a reason and the original.
+        """
         from pyspark.sql import functions as F  # noqa: N812
 
         kind, scan = self.node.format, self.scan(shape, needed)
         inner = [field for field in shape.inner if field.name in needed]
         where = {"file": reader.path_of(tasks), "row" if kind in _RECORDS else "line": reader.row_of(tasks)}
         hidden = [*(f"{FOLDER}{at}" for at in range(len(scan.folders))), PART, GROUP, OFF]
+        checks = RowConditions(self.name, collect=with_errors)
+        original = F.col(LINE)
         if kind == "json":
-            frame, columns = self._objects(frame, shape, hidden, where)
+            frame, columns = self._objects(frame, shape, hidden, where, checks)
         elif kind == "csv":
             declared = self.node.schema_
             columns = [
-                text_values.value(self.name, field.name, field.name, declared[field.name], where)
+                text_values.value(checks, field.name, field.name, declared[field.name], where)
                 for field in inner
             ]
+            fields = F.struct(*[quote_identifier(field.name) for field in inner])
+            original = F.to_json(fields, {"ignoreNullFields": "false"}).cast("binary")
         elif kind == "text":
-            columns = [_text(self.name, where) for _ in inner]
+            columns = [_text(checks, where) for _ in inner]
         else:
             columns = [F.col(quote_identifier(field.name)) for field in inner]
         columns += [
-            text_values.value(self.name, f"{FOLDER}{at}", name, shape.folders[name], {"file": where["file"]})
+            text_values.value(checks, f"{FOLDER}{at}", name, shape.folders[name], {"file": where["file"]})
             for at, name in enumerate(scan.folders)
         ]
-        return frame.select(*columns, PART, GROUP, OFF)
+        if not with_errors:
+            return frame.select(*columns, PART, GROUP, OFF)
+        reason = F.coalesce(F.col(_REASON), checks.reason()) if kind == "json" else checks.reason()
+        return frame.select(*columns, PART, GROUP, OFF, reason.alias(_REASON), original.alias(_VALUE))
 
     def _objects(
-        self, frame: DataFrame, shape: FileSchema, hidden: Sequence[str], where: Mapping[str, Column]
+        self,
+        frame: DataFrame,
+        shape: FileSchema,
+        hidden: Sequence[str],
+        where: Mapping[str, Column],
+        checks: RowConditions,
     ) -> tuple[DataFrame, list[Column]]:
         """Return the objects of JSON lines, each checked as a whole. Blank lines are skipped.
 
-        The rules are those of `kafka.json_decoder`.
+        The rules are those of `kafka.json_decoder`. If `checks` are collected, a row has its reason.
         """
         from pyspark.sql import functions as F  # noqa: N812
 
         declared = {name: self.node.schema_[name] for name in shape.inner.names}
         value = F.col(LINE)
+        kept = [*hidden, *([LINE] if checks.collect else [])]
         lines = frame.where(F.trim(value.cast("string")) != "").select(
-            *hidden, value.alias("value"), *parsed(value, declared)
+            *kept, value.alias("value"), *parsed(value, declared)
         )
-        row = checked(RowConditions(self.name), declared, where, "line", "Correct the file")
-        found = lines.select(*hidden, F.col("text").alias("_headrace_text"), F.inline(F.array(row)))
+        of_object = RowConditions(self.name, collect=checks.collect)
+        row = checked(of_object, declared, where, "line", "Correct the file")
+        text = F.col("text").alias("_headrace_text")
+        if checks.collect:
+            split = F.struct(of_object.reason().alias(_REASON), row.alias(_ROW))
+            found = lines.select(*kept, text, F.inline(F.array(split)))
+            found = found.select(*kept, "_headrace_text", _REASON, f"{_ROW}.*")
+        else:
+            found = lines.select(*kept, text, F.inline(F.array(row)))
         return found, [
             exact_text(field.name) if pa.types.is_string(field.type) else F.col(quote_identifier(field.name))
             for field in shape.inner
@@ -177,13 +236,13 @@ _RECORDS = ("csv", "parquet", "orc", "avro")
 """Formats whose rows are not lines."""
 
 
-def _text(node: str, where: Mapping[str, Column]) -> Column:
+def _text(checks: RowConditions, where: Mapping[str, Column]) -> Column:
     """Return the line of a text file as text."""
     from pyspark.sql import functions as F  # noqa: N812
 
     text = F.col(LINE).cast("string")
-    refused = row_error(node, "the line is not UTF-8", _HINT, **where)
-    return F.when(F.is_valid_utf8(text), text).otherwise(refused).alias(TEXT_COLUMN)
+    is_text = checks.require(F.is_valid_utf8(text), "the line is not UTF-8", _HINT, **where)
+    return checks.guard(text, is_text).alias(TEXT_COLUMN)
 
 
 def _read_array(record: AvroType, written: AvroType) -> Column:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pyarrow as pa
 import pyarrow.compute
 
+from headrace.connectors.dead_letters import ERROR
 from headrace.connectors.files import reader
 from headrace.connectors.files.config import FileSourceConfig
 from headrace.connectors.files.decoder import FileDecoder
@@ -29,6 +30,7 @@ from headrace.connectors.files.known_files import (
 )
 from headrace.connectors.files.listing import File, describe_path
 from headrace.connectors.files.locations import storage_of
+from headrace.connectors.files.reader import FileRange
 from headrace.connectors.files.schema import FileSchema, declared_schema, narrow_schema, shape_of
 from headrace.connectors.files.storage import list_files
 from headrace.connectors.filter_marks import mark_filtered_rows
@@ -193,22 +195,46 @@ class FileStream(UnboundedSource):
 
     def read(self, spark: SparkSession, start: Json, end: Json) -> DataFrame:
         """Return the rows of [start, end) that pass the filter, or all of them, marked."""
-        from pyspark.sql import functions as F  # noqa: N812
+        rows, shape, tasks = self._plan(start, end)
+        needed = shape.payload.names if self._node.filter else self.schema().names
+        frame = self._decoder.rows(spark, shape, tasks, needed)
+        return self.filter_rows(self._placed(frame, needed, rows))
 
-        first, last = offset_of(start), offset_of(end)
-        ranges = ranges_of(files_of(end), first, last)
+    def read_with_errors(self, spark: SparkSession, start: Json, end: Json) -> DataFrame:
+        """See `UnboundedSource.read_with_errors`. The rows have all columns, which a filter may need."""
+        rows, shape, tasks = self._plan(start, end)
+        frame = self._decoder.rows_with_errors(spark, shape, tasks, self._node.primary_key)
+        return self._placed(frame, shape.payload.names, rows, ERROR)
+
+    def _plan(self, start: Json, end: Json) -> tuple[range, FileSchema, list[list[FileRange]]]:
+        """Return the offsets of [start, end), the columns of their files, and the ranges of tasks.
+
+        Raise PipelineStateError for a file that was removed or has changed.
+        """
+        rows = range(offset_of(start), offset_of(end))
+        ranges = ranges_of(files_of(end), rows.start, rows.stop)
         self._storage.check([piece.file for piece in ranges], self._name)
         shape = self._shape_of(ranges[0].file) if ranges else self._shape
-        names = self.schema().names
-        needed = shape.payload.names if self._node.filter else names
-        frame = self._decoder.rows(spark, shape, divide_ranges(ranges), needed)
-        frame = frame.where(F.col(reader.OFF).between(first, last - 1))
+        return rows, shape, divide_ranges(ranges)
+
+    def _placed(self, frame: DataFrame, names: Sequence[str], offsets: range, *more: str) -> DataFrame:
+        """Return the rows with these offsets, with `_gs_op` and `_gs_pos`."""
+        from pyspark.sql import functions as F  # noqa: N812
+
         place = position_column(self._ordinal, EVERYTHING, F.lit(0), F.col(reader.OFF))
-        rows = frame.select(*map(quote_identifier, needed), F.lit("i").alias(OP), place.alias(POS))
+        rows = frame.where(F.col(reader.OFF).between(offsets.start, offsets.stop - 1))
+        columns = [*map(quote_identifier, names), F.lit("i").alias(OP), place.alias(POS)]
+        return rows.select(*columns, *more)
+
+    def filter_rows(self, rows: DataFrame) -> DataFrame:
+        """Return the rows that pass the node's filter, or all of them, marked, in the columns of the node."""
+        names = self.schema().names
         if self._node.filter and self.marks:
             rows = mark_filtered_rows(rows, self._node.filter)
-        else:
+        elif self._node.filter:
             rows = apply_filter(rows, self._node.filter, self._name)
+        elif rows.columns == [*names, OP, POS]:
+            return rows
         return rows.select(*map(quote_identifier, names), OP, POS)
 
     def read_table(self, spark: SparkSession, start: Json, end: Json) -> pa.Table | None:

@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyarrow import types as kinds
 
 from headrace.connectors.filters import quote_identifier
-from headrace.connectors.row_errors import row_error
+from headrace.connectors.row_errors import RowConditions
 from headrace.pipeline.types.arrow import parse_type, spark_type
 
 if TYPE_CHECKING:
@@ -20,10 +20,12 @@ _DIGITS = 38
 _UNSIGNED = {pa.uint8(): 2**8, pa.uint16(): 2**16, pa.uint32(): 2**32}
 
 
-def value(node: str, column: str, name: str, declared: str, where: Mapping[str, Column]) -> Column:
+def value(
+    checks: RowConditions, column: str, name: str, declared: str, where: Mapping[str, Column]
+) -> Column:
     """Return the string in `column` as `name`, in the type that the pipeline file declares.
 
-    Null stays null. Errors show `where`.
+    Null stays null. A value that does not fit fails a check. Errors show `where`.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -35,8 +37,9 @@ def value(node: str, column: str, name: str, declared: str, where: Mapping[str, 
     what = F.concat(
         F.lit(f"column `{name}` is {declared}, which cannot hold `"), F.substring(raw, 1, 100), F.lit("`")
     )
-    refused = row_error(node, what, f"Correct the file, or the type of `{name}` in `schema`.", **where)
-    return F.when(raw.isNull() | (final.isNotNull() & good), final).otherwise(refused).alias(name)
+    hint = f"Correct the file, or the type of `{name}` in `schema`."
+    fits = checks.require(raw.isNull() | (final.isNotNull() & good), what, hint, **where)
+    return checks.guard(final, fits).alias(name)
 
 
 def _parsed(raw: Column, kind: pa.DataType) -> tuple[Column, Column]:

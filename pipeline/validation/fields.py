@@ -30,6 +30,8 @@ _NONDETERMINISTIC: Mapping[str, Callable[[str], Sequence[str]]] = {
     "spark": statements.nondeterministic_filter_calls,
 }
 """By the dialect of a source's filter."""
+_OF_LINES = ("csv", "json", "text")
+"""Formats of files whose rows are decoded one by one."""
 _OF_NODE = 2
 """Parts of the path of a node."""
 
@@ -198,8 +200,14 @@ def _files(name: str, node: Any, place: PlaceOf, *path: Any) -> Iterator[UserErr
         if key in node.model_fields_set and node.format != "csv":
             msg = f"`{key}` has no effect with `format: {node.format}`; it is for csv"
             yield UserError(msg, hint="Remove it, or change format.", node=name, place=place(*path, key))
+    is_bounded = getattr(node, "mode", "bounded") == "bounded"
+    if getattr(node, "on_error", "fail") != "fail" and (is_bounded or node.format not in _OF_LINES):
+        what = "`mode: bounded`" if is_bounded else f"`format: {node.format}`"
+        msg = f"`on_error: dead_letter` cannot be combined with {what}"
+        hint = "Remove it. It is for `mode: continuous` with csv, json or text."
+        yield UserError(msg, hint=hint, node=name, place=place(*path, "on_error"))
     for key in ("poll_interval", "min_file_age"):
-        if key in node.model_fields_set and getattr(node, "mode", "bounded") == "bounded":
+        if key in node.model_fields_set and is_bounded:
             msg = f"`{key}` has no effect with `mode: bounded`"
             yield UserError(msg, hint="Remove it.", node=name, place=place(*path, key))
     if len(node.delimiter.encode()) != 1 or node.delimiter in '"\r\n':

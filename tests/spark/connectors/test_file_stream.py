@@ -16,6 +16,7 @@ from helpers.avro_files import write_avro
 from pyspark.sql import SparkSession
 
 from headrace.connectors import registry
+from headrace.connectors.dead_letters import ERROR
 from headrace.connectors.files import formats, known_files
 from headrace.connectors.files.config import FileSourceConfig
 from headrace.connectors.files.known_files import files_of, offset_of
@@ -356,3 +357,67 @@ def test_avro_blocks_are_counted_over_files(spark: SparkSession, tmp_path: Path,
     start = source.initial_offsets()
     end = source.next_end_offsets(start, ALL)
     assert ids(source, spark, start, end) == [0, 1, 2, 3, 10, 11, 12, 13]
+
+
+# --- rejected rows
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "good", "bad"),
+    [
+        (
+            "csv",
+            'id,v\n1,a\nx,"b,""c"\n,d\n4,\n',
+            [(1, "a"), (4, None)],
+            {
+                2: ("column `id` is int64, which cannot hold `x`", b'{"id":"x","v":"b,\\"c"}'),
+                3: ("the key column `id` is NULL", b'{"id":null,"v":"d"}'),
+            },
+        ),
+        (
+            "json",
+            '{"id": 1, "v": "a"}\n\n{"id": "x"}\n{"id": 4}\nno\n{"v": "b"}',
+            [(1, "a"), (4, None)],
+            {
+                3: ("the line does not fit `schema`: column `id` is int64, found", b'{"id": "x"}'),
+                5: ("the line does not fit `schema`: it is not valid JSON", b"no"),
+                6: ("the key column `id` is NULL", b'{"v": "b"}'),
+            },
+        ),
+    ],
+)
+def test_rejected_rows_have_file_row_and_original(
+    spark: SparkSession, tmp_path: Path, clock: Clock, kind: str, text: str, good: Any, bad: Any
+) -> None:
+    write(tmp_path / f"a.{kind}", range(3), clock).unlink()
+    for name in "ab":
+        path = tmp_path / f"{name}.{kind}"
+        path.write_text(text)
+        os.utime(path, (clock.written + ord(name), clock.written + ord(name)))
+    source = stream(tmp_path, clock, kind, on_error="dead_letter", primary_key="id")
+    start = source.initial_offsets()
+    end = source.next_end_offsets(start, ALL)
+    rows = source.read_with_errors(spark, start, end).sort(POS).collect()
+    assert [(row.id, row.v) for row in rows if row[ERROR] is None] == good * 2
+    rejected = [row[ERROR] for row in rows if row[ERROR] is not None]
+    assert [(Path(one["__file"]).name, one["__row"]) for one in rejected] == [
+        (f"{name}.{kind}", number) for name in "ab" for number in bad
+    ]
+    for one in rejected:
+        reason, original = bad[one["__row"]]
+        assert one["reason"].startswith(reason)
+        assert bytes(one["__value"]) == original
+
+
+def test_lines_that_are_no_text_are_rejected_as_they_are(
+    spark: SparkSession, tmp_path: Path, clock: Clock
+) -> None:
+    path = write(tmp_path / "a.txt", [], clock)
+    path.write_bytes(b"good\n\xff\0bad\n")
+    os.utime(path, (clock.written, clock.written))
+    source = stream(tmp_path, clock, "text", on_error="dead_letter", filter="value <> 'x'")
+    start = source.initial_offsets()
+    end = source.next_end_offsets(start, ALL)
+    good, bad = source.read_with_errors(spark, start, end).sort(POS).collect()
+    assert (good.value, good[ERROR]) == ("good", None)
+    assert (bad[ERROR]["reason"], bytes(bad[ERROR]["__value"])) == ("the line is not UTF-8", b"\xff\0bad")

@@ -445,7 +445,14 @@ class TestSources:
         may_change = {
             "clickhouse": {"columns", "split_rows"},
             "iceberg": {"columns"},
-            "file": {"columns", "parallelism", "poll_interval", "min_file_age"},
+            "file": {
+                "columns",
+                "parallelism",
+                "poll_interval",
+                "min_file_age",
+                "on_error",
+                "max_error_rate",
+            },
             "kafka": {
                 "data_format",
                 "schema",
