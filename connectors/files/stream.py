@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pyarrow as pa
 import pyarrow.compute
 
-from headrace.connectors.dead_letters import ERROR
+from headrace.connectors.dead_letters import ERROR, good_rows
 from headrace.connectors.files import reader
 from headrace.connectors.files.config import FileSourceConfig
 from headrace.connectors.files.decoder import FileDecoder
@@ -194,7 +194,9 @@ class FileStream(UnboundedSource):
             apply_filter(empty, self._node.filter, self._name)
 
     def read(self, spark: SparkSession, start: Json, end: Json) -> DataFrame:
-        """Return the rows of [start, end) that pass the filter, or all of them, marked."""
+        """Return the rows of [start, end) that pass the filter, or all of them, marked. None is rejected."""
+        if self._node.on_error == "dead_letter":
+            return self.filter_rows(good_rows(self.read_with_errors(spark, start, end)))
         rows, shape, tasks = self._plan(start, end)
         needed = shape.payload.names if self._node.filter else self.schema().names
         frame = self._decoder.rows(spark, shape, tasks, needed)

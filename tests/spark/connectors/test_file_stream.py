@@ -399,6 +399,7 @@ def test_rejected_rows_have_file_row_and_original(
     end = source.next_end_offsets(start, ALL)
     rows = source.read_with_errors(spark, start, end).sort(POS).collect()
     assert [(row.id, row.v) for row in rows if row[ERROR] is None] == good * 2
+    assert sorted((row.id, row.v) for row in source.read(spark, start, end).collect()) == sorted(good * 2)
     rejected = [row[ERROR] for row in rows if row[ERROR] is not None]
     assert [(Path(one["__file"]).name, one["__row"]) for one in rejected] == [
         (f"{name}.{kind}", number) for name in "ab" for number in bad
