@@ -74,6 +74,8 @@ class FileDecoder:
         from pyspark.sql import functions as F  # noqa: N812
 
         written, scan = parse_record(schema), self.scan(shape, needed)
+        # Starts the session, before columns are used.
+        frame = reader.read(spark, scan, tasks)
         fields = [one for one in written.fields if one.name in needed]
         record = replace(written, fields=tuple(fields or written.fields[:1]))
         hidden = [*(f"{FOLDER}{at}" for at in range(len(scan.folders))), PART, GROUP]
@@ -85,9 +87,7 @@ class FileDecoder:
         if (broken := has_broken_text(rows, AvroType("array", items=record))) is not None:
             what = "the block that begins here has a text that is not UTF-8"
             required.append(checks.require(~broken, what, _HINT, **where))
-        frame = reader.read(spark, scan, tasks).select(
-            *hidden, OFF, _read_array(record, written).alias(_DECODED)
-        )
+        frame = frame.select(*hidden, OFF, _read_array(record, written).alias(_DECODED))
         frame = frame.select(*hidden, OFF, F.posexplode(checks.guard(rows, *required)).alias(_PLACE, _ROW))
         frame = frame.select(*hidden, (F.col(OFF) + F.col(_PLACE)).alias(OFF), _ROW)
         convert = ValueConverter(RowConditions(self.name), where, _HINT).convert

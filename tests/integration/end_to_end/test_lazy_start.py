@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any, cast
 
 import clickhouse_connect
+import psycopg
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
@@ -23,6 +24,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from helpers import protobuf_messages
+from helpers.avro_files import write_avro
 from helpers.avro_messages import encode, frame, record
 from helpers.depth import with_slow
 from helpers.kafka_sink import read_messages
@@ -46,6 +48,7 @@ from headrace.services import Services
 ROWS = 40
 TABLE = pa.table({"id": pa.array(range(ROWS), "int64"), "v": [f"v{at}" for at in range(ROWS)]})
 AVRO = record(("id", "long"), ("v", "string"), doc=json.dumps({"primaryKeys": ["id"]}))
+_AVRO_FILE = (("id", "long"), ("v", "string"))
 PROTOBUF = 'syntax = "proto3"; message Row { int64 id = 1; string v = 2; }'
 _KAFKA = "type: kafka, primary_key: id, topic: '{topic}'"
 _JSON = _KAFKA + ", schema: {{id: int64, v: string}}"
@@ -62,6 +65,14 @@ SOURCES = {
     " schema: {{id: int64, v: string}}",
     "json": "type: file, format: json, path: '{folder}/rows.json', mode: bounded, primary_key: id,"
     " schema: {{id: int64, v: string}}",
+    "parquet-stream": "type: file, format: parquet, path: '{folder}/parquet', primary_key: id",
+    "csv-stream": "type: file, format: csv, path: '{folder}/rows.csv', primary_key: id, min_file_age: 0s,"
+    " schema: {{id: int64, v: string}}, filter: id >= 0",
+    "json-stream-errors": "type: file, format: json, path: '{folder}/rows.json', primary_key: id,"
+    " min_file_age: 0s, schema: {{id: int64, v: string}}, on_error: dead_letter",
+    "avro": "type: file, format: avro, path: '{folder}/rows.avro', mode: bounded, primary_key: id",
+    "avro-stream": "type: file, format: avro, path: '{folder}/rows.avro', primary_key: id, min_file_age: 0s",
+    "postgres": "type: postgres, table: history, primary_key: id",
     "clickhouse": _CLICKHOUSE,
     "clickhouse-filter": _CLICKHOUSE + ", filter: id >= 0",
     "iceberg": "type: iceberg, table_name: n.rows, warehouse: '{folder}/warehouse', primary_key: id",
@@ -122,6 +133,12 @@ def inputs(
         pq.write_table(TABLE, folder / "folders" / f"day={day}" / "part.parquet")
     pa_csv.write_csv(TABLE, folder / "rows.csv")
     (folder / "rows.json").write_text("".join(json.dumps(row) + "\n" for row in TABLE.to_pylist()))
+    record = {
+        "type": "record",
+        "name": "r",
+        "fields": [{"name": name, "type": kind} for name, kind in _AVRO_FILE],
+    }
+    write_avro(folder / "rows.avro", record, [TABLE.to_pylist()])
     session = spark.newSession()
     for suffix, value in {"": "org.apache.iceberg.spark.SparkCatalog", ".type": "hadoop"}.items():
         session.conf.set(f"spark.sql.catalog.lazy{suffix}", value)
@@ -186,7 +203,7 @@ TRANSFORMS = {
     "script": "type: script, from: src, language: javascript, script: 'const invoke = (row) => row'",
     "handler": "type: handler, from: src, url: '{url}'",
 }
-_DAILY_SOURCES = ("parquet", "clickhouse", "kafka-filter", "hybrid-cursor")
+_DAILY_SOURCES = ("parquet", "avro-stream", "csv-stream", "clickhouse", "kafka-filter", "hybrid-cursor")
 _DAILY_SINKS = ("delta", "file-parquet")
 _PARTNERS = {"sources": ("kafka-json", "clickhouse"), "sinks": ("postgres", "kafka")}
 """Sources that meet every sink, and sinks that meet every source. A source does not know its sink."""
@@ -235,6 +252,7 @@ def test_a_run_starts_spark_before_it_uses_columns(
             "kafka-protobuf",
             "clickhouse",
             "parquet",
+            "parquet-stream",
         ),
     ),
 )
@@ -308,6 +326,9 @@ def run_lazily(
         settings = world.settings()
         kafka = settings.kafka_source.model_copy(update=changes)
         settings = settings.model_copy(update={"kafka_source": kafka})
+        if source == "postgres":
+            with psycopg.connect(world.conninfo) as connection:
+                connection.execute("CREATE TABLE history AS SELECT 1::bigint AS id, 'v1' AS v")
         with hidden_session(inputs.spark) as lazy:
             session = cast("SparkSession", lazy)
             result = run(load_pipeline(world.file), settings, until=Until.CAUGHT_UP, spark=session)
