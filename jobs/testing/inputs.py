@@ -65,12 +65,12 @@ class InputTable(DynamicTableBackend):
 
 
 def stream_of(source: Any) -> Any:
-    """Return the part of a source node that declares its columns.
+    """Return the topic of a source node, which declares its columns.
 
-    None for a table, whose columns only its server knows.
+    None for tables and files, whose columns only the server or the files know.
     """
     stream = stream_node(source)
-    return stream if hasattr(stream, "schema_") else None
+    return stream if hasattr(stream, "data_format") else None
 
 
 def file_schema(name: str, source: Any) -> pa.Schema | None:

@@ -252,6 +252,18 @@ def test_a_transform_is_given_in_its_own_types_and_stands_for_what_feeds_it(run:
     assert run(text("kept: {rows: [{id: 1, v: 1}]}", "a: {rows: [{id: 1, v: 1}]}"), UNION).passed
 
 
+def test_the_filter_of_a_stream_of_files_counts(run: Run) -> None:
+    pipeline = """\
+name: files
+sources:
+  events: {type: file, path: in, format: csv, schema: {id: int64, v: int64}, filter: v > 1, primary_key: id}
+sinks:
+  out: {type: postgres, from: events, table: out}
+"""
+    given = "events: {rows: [{id: 1, v: 5}, {id: 2, v: 7}, {id: 2, v: 0}]}"
+    assert failure(run(text(given, "out: {rows: [{id: 1, v: 5}]}"), pipeline)) == []
+
+
 def test_the_filter_of_a_topic_counts(run: Run) -> None:
     pipeline = ORDERS.replace("    topic: orders\n", "    topic: orders\n    filter: id > 1\n")
     given, expect = "orders: {rows: [{id: 1}, {id: 2}]}", "orders: {columns: id, rows: [{id: 2}]}"
