@@ -246,6 +246,11 @@ class UnboundedSource(ABC):
         """Whether `schema` can be called: the node has what `resolve` adds."""
         return True
 
+    @property
+    def has_declared_columns(self) -> bool:
+        """Whether `schema` asks no other system and reads no data."""
+        return True
+
     @abstractmethod
     def schema(self) -> pa.Schema:
         """Return the payload's schema, without `_gs_op` and `_gs_pos`.

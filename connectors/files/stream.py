@@ -99,6 +99,11 @@ class FileStream(UnboundedSource):
             return declared_schema(self._node, self._name, file.partitions)
         return self._shape
 
+    @property
+    def has_declared_columns(self) -> bool:
+        """Whether `schema` needs no file."""
+        return bool(self._node.schema_)
+
     def schema(self) -> pa.Schema:
         """Return the columns that the node reads. Raise TargetError without `schema` and files."""
         return narrow_schema(self._shape, self._node.columns, self._node.path, self._name)

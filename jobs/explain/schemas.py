@@ -141,6 +141,9 @@ class SchemaDiscovery:
                 found.own[source.name, phase] = part.schema(self._session_for(source))
             except _REACH as error:
                 unchecked.append(f"{what}: {error.message}")
+        if self._offline and source.unbounded is not None and not source.unbounded.has_declared_columns:
+            unchecked.append(f"columns of {source.name}: {OFFLINE}")
+            return
         if source.unbounded is not None and not source.unbounded.is_resolved:
             unchecked.append(f"columns of the stream: {self._unresolved.get(source.name, OFFLINE)}")
         payload = source.payload(

@@ -15,7 +15,8 @@ def declared_columns(sources: Mapping[str, PipelineSource]) -> dict[str, dict[st
     """
     found: dict[str, dict[str, str]] = {}
     for name, source in sources.items():
-        payload = source.payload([None] * len(source.bounded))
+        is_declared = source.unbounded is None or source.unbounded.has_declared_columns
+        payload = source.payload([None] * len(source.bounded)) if is_declared else None
         listed: dict[str, str] = dict.fromkeys(getattr(source.node, "columns", ()), "")
         found[name] = (
             listed if payload is None else {column.name: spark_type(column.type) for column in payload}
