@@ -58,7 +58,8 @@ def _resolve_source(name: str, node: Any, settings: Settings) -> Any:
     changes = {
         field: value
         for field in type(phase).model_fields
-        if field != "source_type" and (value := getattr(resolved, field)) != getattr(phase, field)
+        if field in type(resolved).model_fields
+        and (value := getattr(resolved, field)) != getattr(phase, field)
     }
     return node.model_copy(
         update={"unbounded_source": phase.model_copy(update=changes), "primary_key": resolved.primary_key}
