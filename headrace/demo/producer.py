@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import stamina
+
 from headrace.demo.flights import LIVE, PARTITIONS, Message, messages
 from headrace.pipeline.errors import ServiceError
 
@@ -19,6 +21,8 @@ TOPIC = "flights"
 _LEAD_MESSAGES = 16_000
 """The lead of the producer over the pipeline. It prevents that a run catches up in the middle of December."""
 _BATCH_SIZE = 500
+_WITHOUT_LEADER = ("NOT_LEADER_FOR_PARTITION", "LEADER_NOT_AVAILABLE", "UNKNOWN_TOPIC_OR_PART")
+"""Errors of a topic that was created a moment ago."""
 _EARLY_DAYS = 2
 
 
@@ -68,8 +72,11 @@ class FlightProducer:
         self._send_batch(self.find_missing()[: max(0, early - self.count_sent())])
 
     def offsets(self) -> dict[int, int]:
-        """Return the number of messages per partition."""
-        from confluent_kafka import Consumer, TopicPartition
+        """Return the number of messages per partition. A new topic has no leader for a moment."""
+        from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+        def is_temporary(error: Exception) -> bool:
+            return isinstance(error, KafkaException) and error.args[0].name() in _WITHOUT_LEADER
 
         consumer = Consumer(
             {
@@ -79,10 +86,13 @@ class FlightProducer:
             }
         )
         try:
-            return {
-                part: consumer.get_watermark_offsets(TopicPartition(TOPIC, part), timeout=30)[1]
-                for part in range(PARTITIONS)
-            }
+            for attempt in stamina.retry_context(on=is_temporary, attempts=None, timeout=30.0):
+                with attempt:
+                    return {
+                        part: consumer.get_watermark_offsets(TopicPartition(TOPIC, part), timeout=30)[1]
+                        for part in range(PARTITIONS)
+                    }
+            raise AssertionError
         finally:
             consumer.close()
 
