@@ -195,7 +195,8 @@ class ResultColumn:
 
     name: str
     type_code: int
-    digits: tuple[int | None, int | None]
+    precision: int | None
+    scale: int | None
 
 
 class ControlSession:
@@ -220,7 +221,7 @@ class ControlSession:
     def described(self) -> list[ResultColumn]:
         """The columns of the last result, with their types."""
         return [
-            ResultColumn(column.name, column.type_code, (column.precision, column.scale))
+            ResultColumn(column.name, column.type_code, column.precision, column.scale)
             for column in self._cursor.description or ()
         ]
 

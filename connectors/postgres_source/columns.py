@@ -9,7 +9,7 @@ import pyarrow as pa
 from psycopg import sql
 from psycopg.postgres import types as builtin_types
 
-from headrace.connectors.postgres.session import trusted
+from headrace.connectors.postgres.session import ResultColumn, trusted
 from headrace.pipeline.types.int256 import SPARK_DIGITS
 
 PLAIN: Mapping[str, pa.DataType] = {
@@ -46,21 +46,11 @@ class PostgresColumn:
     type: pa.DataType
 
 
-@dataclass(frozen=True, slots=True)
-class ServerColumn:
-    """What the server says about a column of a result. Domains have their base type."""
-
-    name: str
-    oid: int
-    precision: int | None
-    scale: int | None
-
-
-def read_column(found: ServerColumn) -> PostgresColumn:
-    """Return how a column is read."""
-    info, column = builtin_types.get(found.oid), sql.Identifier(found.name)
+def read_column(found: ResultColumn) -> PostgresColumn:
+    """Return how a column is read. A domain has its base type."""
+    info, column = builtin_types.get(found.type_code), sql.Identifier(found.name)
     name = info.name if info else ""
-    if info is not None and info.array_oid == found.oid:
+    if info is not None and info.array_oid == found.type_code:
         if name in LISTS:
             return PostgresColumn(found.name, _flat(column, found.name, f"{name}[]"), pa.list_(LISTS[name]))
         text = _flat(_cast(column, "text[]"), found.name, "text[]")

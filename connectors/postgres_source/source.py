@@ -18,7 +18,7 @@ from headrace.connectors.postgres.session import (
     Loader,
     trusted,
 )
-from headrace.connectors.postgres_source.columns import PostgresColumn, ServerColumn, read_column
+from headrace.connectors.postgres_source.columns import PostgresColumn, read_column
 from headrace.connectors.staged.source import StagedSource, cast_column
 from headrace.pipeline.errors import DataError, SchemaError, TargetError
 from headrace.pipeline.model.capabilities import SourceCapabilities
@@ -66,10 +66,7 @@ class PostgresTableSource(StagedSource):
         with self._control.transaction() as session:
             self._check_table(session)
             session.run(query)
-            found = {
-                column.name: read_column(ServerColumn(column.name, column.type_code, *column.digits))
-                for column in session.described
-            }
+            found = {column.name: read_column(column) for column in session.described}
         wanted = self.node.columns or tuple(found)
         if absent := [name for name in wanted if name not in found]:
             msg = f"`{self.node.schema_}.{self.node.table}` has no column {', '.join(absent)}"
