@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from typing import IO
 
 import httpx
 
@@ -24,6 +27,7 @@ class ObjectStore:
         self.folder = folder
         self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
+        self._lock: IO[str] | None = None
 
     @property
     def address(self) -> str:
@@ -41,8 +45,13 @@ class ObjectStore:
         }
 
     def start(self) -> None:
-        """Start the server, also again on the same data. Wait until it answers."""
+        """Start the server, also again on the same data. Wait until it answers.
+
+        Two servers of one host disturb each other, so wait until another process has stopped its own.
+        """
         self.folder.mkdir(exist_ok=True)
+        self._lock = (Path(tempfile.gettempdir()) / "headrace-object-store.lock").open("w")
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
         identity = {
             "name": KEY,
             "credentials": [{"accessKey": KEY, "secretKey": SECRET}],
@@ -81,6 +90,9 @@ class ObjectStore:
             self._process.kill()
             self._process.wait()
             self._process = None
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
     def _is_ready(self) -> bool:
         assert self._process is not None
