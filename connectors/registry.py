@@ -11,7 +11,8 @@ from typing import Any
 
 from headrace.connectors.plugins.contract_checks import create_checked
 from headrace.connectors.sink_base import Sink, SinkContext
-from headrace.connectors.source_base import BoundedSource, UnboundedSource
+from headrace.connectors.source_base import BoundedSource
+from headrace.connectors.stream_base import UnboundedSource
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import InternalError, UserError
 from headrace.pipeline.model.capabilities import SinkCapabilities, SourceCapabilities
@@ -22,6 +23,7 @@ from headrace.pipeline.model.connectors import (
     load_reference,
     sink_entries,
     source_entries,
+    stream_entries,
 )
 from headrace.pipeline.model.hybrid import HybridSourceConfig
 from headrace.pipeline.model.nodes import PipelineModel
@@ -93,8 +95,7 @@ def source_class_of(kind: str) -> Any:
 
 def stream_class_of(kind: str) -> Any:
     """Return the class of the source without an end of a `type`."""
-    found = connectors().get(kind)
-    return _load(kind, (found.stream or found.source) if found else None)
+    return _load(kind, stream_entries().get(kind) or source_entries().get(kind))
 
 
 def connector_capabilities(model: PipelineModel) -> Iterator[SourceCapabilities | SinkCapabilities]:

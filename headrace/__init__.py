@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from headrace.connectors.plugins.sinks import ArrowSink, ArrowTransactionalSink
     from headrace.connectors.plugins.sources import ArrowSource, ArrowStream
     from headrace.connectors.sink_base import Sink, SinkContext
-    from headrace.connectors.source_base import BoundedSource, ReadLimits, Snapshot, UnboundedSource
+    from headrace.connectors.source_base import BoundedSource, Snapshot
+    from headrace.connectors.stream_base import ReadLimits, UnboundedSource
     from headrace.jobs.sources.side_outputs import SideOutput
     from headrace.jobs.transforms.base import RowTransform, TransformContext
     from headrace.jobs.transforms.plugin import ArrowTransform, fan_out
@@ -40,7 +41,8 @@ __version__ = "0.1.0"
 _HOMES = {
     "connectors.frame": "EpochFrame",
     "connectors.sink_base": "Sink SinkContext",
-    "connectors.source_base": "BoundedSource ReadLimits Snapshot UnboundedSource",
+    "connectors.source_base": "BoundedSource Snapshot",
+    "connectors.stream_base": "ReadLimits UnboundedSource",
     "pipeline.model.capabilities": "Delivery SinkCapabilities SourceCapabilities Visibility",
     "pipeline.sql.system_columns": "OP POS",
     "connectors.plugins.sinks": "ArrowSink ArrowTransactionalSink",

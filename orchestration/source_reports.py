@@ -9,7 +9,8 @@ from typing import Any
 
 import dagster as dg
 
-from headrace.connectors.source_base import BoundedSource, UnboundedSource
+from headrace.connectors.source_base import BoundedSource
+from headrace.connectors.stream_base import UnboundedSource
 from headrace.jobs.sources.pipeline_source import PipelineSource, create_pipeline_sources
 from headrace.orchestration.execution import wait_for_thread
 from headrace.orchestration.pipelines import Pipeline

@@ -16,7 +16,7 @@ from headrace.connectors.clickhouse.key_ranges import INSERTED, expressions
 from headrace.connectors.clickhouse.split_planner import SplitPlanner
 from headrace.connectors.clickhouse.types import ClickHouseColumn, arrow_schema, columns_of, quote
 from headrace.connectors.lakehouse_rows import DRIVER_ROWS
-from headrace.connectors.source_base import BoundedSource, Snapshot
+from headrace.connectors.source_base import UNREAD, BoundedSource, Snapshot, preview_splits
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import SchemaError
 from headrace.pipeline.model.capabilities import SourceCapabilities
@@ -134,7 +134,7 @@ class ClickHouseTable(BoundedSource):
         source = self._source()
         self._check_options(source)
         if source.query:
-            return Snapshot({"pinned": True, "unread": True}, is_stable=True)
+            return UNREAD
         return Snapshot(_handle(source, source, pinned=False), is_stable=self.node.snapshot == "clone")
 
     def check(self, spark: SparkSession, columns: Sequence[str]) -> None:
@@ -186,10 +186,8 @@ class ClickHouseTable(BoundedSource):
         Rows whose key is NULL or NaN come last.
         """
         del spark
-        if snapshot.handle.get("unread"):
-            return [
-                {"id": f"{'' if window is None else window.key + '/'}00000", "rows": self.node.split_rows}
-            ]
+        if snapshot == UNREAD:
+            return preview_splits(window, self.node.split_rows)
         table = pin.open_snapshot(self._client, snapshot.handle, self.name)
         plan = SplitPlanner(self._client, table, self.node, self.name)
         if cut is not None:

@@ -17,7 +17,7 @@ from pydantic import (
 
 from headrace.pipeline.model.base import PARALLELISM
 from headrace.pipeline.model.capabilities import SourceCapabilities
-from headrace.pipeline.model.connectors import connectors
+from headrace.pipeline.model.connectors import stream_entries
 from headrace.pipeline.model.run_options import Duration
 from headrace.pipeline.model.sinks import SinkConfig
 from headrace.pipeline.model.sources import SourceConfig
@@ -117,8 +117,8 @@ class FileSourceConfig(SourceConfig):
     @property
     def capabilities(self) -> SourceCapabilities:
         """See `SourceConfig.capabilities`."""
-        stream = connectors()["file"].stream
-        return stream.capabilities if stream and self.mode == "continuous" else super().capabilities
+        is_stream = self.mode == "continuous"
+        return stream_entries()["file"].capabilities if is_stream else super().capabilities
 
     @model_validator(mode="before")
     @classmethod

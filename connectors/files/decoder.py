@@ -59,7 +59,8 @@ class FileDecoder:
 
     def _by_schema(self, tasks: Tasks) -> Mapping[str, Tasks]:
         """Return the pieces of each task by the schema that their files were written with."""
-        schemas = {piece.file: self._writer_schema(piece.file) for task in tasks for piece in task}
+        files = dict.fromkeys(piece.file for task in tasks for piece in task)
+        schemas = {file: self._writer_schema(file) for file in files}
         found: dict[str, list[list[FileRange]]] = {}
         for task in tasks:
             for schema in dict.fromkeys(schemas[piece.file] for piece in task):

@@ -36,12 +36,12 @@ from headrace.connectors.files.storage import list_files
 from headrace.connectors.filter_marks import mark_filtered_rows
 from headrace.connectors.filters import EVERYTHING, apply_filter, position_column, quote_identifier
 from headrace.connectors.lakehouse_rows import DRIVER_ROWS
-from headrace.connectors.source_base import ReadLimits, UnboundedSource
 from headrace.connectors.spark_types import spark_schema
+from headrace.connectors.stream_base import ReadLimits, UnboundedSource
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import PipelineStateError
 from headrace.pipeline.model.capabilities import SourceCapabilities
-from headrace.pipeline.model.connectors import connectors
+from headrace.pipeline.model.connectors import stream_entries
 from headrace.pipeline.protocol.epochs import Json
 from headrace.pipeline.sql.system_columns import OP, POS
 
@@ -52,12 +52,6 @@ pc: Any = pyarrow.compute
 """Its functions are made at import, so type checkers do not see them."""
 
 
-def _capabilities() -> SourceCapabilities:
-    stream = connectors()["file"].stream
-    assert stream is not None  # noqa: S101  the catalog has it
-    return stream.capabilities
-
-
 class FileStream(UnboundedSource):
     """Reads each file of a path once, in the order in which they were written.
 
@@ -66,7 +60,7 @@ class FileStream(UnboundedSource):
     Every row is an insert. `_gs_pos` is the number of the row among all rows of the stream.
     """
 
-    capabilities: ClassVar[SourceCapabilities] = _capabilities()
+    capabilities: ClassVar[SourceCapabilities] = stream_entries()["file"].capabilities
 
     def __init__(
         self,
@@ -205,13 +199,13 @@ class FileStream(UnboundedSource):
         rows, shape, tasks = self._plan(start, end)
         needed = shape.payload.names if self._node.filter else self.schema().names
         frame = self._decoder.rows(spark, shape, tasks, needed)
-        return self.filter_rows(self._placed(frame, needed, rows))
+        return self.filter_rows(self._place_rows(frame, needed, rows))
 
     def read_with_errors(self, spark: SparkSession, start: Json, end: Json) -> DataFrame:
         """See `UnboundedSource.read_with_errors`. The rows have all columns, which a filter may need."""
         rows, shape, tasks = self._plan(start, end)
         frame = self._decoder.rows_with_errors(spark, shape, tasks, self._node.primary_key)
-        return self._placed(frame, shape.payload.names, rows, ERROR)
+        return self._place_rows(frame, shape.payload.names, rows, ERROR)
 
     def _plan(self, start: Json, end: Json) -> tuple[range, FileSchema, list[list[FileRange]]]:
         """Return the offsets of [start, end), the columns of their files, and the ranges of tasks.
@@ -224,7 +218,7 @@ class FileStream(UnboundedSource):
         shape = self._shape_of(ranges[0].file) if ranges else self._shape
         return rows, shape, divide_ranges(ranges)
 
-    def _placed(self, frame: DataFrame, names: Sequence[str], offsets: range, *more: str) -> DataFrame:
+    def _place_rows(self, frame: DataFrame, names: Sequence[str], offsets: range, *more: str) -> DataFrame:
         """Return the rows with these offsets, with `_gs_op` and `_gs_pos`."""
         from pyspark.sql import functions as F  # noqa: N812
 

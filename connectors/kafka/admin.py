@@ -41,7 +41,7 @@ _RIGHTS = {
 }
 
 
-def _is_moving(error: Exception) -> bool:
+def is_moving(error: Exception) -> bool:
     """Return whether the error means that a partition has a new leader that the client does not know yet.
 
     This happens to new topics and moving partitions. The client learns the leader on the next request.
@@ -185,7 +185,7 @@ class TopicCluster:
         found: dict[int, tuple[int, int]] = {}
         try:
             for attempt in stamina.retry_context(
-                on=_is_moving, wait_initial=0.05, wait_max=1.0, attempts=None, timeout=_TIMEOUT
+                on=is_moving, wait_initial=0.05, wait_max=1.0, attempts=None, timeout=_TIMEOUT
             ):
                 with attempt:
                     asked = self.admin.list_offsets(wanted, isolation_level=level, request_timeout=_TIMEOUT)

@@ -20,9 +20,9 @@ from headrace.connectors.kafka.message_format import is_resolved, resolve_schema
 from headrace.connectors.kafka.peek import MessagePeeker
 from headrace.connectors.kafka.reader import MessageReader
 from headrace.connectors.kafka.sizes import SizeEstimator, fair_shares
-from headrace.connectors.source_base import ReadLimits, UnboundedSource
 from headrace.connectors.spark_types import spark_schema
 from headrace.connectors.stall import Stall
+from headrace.connectors.stream_base import ReadLimits, UnboundedSource
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import InternalError, RetentionError, TargetError, UserError
 from headrace.pipeline.model.capabilities import SourceCapabilities

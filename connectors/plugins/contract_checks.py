@@ -12,7 +12,8 @@ import pyarrow as pa
 from headrace.connectors.plugins.pickling import GUARDED, contract_error
 from headrace.connectors.row_errors import explain_failure
 from headrace.connectors.sink_base import Sink
-from headrace.connectors.source_base import BoundedSource, Snapshot, UnboundedSource
+from headrace.connectors.source_base import BoundedSource, Snapshot
+from headrace.connectors.stream_base import UnboundedSource
 from headrace.pipeline.errors import HeadraceError
 from headrace.pipeline.plugins.discovery import InstalledPlugin
 from headrace.pipeline.plugins.runtime import plugin_error

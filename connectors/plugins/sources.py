@@ -10,8 +10,9 @@ import pyarrow as pa
 
 from headrace.connectors.filters import EVERYTHING, apply_scope, position_column, quote_identifier, scope_of
 from headrace.connectors.plugins.pickling import PickledPlugin, contract_error
-from headrace.connectors.source_base import BoundedSource, ReadLimits, Snapshot, UnboundedSource
+from headrace.connectors.source_base import BoundedSource, Snapshot
 from headrace.connectors.spark_types import spark_schema
+from headrace.connectors.stream_base import ReadLimits, UnboundedSource
 from headrace.pipeline.model.capabilities import SourceCapabilities
 from headrace.pipeline.plugins.runtime import PluginContext
 from headrace.pipeline.protocol import positions

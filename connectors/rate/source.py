@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from headrace.connectors.source_base import ReadLimits, UnboundedSource
 from headrace.connectors.spark_types import POS_ARROW
+from headrace.connectors.stream_base import ReadLimits, UnboundedSource
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.model.capabilities import SourceCapabilities
 from headrace.pipeline.model.connectors import source_entries

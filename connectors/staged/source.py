@@ -17,7 +17,7 @@ from headrace.connectors.files.config import FileSourceConfig
 from headrace.connectors.files.source import Files
 from headrace.connectors.filters import apply_filter, select_columns
 from headrace.connectors.kafka.json_decoder import payload_schema
-from headrace.connectors.source_base import BoundedSource, Snapshot
+from headrace.connectors.source_base import UNREAD, BoundedSource, Snapshot, preview_splits
 from headrace.connectors.spark_types import marked, spark_schema
 from headrace.connectors.staged.folder import drop_folder, drop_folders, store_rows
 from headrace.connectors.staged.stoppable import read_until_stopped
@@ -33,7 +33,7 @@ from headrace.pipeline.types.int256 import is_wide, stored
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_UNREAD = 10_000
+_PREVIEW_ROWS = 10_000
 """Rows of the split that a preview shows: the number is unknown before the source is read."""
 
 
@@ -105,7 +105,7 @@ class StagedSource(BoundedSource):
     def describe_snapshot(self, spark: SparkSession) -> Snapshot:
         """Return a snapshot of one split of unknown size. The source is not read."""
         del spark
-        return Snapshot({"pinned": True, "unread": True}, is_stable=True)
+        return UNREAD
 
     def splits(
         self,
@@ -115,8 +115,8 @@ class StagedSource(BoundedSource):
         cut: HandoffFilter | None,
     ) -> Sequence[Json]:
         """Return row groups of the stored rows, with exact row counts."""
-        if snapshot.handle.get("unread"):
-            return [{"id": f"{'' if window is None else window.key + '/'}00000", "rows": _UNREAD}]
+        if snapshot == UNREAD:
+            return preview_splits(window, _PREVIEW_ROWS)
         return self._reader_of(snapshot).splits(spark, snapshot, window, cut)
 
     def read(

@@ -21,8 +21,6 @@ TOPIC = "flights"
 _LEAD_MESSAGES = 16_000
 """The lead of the producer over the pipeline. It prevents that a run catches up in the middle of December."""
 _BATCH_SIZE = 500
-_WITHOUT_LEADER = ("NOT_LEADER_FOR_PARTITION", "LEADER_NOT_AVAILABLE", "UNKNOWN_TOPIC_OR_PART")
-"""Errors of a topic that was created a moment ago."""
 _EARLY_DAYS = 2
 
 
@@ -73,10 +71,9 @@ class FlightProducer:
 
     def offsets(self) -> dict[int, int]:
         """Return the number of messages per partition. A new topic has no leader for a moment."""
-        from confluent_kafka import Consumer, KafkaException, TopicPartition
+        from confluent_kafka import Consumer, TopicPartition
 
-        def is_temporary(error: Exception) -> bool:
-            return isinstance(error, KafkaException) and error.args[0].name() in _WITHOUT_LEADER
+        from headrace.connectors.kafka.admin import is_moving
 
         consumer = Consumer(
             {
@@ -86,7 +83,7 @@ class FlightProducer:
             }
         )
         try:
-            for attempt in stamina.retry_context(on=is_temporary, attempts=None, timeout=30.0):
+            for attempt in stamina.retry_context(on=is_moving, attempts=None, timeout=30.0):
                 with attempt:
                     return {
                         part: consumer.get_watermark_offsets(TopicPartition(TOPIC, part), timeout=30)[1]

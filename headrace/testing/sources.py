@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from headrace.connectors import registry
-from headrace.connectors.source_base import BoundedSource, ReadLimits, UnboundedSource
+from headrace.connectors.source_base import BoundedSource
+from headrace.connectors.stream_base import ReadLimits, UnboundedSource
 from headrace.pipeline.model.plugins import PluginSourceConfig
 from headrace.pipeline.plugins.api import Plugin
 from headrace.pipeline.plugins.discovery import temporary_plugin

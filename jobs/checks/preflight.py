@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from headrace.connectors import registry
 from headrace.connectors.ledger.factory import open_ledger
 from headrace.connectors.sink_base import SinkContext
-from headrace.connectors.source_base import BoundedSource, UnboundedSource
+from headrace.connectors.source_base import BoundedSource
+from headrace.connectors.stream_base import UnboundedSource
 from headrace.jobs.dynamic_tables.factory import value_tables
 from headrace.jobs.planning.column_checks import unknown_check_columns, version_problems
 from headrace.jobs.planning.compiled_pipeline import node_types

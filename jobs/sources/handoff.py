@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from headrace.connectors.source_base import BoundedSource, Snapshot, UnboundedSource
+from headrace.connectors.source_base import BoundedSource, Snapshot
+from headrace.connectors.stream_base import UnboundedSource
 from headrace.pipeline.errors import GuaranteeError, RetentionError, TargetError
 from headrace.pipeline.model.hybrid import HybridSourceConfig
 from headrace.pipeline.model.sources import OffsetTable

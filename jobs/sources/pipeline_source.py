@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, cast
 from headrace.connectors import registry
 from headrace.connectors.filters import quote_identifier
 from headrace.connectors.lazy_session import defer_frame
-from headrace.connectors.source_base import BoundedSource, ReadLimits, Snapshot, SplitReader, UnboundedSource
+from headrace.connectors.source_base import BoundedSource, Snapshot, SplitReader
 from headrace.connectors.spark_types import arrow_schema
+from headrace.connectors.stream_base import ReadLimits, UnboundedSource
 from headrace.jobs.sources.casts import cast_column
 from headrace.jobs.sources.cursor import after_cursor, history_by_cursor
 from headrace.jobs.sources.handoff import Handoff

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from headrace.connectors.source_base import ReadLimits
+from headrace.connectors.stream_base import ReadLimits
 from headrace.jobs.sources.backfill import EpochRange
 from headrace.jobs.sources.epoch_size import FIRST_ROWS, StreamEpochSize
 from headrace.jobs.sources.pipeline_source import PipelineSource

@@ -82,6 +82,11 @@ def source_entries() -> Mapping[str, SourceEntry]:
     return {kind: entry.source for kind, entry in connectors().items() if entry.source is not None}
 
 
+def stream_entries() -> Mapping[str, SourceEntry]:
+    """Return the sources without an end of the types that also have a bounded one."""
+    return {kind: entry.stream for kind, entry in connectors().items() if entry.stream is not None}
+
+
 def sink_entries() -> Mapping[str, SinkEntry]:
     """Return the built-in sinks by type."""
     return {kind: entry.sink for kind, entry in connectors().items() if entry.sink is not None}

@@ -32,7 +32,8 @@ from headrace.connectors.iceberg.catalog import WarehouseTable
 from headrace.connectors.iceberg.config import IcebergSourceConfig
 from headrace.connectors.kafka.config import KafkaSourceConfig
 from headrace.connectors.row_errors import explain_failure
-from headrace.connectors.source_base import BoundedSource, ReadLimits, Snapshot, UnboundedSource
+from headrace.connectors.source_base import BoundedSource, Snapshot
+from headrace.connectors.stream_base import ReadLimits, UnboundedSource
 from headrace.pipeline.config.sections import ClickHouseConnection, IcebergSettings, KafkaConnection
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import HeadraceError, UserError

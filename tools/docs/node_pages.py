@@ -14,7 +14,7 @@ from headrace.pipeline.compat import streamling
 from headrace.pipeline.model import nodes
 from headrace.pipeline.model.capabilities import Delivery, SinkCapabilities, SourceCapabilities, Visibility
 from headrace.pipeline.model.checks import SinkCheckConfig
-from headrace.pipeline.model.connectors import connectors, sink_entries, source_entries
+from headrace.pipeline.model.connectors import sink_entries, source_entries, stream_entries
 from headrace.pipeline.model.telemetry import Telemetry
 from headrace.pipeline.validation.messages import PARTS
 
@@ -87,7 +87,7 @@ def _guarantee(part: str, kind: str) -> str:
     if part == "sinks":
         rows = _sink_rows(sink_entries()[kind].capabilities)
     elif part == "sources" and (entry := source_entries().get(kind)):
-        rows = _source_rows(entry.capabilities, has_stream=connectors()[kind].stream is not None)
+        rows = _source_rows(entry.capabilities, has_stream=kind in stream_entries())
     else:
         return ""
     return "| | |\n|---|---|\n" + "".join(f"| {what} | {text} |\n" for what, text in rows)

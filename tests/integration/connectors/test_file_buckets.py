@@ -21,7 +21,7 @@ from headrace.connectors.files.bucket_storage import BucketStorage, bucket_stora
 from headrace.connectors.files.config import FileSourceConfig
 from headrace.connectors.files.known_files import offset_of
 from headrace.connectors.row_errors import explain_failure
-from headrace.connectors.source_base import ReadLimits
+from headrace.connectors.stream_base import ReadLimits
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import HeadraceError, PipelineStateError, TargetError, TransientError
 from headrace.pipeline.protocol.epochs import Json

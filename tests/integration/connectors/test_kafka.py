@@ -17,7 +17,7 @@ from headrace.connectors.kafka.config import KafkaSourceConfig
 from headrace.connectors.kafka.growth import founding_moments
 from headrace.connectors.kafka.source import KafkaStream
 from headrace.connectors.row_errors import explain_failure
-from headrace.connectors.source_base import ReadLimits
+from headrace.connectors.stream_base import ReadLimits
 from headrace.pipeline.config.sections import KafkaConnection
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import (

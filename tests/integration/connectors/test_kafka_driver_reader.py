@@ -21,7 +21,7 @@ from headrace.connectors.kafka.decoded_batch import DecodedBatch
 from headrace.connectors.kafka.driver_reader import DriverReader
 from headrace.connectors.kafka.message_batch import MessageBatch
 from headrace.connectors.kafka.source import KafkaStream
-from headrace.connectors.source_base import ReadLimits
+from headrace.connectors.stream_base import ReadLimits
 from headrace.pipeline.config.sections import KafkaConnection
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.sql.system_columns import POS

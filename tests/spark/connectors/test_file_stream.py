@@ -22,7 +22,7 @@ from headrace.connectors.files.config import FileSourceConfig
 from headrace.connectors.files.known_files import files_of, offset_of
 from headrace.connectors.files.stream import FileStream
 from headrace.connectors.row_errors import explain_failure
-from headrace.connectors.source_base import ReadLimits
+from headrace.connectors.stream_base import ReadLimits
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import DataError, HeadraceError, PipelineStateError, SchemaError, TargetError
 from headrace.pipeline.protocol.epochs import Json

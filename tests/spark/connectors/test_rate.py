@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from headrace.connectors.rate.config import RateSourceConfig
 from headrace.connectors.rate.source import RateStream
-from headrace.connectors.source_base import ReadLimits
+from headrace.connectors.stream_base import ReadLimits
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.sql.system_columns import HIDDEN, OP, POS
 from headrace.testing.sources import check_stream

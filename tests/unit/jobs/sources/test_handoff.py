@@ -57,7 +57,7 @@ def test_a_table_that_reaches_the_topic_hands_off_at_its_end(options: str) -> No
 
 
 def handoff_by_time(options: str, stream_options: str = "") -> tuple[Handoff, list[datetime]]:
-    """A handoff by time, and the times that the topic is asked for."""
+    """Return a handoff by time, and the list of the times whose offsets it requests."""
     text = (
         (FILE % "")
         .replace("offset_table: {}", options)
