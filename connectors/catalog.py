@@ -43,7 +43,7 @@ CONNECTORS: tuple[Connector, ...] = (
         source=SourceEntry(
             config=f"{_PACKAGE}.postgres_source.config:PostgresSourceConfig",
             implementation=f"{_PACKAGE}.postgres_source.source:PostgresTableSource",
-            capabilities=SourceCapabilities(bounded=True, stable_snapshot=True),
+            capabilities=SourceCapabilities(bounded=True, stable_snapshot=True, direct=True),
         ),
         sink=SinkEntry(
             config=f"{_PACKAGE}.postgres.config:PostgresSinkConfig",
@@ -85,7 +85,11 @@ CONNECTORS: tuple[Connector, ...] = (
             config=f"{_PACKAGE}.clickhouse.config:ClickHouseSourceConfig",
             implementation=f"{_PACKAGE}.clickhouse.source:ClickHouseTable",
             capabilities=SourceCapabilities(
-                bounded=True, stable_snapshot=True, direct=True, without_spark=True
+                bounded=True,
+                stable_snapshot=True,
+                direct=True,
+                computes_sql=True,
+                without_spark=True,
             ),
         ),
         sink=SinkEntry(
@@ -119,7 +123,7 @@ CONNECTORS: tuple[Connector, ...] = (
         source=SourceEntry(
             config=f"{_PACKAGE}.files.config:FileSourceConfig",
             implementation=f"{_PACKAGE}.files.source:Files",
-            capabilities=SourceCapabilities(bounded=True, stable_snapshot=True),
+            capabilities=SourceCapabilities(bounded=True, stable_snapshot=True, direct=True),
         ),
         stream=SourceEntry(
             config=f"{_PACKAGE}.files.config:FileSourceConfig",
@@ -147,7 +151,7 @@ CONNECTORS: tuple[Connector, ...] = (
         source=SourceEntry(
             config=f"{_PACKAGE}.http_source.config:HttpSourceConfig",
             implementation=f"{_PACKAGE}.http_source.source:HttpPages",
-            capabilities=SourceCapabilities(bounded=True, stable_snapshot=True, phase=False),
+            capabilities=SourceCapabilities(bounded=True, stable_snapshot=True, direct=True, phase=False),
         ),
     ),
     Connector(
@@ -171,7 +175,7 @@ CONNECTORS: tuple[Connector, ...] = (
         source=SourceEntry(
             config=f"{_PACKAGE}.python.config:PythonSourceConfig",
             implementation=f"{_PACKAGE}.python.source:PythonRowSource",
-            capabilities=SourceCapabilities(bounded=True, stable_snapshot=True),
+            capabilities=SourceCapabilities(bounded=True, stable_snapshot=True, direct=True),
         ),
     ),
     Connector(

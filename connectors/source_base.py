@@ -140,6 +140,13 @@ class BoundedSource(ABC):
         """
         return None
 
+    def explain_direct_obstacle(self) -> str:
+        """Return why tasks cannot read the node's splits as Arrow, or an empty string.
+
+        Called for sources with `SourceCapabilities.direct`.
+        """
+        return ""
+
     def explain_key_spread(self, key: Sequence[str]) -> str:
         """Return why rows that agree in `key` may be in several splits; "" if only very large keys are."""
         return "the source does not tell how it is cut"

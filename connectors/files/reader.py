@@ -15,8 +15,10 @@ from headrace.connectors.files.formats import UNREADABLE, FileContents, Rows, Te
 from headrace.connectors.files.listing import MISSING, File, changed
 from headrace.connectors.files.storage import FileStorage, LocalStorage, OpenFile
 from headrace.connectors.local_rows import collect_rows, place_rows
-from headrace.connectors.row_errors import task_error
+from headrace.connectors.row_errors import task_error, translate_row_errors
+from headrace.connectors.source_base import SplitReader
 from headrace.pipeline.errors import DataError, HeadraceError
+from headrace.pipeline.protocol.epochs import Json
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -116,6 +118,23 @@ class FileScan:
             )
             columns.append(pa.array(numbers + piece.start))
             yield pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+
+@dataclass(frozen=True, slots=True)
+class FileSplitReader(SplitReader):
+    """Reads splits of files whose columns are Arrow's. `ranges` are the file ranges of a split, by its id."""
+
+    scan: FileScan
+    splits: Sequence[Json]
+    ranges: Mapping[str, Sequence[FileRange]]
+
+    def fetch(self, split: Json) -> Iterator[pa.RecordBatch]:
+        """Return the split's rows in the order of the files. For errors see `FileScan.rows`."""
+        names = self.scan.columns.names
+        with translate_row_errors():
+            for piece in self.ranges[split["id"]]:
+                for batch in self.scan.rows(piece):
+                    yield batch.select(names)
 
 
 def unreadable(path: str, kind: str, error: Exception, node: str) -> DataError:

@@ -14,7 +14,7 @@ from headrace.connectors.files.decoder import FileDecoder
 from headrace.connectors.files.formats import format_reader
 from headrace.connectors.files.listing import File
 from headrace.connectors.files.locations import storage_of
-from headrace.connectors.files.reader import GROUP, OFF, PART, FileRange
+from headrace.connectors.files.reader import GROUP, OFF, PART, FileRange, FileSplitReader
 from headrace.connectors.files.schema import FileSchema, check_file, narrow_schema, shape_of, unpack
 from headrace.connectors.files.storage import list_files
 from headrace.connectors.filters import (
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _COUNTING = 64  # tasks
+_ARROW_FORMATS = ("parquet", "orc")
+"""Formats whose values Arrow reads. Those of others are text or blocks that Spark decodes."""
 
 
 class Files(BoundedSource):
@@ -228,15 +230,40 @@ class Files(BoundedSource):
         self, snapshot: Snapshot, splits: Sequence[Json], columns: Sequence[str]
     ) -> pa.Table | None:
         """Return the rows of whole parquet files if they are few. Other values are text that Spark reads."""
-        files, shape = self._pinned(snapshot.handle)
-        is_plain = self.node.format in ("parquet", "orc") and not self.node.filter and not shape.folders
-        if not is_plain or any(split["scope"] != EVERYTHING for split in splits):
-            return None
         if sum(split["rows"] for split in splits) > DRIVER_ROWS:
             return None
-        pieces = [piece for task in self._tasks(files, splits) for piece in task]
-        rows = reader.read_table(self._decoder.scan(shape, columns), pieces, self.ordinal)
+        if (fetch := self._split_reader(snapshot, splits, columns)) is None:
+            return None
+        pieces = [piece for split in splits for piece in fetch.ranges[split["id"]]]
+        rows = reader.read_table(fetch.scan, pieces, self.ordinal)
         return None if rows is None else rows.select([*columns, OP, POS])
+
+    def explain_direct_obstacle(self) -> str:
+        """See `BoundedSource.explain_direct_obstacle`. Only the columns of some formats are Arrow's."""
+        if self.node.format not in _ARROW_FORMATS:
+            return f"Spark decodes {self.node.format} files"
+        if self.node.filter:
+            return "Spark applies its filter"
+        return "Spark converts the values of its folders" if self._list()[0].partitions else ""
+
+    def create_split_reader(
+        self, snapshot: Snapshot, splits: Sequence[Json], query: str | None, key: Sequence[str] = ()
+    ) -> FileSplitReader | None:
+        """Return a reader of whole row groups and files. There is none for rows that Spark filters."""
+        del key
+        assert query is None  # noqa: S101  the source has not `SourceCapabilities.computes_sql`
+        _, shape = self._pinned(snapshot.handle)
+        return self._split_reader(snapshot, splits, self._narrow(shape).names)
+
+    def _split_reader(
+        self, snapshot: Snapshot, splits: Sequence[Json], columns: Sequence[str]
+    ) -> FileSplitReader | None:
+        files, shape = self._pinned(snapshot.handle)
+        is_plain = self.node.format in _ARROW_FORMATS and not self.node.filter and not shape.folders
+        if not is_plain or any(split["scope"] != EVERYTHING for split in splits):
+            return None
+        ranges = {split["id"]: task for split, task in zip(splits, self._tasks(files, splits), strict=True)}
+        return FileSplitReader(self._decoder.scan(shape, columns), tuple(splits), ranges)
 
     def _tasks(self, files: Sequence[File], splits: Sequence[Json]) -> list[list[FileRange]]:
         """Return the file ranges of each split. Raise PipelineStateError for a file that changed."""

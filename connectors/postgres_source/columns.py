@@ -9,7 +9,7 @@ import pyarrow as pa
 from psycopg import sql
 from psycopg.postgres import types as builtin_types
 
-from headrace.connectors.postgres.session import ResultColumn, trusted
+from headrace.connectors.postgres.session import ControlSession, LoadSession, ResultColumn, trusted
 from headrace.pipeline.types.int256 import SPARK_DIGITS
 
 PLAIN: Mapping[str, pa.DataType] = {
@@ -62,6 +62,29 @@ def read_column(found: ResultColumn) -> PostgresColumn:
     if name == "numeric":
         return PostgresColumn(found.name, _cast(column, "text"), _decimal(found.precision, found.scale))
     return PostgresColumn(found.name, _cast(column, "text"), pa.string())
+
+
+def find_unique_keys(
+    session: ControlSession | LoadSession, schema: str, table: str
+) -> tuple[tuple[str, ...], ...]:
+    """Return the columns of each unique index that holds for all rows of a table.
+
+    An index with a condition or of expressions does not. The index of a table that others inherit from does
+    not have their rows.
+    """
+    found = session.run(
+        "SELECT array_agg(a.attname::text ORDER BY a.attnum) FROM pg_index i"
+        " JOIN pg_class c ON c.oid = i.indrelid JOIN pg_namespace n ON n.oid = c.relnamespace"
+        " JOIN pg_attribute a ON a.attrelid = c.oid"
+        " AND a.attnum = ANY((i.indkey::int2[])[0:i.indnkeyatts - 1])"
+        " WHERE n.nspname = $1::text AND c.relname = $2::text AND i.indisunique AND i.indisvalid"
+        " AND i.indimmediate AND i.indpred IS NULL AND i.indexprs IS NULL AND (c.relkind = 'p' OR"
+        " c.relkind = 'r' AND NOT EXISTS (SELECT FROM pg_inherits h WHERE h.inhparent = c.oid))"
+        " GROUP BY i.indexrelid ORDER BY i.indexrelid",
+        schema,
+        table,
+    )
+    return tuple(tuple(columns) for (columns,) in found)
 
 
 def _decimal(precision: int | None, scale: int | None) -> pa.DataType:

@@ -18,9 +18,9 @@ from headrace.connectors.postgres.session import (
     Loader,
     trusted,
 )
-from headrace.connectors.postgres_source.columns import PostgresColumn, read_column
+from headrace.connectors.postgres_source.columns import PostgresColumn, find_unique_keys, read_column
 from headrace.connectors.staged.source import StagedSource, cast_column
-from headrace.pipeline.errors import DataError, SchemaError, TargetError
+from headrace.pipeline.errors import DataError, SchemaError, TargetError, TransientError
 from headrace.pipeline.model.capabilities import SourceCapabilities
 from headrace.pipeline.model.connectors import source_entries
 from headrace.pipeline.protocol.epochs import Json
@@ -73,6 +73,12 @@ class PostgresTableSource(StagedSource):
             raise SchemaError(msg, hint=f"It has: {', '.join(found)}.", node=self.name)
         return [found[name] for name in wanted]
 
+    @cached_property
+    def unique_keys(self) -> tuple[tuple[str, ...], ...]:
+        """The columns of the table's unique indexes."""
+        with self._control.transaction() as session:
+            return find_unique_keys(session, self.node.schema_, self.node.table)
+
     def _check_table(self, session: ControlSession) -> None:
         """Raise TargetError, with the closest names, for a table that does not exist."""
         name, schema = self.node.table, self.node.schema_
@@ -111,6 +117,11 @@ class PostgresTableSource(StagedSource):
         try:
             with loader.transaction() as session:
                 session.run("SET LOCAL client_encoding TO 'UTF8'")
+                # Locks the table, so that no index is dropped before the rows are read.
+                session.run(sql.SQL("SELECT FROM {} LIMIT 0").format(self._table))
+                if find_unique_keys(session, self.node.schema_, self.node.table) != self.unique_keys:
+                    msg = f"the indexes of `{self.node.schema_}.{self.node.table}` changed at the start"
+                    raise TransientError(msg, node=self.name)
                 for batch in session.select(self._select(condition), self.name):
                     yield pa.table(
                         [self._convert(batch.column(at), column) for at, column in enumerate(columns)],

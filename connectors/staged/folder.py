@@ -6,7 +6,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 import pyarrow as pa
@@ -49,6 +49,11 @@ def store_rows(root: Path, token: str, schema: pa.Schema, tables: Iterable[pa.Ta
     finally:
         shutil.rmtree(attempt, ignore_errors=True)
     return folder
+
+
+def read_metadata(folder: Path) -> Mapping[bytes, bytes]:
+    """Return the metadata of the schema with which the rows of a folder were stored."""
+    return pq.read_schema(folder / FILE).metadata or {}
 
 
 def drop_folders(root: Path, owner: str, generation: int, keep: Collection[str]) -> None:

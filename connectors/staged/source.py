@@ -5,9 +5,10 @@ The stored rows are parquet files, which the `file` source reads.
 
 from __future__ import annotations
 
+import json
 import threading
 from abc import abstractmethod
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +16,11 @@ import pyarrow as pa
 
 from headrace.connectors.files.config import FileSourceConfig
 from headrace.connectors.files.source import Files
-from headrace.connectors.filters import apply_filter, select_columns
+from headrace.connectors.filters import apply_filter, check_columns
 from headrace.connectors.kafka.json_decoder import payload_schema
-from headrace.connectors.source_base import UNREAD, BoundedSource, Snapshot, preview_splits
+from headrace.connectors.source_base import UNREAD, BoundedSource, Snapshot, SplitReader, preview_splits
 from headrace.connectors.spark_types import marked, spark_schema
-from headrace.connectors.staged.folder import drop_folder, drop_folders, store_rows
+from headrace.connectors.staged.folder import drop_folder, drop_folders, read_metadata, store_rows
 from headrace.connectors.staged.stoppable import read_until_stopped
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import DataError, SchemaError, SettingsError, UserError
@@ -33,6 +34,7 @@ from headrace.pipeline.types.int256 import is_wide, stored
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+_UNIQUE = b"headrace.unique_keys"
 _PREVIEW_ROWS = 10_000
 """Rows of the split that a preview shows: the number is unknown before the source is read."""
 
@@ -68,6 +70,11 @@ class StagedSource(BoundedSource):
         return payload_schema(self.name, self.node.schema_, metadata=False)
 
     @property
+    def unique_keys(self) -> tuple[tuple[str, ...], ...]:
+        """Lists of columns that no two rows agree in. They are stored with the rows."""
+        return ()
+
+    @property
     def row_filter(self) -> str | None:
         """The predicate in Spark SQL for the stored rows."""
         return self.node.filter
@@ -84,9 +91,10 @@ class StagedSource(BoundedSource):
     def check(self, spark: SparkSession, columns: Sequence[str]) -> None:
         """Check filter and columns against the declared columns, and that workers reach the stored rows."""
         self._check_folder()
-        rows: DataFrame = spark.createDataFrame([], spark_schema(self.declared_schema))
-        select_columns(rows, [*self.node.columns, *columns], f"{self.node.type} source", self.name)
-        apply_filter(rows, self.row_filter, self.name)
+        declared = self.declared_schema
+        check_columns(declared.names, [*self.node.columns, *columns], f"{self.node.type} source", self.name)
+        if self.row_filter:
+            apply_filter(spark.createDataFrame([], spark_schema(declared)), self.row_filter, self.name)
 
     def watch_stop(self, stop: threading.Event) -> None:
         """See `BoundedSource.watch_stop`."""
@@ -98,7 +106,7 @@ class StagedSource(BoundedSource):
             msg = f"rows of a `{self.node.type}` source need a folder, and `staging.path` is {bucket}"
             raise UserError(msg, hint="Set a folder that all hosts share.", node=self.name)
         self.check(spark, ())
-        schema = pa.schema(stored(self.declared_schema))
+        schema = pa.schema(stored(self.declared_schema), {_UNIQUE: json.dumps(self.unique_keys)})
         folder = store_rows(self._root, token, schema, self._tables(schema), self.name)
         return self._reader(folder).create_snapshot(spark, token)
 
@@ -117,7 +125,9 @@ class StagedSource(BoundedSource):
         """Return row groups of the stored rows, with exact row counts."""
         if snapshot == UNREAD:
             return preview_splits(window, _PREVIEW_ROWS)
-        return self._reader_of(snapshot).splits(spark, snapshot, window, cut)
+        found = self._reader_of(snapshot).splits(spark, snapshot, window, cut)
+        unique = json.loads(read_metadata(Path(snapshot.handle["root"])).get(_UNIQUE, b"[]"))
+        return [{**split, "unique": unique} for split in found] if unique else found
 
     def read(
         self,
@@ -134,10 +144,24 @@ class StagedSource(BoundedSource):
         names = [name for name in frame.columns if name not in HIDDEN]
         return frame.select(*[marked(frame, name, wide.get(name)) for name in names], *HIDDEN)
 
+    def explain_direct_obstacle(self) -> str:
+        """See `BoundedSource.explain_direct_obstacle`."""
+        return "Spark applies its filter" if self.row_filter else ""
+
+    def create_split_reader(
+        self, snapshot: Snapshot, splits: Sequence[Json], query: str | None, key: Sequence[str] = ()
+    ) -> SplitReader | None:
+        """Return a reader of the stored rows."""
+        return self._reader_of(snapshot).create_split_reader(snapshot, splits, query, key)
+
     def explain_key_spread(self, key: Sequence[str]) -> str:
         """See `BoundedSource.explain_key_spread`."""
-        del key
-        return "stored rows are cut by their number"
+        return "" if _is_unique(self.unique_keys, key) else "stored rows are cut by their number"
+
+    def keeps_together(self, splits: Sequence[Json], key: Sequence[str], *, ever: bool = False) -> bool:
+        """See `BoundedSource.keeps_together`. Uses the stored keys: the source may have later ones."""
+        unique = all(_is_unique(split.get("unique", ()), key) for split in splits)
+        return unique or super().keeps_together(splits, key, ever=ever)
 
     def measure_offsets(
         self,
@@ -206,6 +230,11 @@ class StagedSource(BoundedSource):
             )
             self._files = Files(node, self.settings, self._ordinal, self.name)
         return self._files
+
+
+def _is_unique(unique_keys: Iterable[Sequence[str]], key: Sequence[str]) -> bool:
+    """Return whether no two rows agree in the columns of `key`."""
+    return any(set(columns) <= set(key) for columns in unique_keys)
 
 
 def cast_column(

@@ -107,10 +107,7 @@ def _history(
     spread = spreads(name, carried_key)
     if spread == "":
         yield (
-            (
-                f"guaranteed: the sorting key keeps all history rows of a key of `{name}` in one split or in"
-                " order"
-            ),
+            f"guaranteed: splits keep all history rows of a key of `{name}` together, or in order",
             True,
         )
         return

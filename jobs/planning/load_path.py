@@ -102,7 +102,7 @@ def plan_load_path(
         apart = apart or f"rows that `{filtering}` filters out become deletes of their keys"
     if apart:
         return LoadPath("rows", apart)
-    why = "history goes from source to sink as Arrow, the SQL runs in the source"
+    why = f"history goes from source to sink as Arrow{', the SQL runs in the source' if query else ''}"
     return LoadPath("direct", why, source.name, query, key, last=bool(filtering))
 
 
@@ -155,11 +155,19 @@ def _obstacle(file: PipelineFile, sources: Mapping[str, PipelineSource], sink: s
         return f"it reads {len(names)} sources"
     if len(source.bounded) != 1 or not source.bounded[0].capabilities.direct:
         return f"`{source.name}` cannot be read by tasks alone"
-    return (
-        "history is cut by a cursor, which Spark applies"
-        if getattr(source.node, "cursor", None) is not None
-        else ""
-    )
+    return _explain_cut(file, source)
+
+
+def _explain_cut(file: PipelineFile, source: PipelineSource) -> str:
+    """Return what cuts history by the values of rows, if only Spark can do that, or an empty string."""
+    if getattr(source.node, "cursor", None) is not None:
+        return "history is cut by a cursor, which Spark applies"
+    if source.bounded[0].capabilities.computes_sql:
+        return ""
+    if file.model.partitions:
+        return "history is cut into partitions, which Spark applies"
+    has_offsets = source.handoff is not None and source.handoff.exact is not None
+    return "history is cut by offsets, which Spark applies" if has_offsets else ""
 
 
 def _filter(file: PipelineFile, sink: str) -> str:
@@ -185,7 +193,11 @@ def _query(
         msg = f"Spark turns nested columns into JSON: {', '.join(nested)}"
         raise UserError(msg)
     upstream, query = source.name, ""
-    for name in _chain(file, sink, source.name):
+    chain, can_compute = _chain(file, sink, source.name), source.bounded[0].capabilities.computes_sql
+    if chain and not can_compute:
+        msg = f"only Spark can compute transform `{chain[0]}`: `{source.name}` has no SQL of its own"
+        raise UserError(msg)
+    for name in chain:
         node: Any = file.model.transforms[name]
         query = _translated(
             f"transform `{name}`", node.spark_sql(name), upstream, _get_schema(columns.nodes, upstream), query
@@ -198,8 +210,14 @@ def _query(
     if other := [field.name for field in want if have.field(field.name).type != field.type]:
         msg = f"Spark casts history to the stream's types: {', '.join(other)}"
         raise UserError(msg)
+    if unfit := source.bounded[0].explain_direct_obstacle():
+        msg = f"`{source.name}`: {unfit}"
+        raise UserError(msg)
     if query or have.names == want.names:
         return query or None
+    if not can_compute:
+        msg = f"only Spark reads some columns of `{source.name}` in another order"
+        raise UserError(msg)
     listed = ", ".join(f"`{name}`" for name in want.names)
     return _translated("the columns", f"SELECT {listed} FROM {source.name}", source.name, want)  # noqa: S608  the file's own names
 

@@ -346,12 +346,14 @@ class PipelinePlanner:
         sinks: Sequence[str],
         staging: StoredResults | None = None,
         each: FrameObserver | None = None,
+        bulk_copied: Collection[str] = (),
     ) -> Iterator[dict[str, EpochFrame]]:
         """Yield one frame per sink for this epoch. `each` receives the frames of nodes when they are made.
 
         Sources without a reading have no rows. With `staging`, non-deterministic nodes that these sinks need
         are computed first, and read from their stored results. A node that several of these sinks read is
-        computed once: in the driver if it needs no Spark job, else persisted and unpersisted afterwards.
+        computed once: in the driver if it needs no Spark job, else persisted and unpersisted afterwards. The
+        sinks `bulk_copied` read no frame as a rule, so nothing is computed for them in advance.
         """
         every = self._complete(readings)
         filled = [name for name, table in self.tables.items() if table.needs_values(plan)]
@@ -366,7 +368,7 @@ class PipelinePlanner:
             views = self._views(every, plan, staged=kept, each=each, rejections=rejections)
             counts = staging.rows if staging else {}
             boundary = SinkBoundary(model, self.retractions, self.keys)
-            from_ = [model.sinks[sink].from_ for sink in sinks]
+            from_ = [model.sinks[sink].from_ for sink in sinks if sink not in bulk_copied]
             shared = {node for node in from_ if from_.count(node) > 1}
             read = {*from_} - set(counts)
             local, tables = self._local_nodes.compute(views, every, read) if each is None else ({}, {})

@@ -129,13 +129,14 @@ class EpochWriter:
                         for name, one in readings.items()
                     },
                 )
+            direct = [name for name in pending if self._direct(plan, name)]
             look = self._monitor.create_observer(
-                self._planner.file.model, [name for name in pending if not self._direct(plan, name)]
+                self._planner.file.model, [name for name in pending if name not in direct]
             )
             rejected = {
                 errors_name(name): one.rejected for name, one in readings.items() if one.rejected is not None
             }
-            with self._planner.frames(plan, readings | rejected, pending, staging, look) as frames:
+            with self._planner.frames(plan, readings | rejected, pending, staging, look, direct) as frames:
                 staged = staging.seconds if staging else {}
                 self.steps |= {f"stage {name}": seconds for name, seconds in staged.items()}
                 self.steps["plan"] = time.monotonic() - started - self.steps["read"] - sum(staged.values())

@@ -64,6 +64,9 @@ class SourceCapabilities:
     stable_snapshot: bool = False
     """`create_snapshot` gives a snapshot that stays the same while the source is written to."""
     direct: bool = False
+    """Tasks read splits as Arrow (`BoundedSource.create_split_reader`)."""
+    computes_sql: bool = False
+    """Tasks read the result of SQL and of filters: the source computes them."""
     job_mode: bool = True
     phase: bool = True
     """Can be a phase of a hybrid source."""

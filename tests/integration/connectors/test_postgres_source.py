@@ -25,6 +25,7 @@ from headrace.pipeline.errors import (
     SchemaError,
     SnapshotStoppedError,
     TargetError,
+    TransientError,
 )
 from headrace.pipeline.protocol.partitions import HistoryPartition
 from headrace.pipeline.sql.system_columns import OP, POS
@@ -227,3 +228,59 @@ def test_a_stop_ends_the_reading(database: Database) -> None:
     threading.Timer(0.5, stop.set).start()
     with pytest.raises(SnapshotStoppedError):
         source.create_snapshot(database.spark, "a_1_0")
+
+
+def test_only_unique_indexes_of_all_rows_keep_keys_apart(database: Database) -> None:
+    columns = "(id int, a int, b int)"
+    database.run(
+        "CREATE TABLE t (id int PRIMARY KEY, a int, b int, c int, UNIQUE (b, a) INCLUDE (c))",
+        f"CREATE TABLE partial {columns}",
+        "CREATE UNIQUE INDEX ON partial (id) WHERE a > 0",
+        "CREATE UNIQUE INDEX ON partial ((id + a))",
+        "CREATE INDEX ON partial (a)",
+        f"CREATE TABLE deferred {columns}",
+        "ALTER TABLE deferred ADD UNIQUE (id) DEFERRABLE INITIALLY DEFERRED",
+        "CREATE TABLE parent (id int PRIMARY KEY)",
+        "CREATE TABLE child () INHERITS (parent)",
+        f"CREATE TABLE parts {columns} PARTITION BY RANGE (id)",
+        "ALTER TABLE parts ADD PRIMARY KEY (id)",
+        "CREATE VIEW v AS SELECT * FROM t",
+    )
+    keys = {
+        name: database.source(name).unique_keys
+        for name in ("t", "partial", "deferred", "parent", "parts", "v")
+    }
+    assert keys.pop("t") == (("id",), ("a", "b"))
+    assert keys.pop("parts") == (("id",),)
+    assert set(keys.values()) == {()}
+    source = database.source()
+    assert source.explain_key_spread(["c", "id"]) == source.explain_key_spread(["a", "b"]) == ""
+    assert source.explain_key_spread(["a"])
+    assert database.source("partial").explain_key_spread(["id"])
+
+
+def test_stored_rows_keep_the_keys_that_they_had(database: Database) -> None:
+    database.run("CREATE TABLE t AS SELECT n / 2 AS id FROM generate_series(0, 99999) n")
+    first = database.source()
+    snapshot = first.create_snapshot(database.spark, "a_1_0")
+    database.run("TRUNCATE t", "ALTER TABLE t ADD PRIMARY KEY (id)")
+    later = database.source()
+    assert later.unique_keys == (("id",),)
+    assert later.create_snapshot(database.spark, "a_1_0") == snapshot
+    splits = later.splits(database.spark, snapshot, None, None)
+    assert not later.keeps_together([*splits, *splits], ["id"])
+    database.run("INSERT INTO t VALUES (1), (2)")
+    other = later.create_snapshot(database.spark, "a_2_0")
+    splits = database.source().splits(database.spark, other, None, None)
+    assert later.keeps_together([*splits, *splits], ["id"], ever=True)
+    assert not later.keeps_together([*splits, *splits], ["v"])
+
+
+def test_an_index_that_changes_at_the_start_is_an_error(database: Database) -> None:
+    database.run("CREATE TABLE t (id int PRIMARY KEY)")
+    source = database.source()
+    assert source.unique_keys
+    database.run("ALTER TABLE t DROP CONSTRAINT t_pkey")
+    error = refused(lambda: source.create_snapshot(database.spark, "a_1_0"))
+    assert isinstance(error, TransientError)
+    assert not (database.settings.staging_folder / "snapshots" / "a_1_0").exists()

@@ -1,0 +1,124 @@
+"""Histories of stored rows and of files that tasks copy without Spark, by runs that are killed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import deltalake
+import psycopg
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from helpers.pipeline_world import World, leftovers, until
+
+from headrace.connectors import lazy_session
+from headrace.jobs.run.events import Until
+from headrace.jobs.run.runner import run
+from headrace.pipeline.file.loader import load_pipeline
+from headrace.services import Services
+
+ROWS = 600_000
+"""Three splits, as stored rows have row groups of 50,000."""
+KEYED = """
+name: {name}
+sources: {{src: {{type: postgres, table: original, primary_key: id}}}}
+sinks:
+  pg: {{type: postgres, from: src, table: target}}
+  lake: {{type: delta, from: src, path: "{folder}/lake"}}
+epoch: {{history_rows: 250000}}
+"""
+FILES = """
+name: {name}
+sources: {{src: {{type: file, path: "{folder}/files/*.parquet", format: parquet, mode: bounded}}}}
+sinks:
+  pg: {{type: postgres, from: src, table: target}}
+  lake: {{type: delta, from: src, path: "{folder}/lake"}}
+"""
+
+
+class HistoryWorld(World):
+    """Rows `id`, `v`, `digits` in Postgres and in a Delta table, which come from a table or from files."""
+
+    def fill_table(self) -> None:
+        self.file.write_text(KEYED.format(name=self.name, folder=self.folder))
+        self.execute(
+            "CREATE TABLE original (id bigint PRIMARY KEY, v numeric(12, 2), digits numeric(38, 0))",
+            "INSERT INTO original VALUES (-1, NULL, -1 - 10 ^ 37::numeric)",
+            f"INSERT INTO original SELECT n, n / 4.0, n FROM generate_series(1, {ROWS}) n",
+        )
+
+    def fill_files(self) -> None:
+        self.file.write_text(FILES.format(name=self.name, folder=self.folder))
+        folder = self.folder / "files"
+        folder.mkdir()
+        for first in (0, 1_000):
+            columns = {"v": [f"v{n}" for n in range(first, first + 1_000)], "id": range(first, first + 1_000)}
+            pq.write_table(pa.table(columns), folder / f"{first}.parquet", row_group_size=100)
+
+    def execute(self, *statements: str) -> list[Any]:
+        """Return the rows of the last statement."""
+        with psycopg.connect(self.conninfo, autocommit=True) as connection:
+            cursor = connection.cursor()
+            for statement in statements:
+                cursor.execute(statement)  # type: ignore[arg-type]
+            return cursor.fetchall() if cursor.description else []
+
+    def check_table(self) -> None:
+        counts = "SELECT count(*), count(DISTINCT id), sum(v)::float8, sum(digits)::text FROM target"
+        total = ROWS * (ROWS + 1) // 2
+        assert self.execute(counts) == [(ROWS + 1, ROWS + 1, total / 4, str(total - 1 - 10**37))]
+        lake = self.lake_rows()
+        assert sorted(lake["id"]) == [-1, *range(1, ROWS + 1)]
+        assert sum(map(int, lake["digits"])) == total - 1 - 10**37
+
+    def lake_rows(self) -> dict[str, list[Any]]:
+        """Return the columns of the Delta table, whose files have all of its rows."""
+        files = deltalake.DeltaTable(self.lake).file_uris()
+        return pa.concat_tables(pq.read_table(file) for file in files).to_pydict()
+
+    def has_started_spark(self) -> bool:
+        return (self.folder / "home" / "logs" / "spark.log").exists()
+
+
+@pytest.fixture
+def world(services: Services, pg: str, ch_db: str, tmp_path: Path) -> Iterator[HistoryWorld]:
+    found = HistoryWorld(services, tmp_path, ch_db, pg)
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize(
+    ("point", "nth"),
+    [
+        ("split-loaded", 2),
+        pytest.param("planned", 1, marks=pytest.mark.slow),
+        *(pytest.param("split-loading", nth, marks=pytest.mark.slow) for nth in (1, 2, 3)),
+        *(pytest.param("delta-file-written", nth, marks=pytest.mark.slow) for nth in (1, 3)),
+        *(pytest.param("delta-committed", nth, marks=pytest.mark.slow) for nth in (5, 6)),
+        *(pytest.param("sinks-written", nth, marks=pytest.mark.slow) for nth in (1, 2)),
+    ],
+)
+def test_stored_rows_of_a_killed_run(world: HistoryWorld, point: str, nth: int) -> None:
+    world.fill_table()
+    assert world.crash(point, nth) != 0
+    # What was read before the crash counts.
+    world.execute("DELETE FROM original WHERE id > 5", "UPDATE original SET v = 0")
+    assert until(lambda: world.run()["code"] == 0, "a run after the lease of the first", 300)
+    world.check_table()
+    assert not world.has_started_spark()
+    assert leftovers(world) == []
+
+
+def test_files_are_copied_without_spark(world: HistoryWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(lazy_session.LazySession, "start", refuse)
+    world.fill_files()
+    assert run(load_pipeline(world.file), world.settings(), until=Until.HISTORY).history_complete
+    expected = [(n, f"v{n}") for n in range(2_000)]
+    assert world.execute("SELECT id, v FROM target ORDER BY id") == expected
+    lake = world.lake_rows()
+    assert sorted(zip(lake["id"], lake["v"], strict=True)) == expected
