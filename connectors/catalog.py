@@ -43,7 +43,9 @@ CONNECTORS: tuple[Connector, ...] = (
         source=SourceEntry(
             config=f"{_PACKAGE}.postgres_source.config:PostgresSourceConfig",
             implementation=f"{_PACKAGE}.postgres_source.source:PostgresTableSource",
-            capabilities=SourceCapabilities(bounded=True, stable_snapshot=True, direct=True),
+            capabilities=SourceCapabilities(
+                bounded=True, stable_snapshot=True, direct=True, without_spark=True
+            ),
         ),
         sink=SinkEntry(
             config=f"{_PACKAGE}.postgres.config:PostgresSinkConfig",
@@ -123,7 +125,9 @@ CONNECTORS: tuple[Connector, ...] = (
         source=SourceEntry(
             config=f"{_PACKAGE}.files.config:FileSourceConfig",
             implementation=f"{_PACKAGE}.files.source:Files",
-            capabilities=SourceCapabilities(bounded=True, stable_snapshot=True, direct=True),
+            capabilities=SourceCapabilities(
+                bounded=True, stable_snapshot=True, direct=True, without_spark=True
+            ),
         ),
         stream=SourceEntry(
             config=f"{_PACKAGE}.files.config:FileSourceConfig",
@@ -151,7 +155,9 @@ CONNECTORS: tuple[Connector, ...] = (
         source=SourceEntry(
             config=f"{_PACKAGE}.http_source.config:HttpSourceConfig",
             implementation=f"{_PACKAGE}.http_source.source:HttpPages",
-            capabilities=SourceCapabilities(bounded=True, stable_snapshot=True, direct=True, phase=False),
+            capabilities=SourceCapabilities(
+                bounded=True, stable_snapshot=True, direct=True, without_spark=True, phase=False
+            ),
         ),
     ),
     Connector(
@@ -175,7 +181,9 @@ CONNECTORS: tuple[Connector, ...] = (
         source=SourceEntry(
             config=f"{_PACKAGE}.python.config:PythonSourceConfig",
             implementation=f"{_PACKAGE}.python.source:PythonRowSource",
-            capabilities=SourceCapabilities(bounded=True, stable_snapshot=True, direct=True),
+            capabilities=SourceCapabilities(
+                bounded=True, stable_snapshot=True, direct=True, without_spark=True
+            ),
         ),
     ),
     Connector(

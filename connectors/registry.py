@@ -100,14 +100,17 @@ def stream_class_of(kind: str) -> Any:
 
 def connector_capabilities(model: PipelineModel) -> Iterator[SourceCapabilities | SinkCapabilities]:
     """Yield the capabilities of all sources and sinks of a file, and of the phases of hybrid sources."""
+    yield from (source.capabilities for source in connector_sources(model))
+    yield from (sink.capabilities for sink in model.sinks.values())
+
+
+def connector_sources(model: PipelineModel) -> Iterator[Any]:
+    """Yield the nodes of all sources of a file. Each phase of a hybrid source has a node of its own."""
     for source in model.sources.values():
         if isinstance(source, HybridSourceConfig):
-            yield from (
-                part.node().capabilities for part in (*source.bounded_sources, source.unbounded_source)
-            )
+            yield from (part.node() for part in (*source.bounded_sources, source.unbounded_source))
         else:
-            yield source.capabilities
-    yield from (sink.capabilities for sink in model.sinks.values())
+            yield source
 
 
 def describe(name: str, node: Any, settings: Settings) -> list[Json]:

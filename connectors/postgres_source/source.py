@@ -73,9 +73,13 @@ class PostgresTableSource(StagedSource):
             raise SchemaError(msg, hint=f"It has: {', '.join(found)}.", node=self.name)
         return [found[name] for name in wanted]
 
-    @cached_property
+    @property
     def unique_keys(self) -> tuple[tuple[str, ...], ...]:
         """The columns of the table's unique indexes."""
+        return self._unique_keys
+
+    @cached_property
+    def _unique_keys(self) -> tuple[tuple[str, ...], ...]:
         with self._control.transaction() as session:
             return find_unique_keys(session, self.node.schema_, self.node.table)
 

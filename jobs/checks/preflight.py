@@ -75,19 +75,15 @@ def needs_spark(file: PipelineFile) -> bool:
     It does for transforms, filters, and connectors that have no other means to check.
     """
     filtered = (
-        getattr(part, "filter", None)
-        for source in file.model.sources.values()
-        for part in (source, _stream(source))
+        getattr(source, "filter", None)
+        for source in registry.connector_sources(file.model)
+        if not source.capabilities.computes_sql
     )
     return (
         bool(file.model.transforms)
         or any(filtered)
         or not all(able.without_spark for able in registry.connector_capabilities(file.model))
     )
-
-
-def _stream(source: Any) -> Any:
-    return getattr(source, "unbounded_source", None)
 
 
 def check_pipeline(file: PipelineFile, settings: Settings, session: Session) -> PreflightResult:

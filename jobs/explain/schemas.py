@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Self, cast
 
 import pyarrow as pa
 
+from headrace.connectors.lazy_session import LazySession
 from headrace.connectors.source_base import BoundedSource
 from headrace.jobs.explain.model import HistorySplits, SplitSummary
 from headrace.jobs.planning.column_checks import missing_key, version_problems
@@ -110,9 +111,11 @@ class SchemaDiscovery:
         return self._spark
 
     def _session_for(self, source: PipelineSource) -> SparkSession:
-        """Return the session, or None if no phase of the source needs Spark and none was started."""
+        """Return the session, which is lazy if none was started and the source may do without."""
         lone = all(part.capabilities.without_spark for part in source.bounded)
-        return cast("SparkSession", None) if lone and self._spark is None else self._session()
+        if lone and self._spark is None:
+            return cast("SparkSession", LazySession(self._session))
+        return self._session()
 
     def columns(self, *, spark_plan: bool) -> DiscoveredSchemas:
         """Return the columns of all nodes that are known.

@@ -73,4 +73,7 @@ class SourceCapabilities:
     is_ordered: bool = False
     """A stream whose rows are all in one partition."""
     without_spark: bool = False
-    """`schema`, `describe_snapshot` and `splits` need no session; None will do."""
+    """`schema` and `check` need no session for a node without a filter: None will do.
+
+    Other methods may start a lazy session.
+    """
