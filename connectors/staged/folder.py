@@ -12,11 +12,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from headrace.connectors import splitting
 from headrace.connectors.durable_files import sync_to_disk
 from headrace.pipeline.errors import UserError
 
-FILE = "rows.parquet"
-_GROUP_ROWS = 50_000
+_FIRST = "00000.parquet"
 _FOLDER = re.compile(r"\.?([0-9a-f]+)_(\d+)_.*")
 
 
@@ -32,11 +32,7 @@ def store_rows(root: Path, token: str, schema: pa.Schema, tables: Iterable[pa.Ta
     attempt = root / f".{token}_{secrets.token_hex(4)}"
     try:
         attempt.mkdir(parents=True)
-        with pq.ParquetWriter(attempt / FILE, schema, compression="zstd") as writer:
-            for table in tables:
-                writer.write_table(table, row_group_size=_GROUP_ROWS)
-        for path in (attempt / FILE, attempt):
-            sync_to_disk(path)
+        _write_files(attempt, schema, tables)
         try:
             attempt.rename(folder)
         except OSError:
@@ -51,9 +47,39 @@ def store_rows(root: Path, token: str, schema: pa.Schema, tables: Iterable[pa.Ta
     return folder
 
 
+def _write_files(folder: Path, schema: pa.Schema, tables: Iterable[pa.Table]) -> None:
+    """Write the rows as files of one row group each, one at least, and sync them to disk.
+
+    A file is about a split, so that a task reads whole files.
+    """
+    pending: list[pa.Table] = []
+    count = 0
+
+    def write() -> None:
+        nonlocal count
+        rows = pa.concat_tables([schema.empty_table(), *pending])
+        path = folder / f"{count:05d}.parquet"
+        pq.write_table(rows, path, compression="zstd", row_group_size=max(1, rows.num_rows))
+        sync_to_disk(path)
+        pending.clear()
+        count += 1
+
+    for table in tables:
+        for start in range(0, table.num_rows, splitting.SPLIT_ROWS):
+            part = table.slice(start, splitting.SPLIT_ROWS)
+            rows = sum(other.num_rows for other in pending) + part.num_rows
+            size = sum(other.nbytes for other in pending) + part.nbytes
+            if pending and (rows > splitting.SPLIT_ROWS or size > splitting.SPLIT_BYTES):
+                write()
+            pending.append(part)
+    if pending or not count:
+        write()
+    sync_to_disk(folder)
+
+
 def read_metadata(folder: Path) -> Mapping[bytes, bytes]:
     """Return the metadata of the schema with which the rows of a folder were stored."""
-    return pq.read_schema(folder / FILE).metadata or {}
+    return pq.read_schema(folder / _FIRST).metadata or {}
 
 
 def drop_folders(root: Path, owner: str, generation: int, keep: Collection[str]) -> None:

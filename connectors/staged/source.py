@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from headrace.connectors.files.config import FileSourceConfig
-from headrace.connectors.files.source import Files
 from headrace.connectors.filters import apply_filter, check_columns
 from headrace.connectors.kafka.json_decoder import payload_schema
 from headrace.connectors.source_base import UNREAD, BoundedSource, Snapshot, SplitReader, preview_splits
 from headrace.connectors.spark_types import marked, spark_schema
 from headrace.connectors.staged.folder import drop_folder, drop_folders, read_metadata, store_rows
 from headrace.connectors.staged.stoppable import read_until_stopped
+from headrace.connectors.staged.stored_files import StoredFiles
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import DataError, SchemaError, SettingsError, UserError
 from headrace.pipeline.model.sources import OffsetTable
@@ -53,7 +53,7 @@ class StagedSource(BoundedSource):
         self.name = name or node.type
         self._ordinal = ordinal
         self._root = settings.staging_folder / "snapshots"
-        self._files: Files | None = None
+        self._files: StoredFiles | None = None
         self.stop = threading.Event()
         """Says that the run must end. A retry need not wait then."""
 
@@ -215,10 +215,10 @@ class StagedSource(BoundedSource):
         for rows in read_until_stopped(self.read_batches, self.stop, self.name):
             yield pa.table([rows.column(name) for name in schema.names], schema=schema)
 
-    def _reader_of(self, snapshot: Snapshot) -> Files:
+    def _reader_of(self, snapshot: Snapshot) -> StoredFiles:
         return self._reader(Path(snapshot.handle["root"]))
 
-    def _reader(self, folder: Path) -> Files:
+    def _reader(self, folder: Path) -> StoredFiles:
         """Return the reader of the stored rows."""
         if self._files is None or self._files.node.path != str(folder):
             node = FileSourceConfig(
@@ -228,7 +228,7 @@ class StagedSource(BoundedSource):
                 columns=self.node.columns,
                 filter=self.row_filter,
             )
-            self._files = Files(node, self.settings, self._ordinal, self.name)
+            self._files = StoredFiles(node, self.settings, self._ordinal, self.name)
         return self._files
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import secrets
 import shutil
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.connectors.durable_files import sync_to_disk
+from headrace.connectors.files.locations import spark_pattern
 from headrace.jobs.staging.task import StoreResultsTask
 
 if TYPE_CHECKING:
@@ -134,12 +134,4 @@ class FolderFiles:
 
     def frame(self, spark: SparkSession, schema: StructType, paths: Sequence[PurePath]) -> DataFrame:
         """See `ResultFiles`."""
-        return spark.read.schema(schema).parquet(*(_pattern(path) for path in paths))
-
-
-def _pattern(path: PurePath) -> str:
-    """Return a path for Spark to read, as a file URL with glob characters escaped.
-
-    Spark takes paths without a scheme for its default file system, and some characters for patterns.
-    """
-    return "file://" + re.sub(r"([\\{}\[\]*?])", r"\\\1", str(path))
+        return spark.read.schema(schema).parquet(*(spark_pattern(path) for path in paths))

@@ -19,7 +19,6 @@ from headrace.connectors import splitting
 from headrace.connectors.http_source.config import HttpSourceConfig
 from headrace.connectors.postgres_source.config import PostgresSourceConfig
 from headrace.connectors.python.config import PythonSourceConfig
-from headrace.connectors.staged import folder as stored_rows
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.protocol.epochs import Json
 from headrace.services import Services
@@ -42,7 +41,6 @@ class StagedWorld(BoundedWorld):
     ) -> None:
         super().__init__(spark.newSession(), services)
         patch.setattr(splitting, "SPLIT_ROWS", PIECE)
-        patch.setattr(stored_rows, "_GROUP_ROWS", PIECE)
         self.home = folder
         self.rows: list[tuple[int, str | None]] = []
 

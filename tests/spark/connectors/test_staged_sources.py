@@ -22,7 +22,6 @@ from pyspark.sql import SparkSession
 from headrace.connectors import splitting
 from headrace.connectors.memory.sink import MemorySink
 from headrace.connectors.memory.tables import drop_table, read_table
-from headrace.connectors.staged import folder as stored_rows
 from headrace.jobs.run.events import RunResult, Until
 from headrace.jobs.run.runner import run
 from headrace.pipeline.config.settings import Settings, load_settings
@@ -75,7 +74,6 @@ def make_rows():
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(splitting, "SPLIT_ROWS", 100)
-    monkeypatch.setattr(stored_rows, "_GROUP_ROWS", 100)
     drop_table("out")
     yield
     drop_table("out")

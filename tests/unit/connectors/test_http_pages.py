@@ -14,6 +14,7 @@ import pytest
 from helpers.web_server import WebRequest, served
 from pydantic import ValidationError
 
+from headrace.connectors import splitting
 from headrace.connectors.http_source.config import HttpSourceConfig
 from headrace.connectors.http_source.source import HttpPages
 from headrace.connectors.staged.folder import drop_folder, drop_folders, store_rows
@@ -296,6 +297,29 @@ def test_a_folder_of_rows_is_complete_or_does_not_exist(tmp_path: Path) -> None:
     for _ in range(2):
         drop_folder(tmp_path, str(folder))
     assert not folder.exists()
+
+
+def test_files_of_stored_rows_are_as_large_as_splits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pyarrow.parquet as pq
+
+    monkeypatch.setattr(splitting, "SPLIT_ROWS", 10)
+    monkeypatch.setattr(splitting, "SPLIT_BYTES", 1_000)
+    schema = pa.schema([("id", pa.int64()), ("v", pa.string())])
+    sizes = [(n, 400 if n in (33, 34, 35) else 1) for n in range(40)]
+    rows = pa.table([[n for n, _ in sizes], ["x" * size for _, size in sizes]], schema=schema)
+    tables = [
+        rows.slice(0, 3),
+        rows.slice(3, 0),
+        rows.slice(3, 22),
+        *(rows.slice(n, 1) for n in range(25, 40)),
+    ]
+    folder = store_rows(tmp_path, "0ab_1_x", schema, tables, "src")
+    files = [pq.ParquetFile(path) for path in sorted(folder.iterdir())]
+    assert [file.metadata.num_rows for file in files] == [3, 10, 10, 10, 2, 5]
+    assert all(file.metadata.num_row_groups == 1 for file in files)
+    assert [n for file in files for n in file.read()["id"].to_pylist()] == list(range(40))
+    empty = store_rows(tmp_path, "0ab_2_x", schema, [], "src")
+    assert pq.read_table(empty).schema.names == ["id", "v"]
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
