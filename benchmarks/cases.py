@@ -39,6 +39,7 @@ from benchmarks.programs import script
 from benchmarks.publishing import publishing
 from benchmarks.steady import latency, upsert_both
 from benchmarks.streams import streams
+from benchmarks.tables import tables
 from benchmarks.warm import warm_start
 from benchmarks.watching import watching
 from headrace.connectors.postgres.commit_store import RecordStore
@@ -319,6 +320,7 @@ CASES: dict[str, Callable[[BenchmarkRunner, int], list[str]]] = {
     "publishing": publishing,
     "avro": avro,
     "clickhouse": clickhouse,
+    "tables": tables,
     "epoch": epoch,
     "live": live,
     "latency": latency,

@@ -1,0 +1,119 @@
+"""A Postgres table and parquet files into Delta and Postgres, compared with bare Arrow. Whole runs."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+import psycopg
+import pyarrow as pa
+import pyarrow.parquet as pq
+from adbc_driver_postgresql import dbapi
+from deltalake import DeltaTable, write_deltalake
+from psycopg import sql
+
+from benchmarks.kit import BenchmarkRunner, format_rate, read_clock
+from benchmarks.peers.bare import CREATE_KEYED
+
+_SQL = "transforms:\n  shout: {type: sql, sql: 'select id, at, upper(name) as name, amount from src'}"
+_PIPELINE = """
+name: {name}
+sources:
+  src: {source}
+{transforms}
+sinks:
+  out: {sink}
+epoch: {{history_rows: 1000000}}
+"""
+_FILES = 8
+
+
+def tables(runner: BenchmarkRunner, rows: int) -> list[str]:
+    """Measure whole runs: a Postgres table to keyed Delta, as it is and after SQL, then files to Postgres."""
+    name = _fill_table(runner, rows)
+    bare = _seconds(lambda: _copy_table(runner, name))
+    _add(runner, f"bare: COPY of a Postgres table to Delta, {rows:,} rows", rows, bare, bare)
+    source = f"{{type: postgres, table: {name}, primary_key: id}}"
+    for what, transforms, last in (("", "", "src"), (", after SQL", _SQL, "shout")):
+        lake = runner.folder / f"lake_{secrets.token_hex(4)}"
+        sink = f"{{type: delta, from: {last}, path: {lake}}}"
+        seconds = _run(runner, source, transforms, sink)
+        assert sum(DeltaTable(lake).get_add_actions()["num_records"].to_pylist()) == rows
+        _add(runner, f"headrace, Postgres to keyed Delta{what}", rows, seconds, bare)
+    _measure_files(runner, rows, name)
+    return []
+
+
+def _measure_files(runner: BenchmarkRunner, rows: int, table: str) -> None:
+    folder, bare_target, target = runner.folder / "parquet", _name(), _name()
+    _write_files(runner, folder, table)
+    bare = _seconds(lambda: _copy_files(runner, folder, bare_target))
+    assert runner.count_rows(bare_target) == rows
+    _add(runner, f"bare: parquet files to Postgres by COPY, {rows:,} rows", rows, bare, bare)
+    source = f"{{type: file, path: {folder}/*.parquet, format: parquet, mode: bounded}}"
+    seconds = _run(runner, source, "", f"{{type: postgres, from: src, table: {target}}}")
+    assert runner.count_rows(target) == rows
+    _add(runner, "headrace, parquet files to Postgres", rows, seconds, bare)
+
+
+def _run(runner: BenchmarkRunner, source: str, transforms: str, sink: str) -> float:
+    text = _PIPELINE.format(name=_name(), source=source, transforms=transforms, sink=sink)
+    settings = {"postgres_source": runner.postgres_settings()}
+    return _seconds(lambda: runner.run_pipeline(text, settings))
+
+
+def _add(runner: BenchmarkRunner, what: str, rows: int, seconds: float, bare: float) -> None:
+    runner.add_figure("tables", what, format_rate(rows, seconds), f"{bare / seconds:.2f}")
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    began = read_clock()
+    work()
+    return read_clock() - began
+
+
+def _name() -> str:
+    return f"bench_{secrets.token_hex(4)}"
+
+
+def _uri(runner: BenchmarkRunner) -> str:
+    return runner.create_task("A", 0).postgres_uri
+
+
+def _fill_table(runner: BenchmarkRunner, rows: int) -> str:
+    name = _name()
+    query = (
+        "INSERT INTO {} SELECT n, timestamptz '2024-01-01' + n * interval '1 second',"
+        " 'customer-' || n % 100003, n / 7.0 FROM generate_series(0, {}) n"
+    )
+    with psycopg.connect(runner.services.postgres.conninfo()) as connection:
+        connection.execute(CREATE_KEYED.format(name).encode())
+        connection.execute(sql.SQL(query).format(sql.Identifier(name), sql.Literal(rows - 1)))
+    return name
+
+
+def _copy_table(runner: BenchmarkRunner, table: str) -> None:
+    with dbapi.connect(_uri(runner)) as connection, connection.cursor() as cursor:
+        cursor.execute(f"SELECT id, at, name, amount FROM {table}")
+        write_deltalake(runner.folder / f"lake_{secrets.token_hex(4)}", cursor.fetch_record_batch())
+
+
+def _write_files(runner: BenchmarkRunner, folder: Path, table: str) -> None:
+    folder.mkdir()
+    with dbapi.connect(_uri(runner)) as connection, connection.cursor() as cursor:
+        cursor.execute(f"SELECT id, at, name, amount FROM {table}")
+        rows = cursor.fetch_arrow_table()
+    step = -(-rows.num_rows // _FILES)
+    for at in range(_FILES):
+        pq.write_table(rows.slice(at * step, step), folder / f"{at}.parquet", row_group_size=250_000)
+
+
+def _copy_files(runner: BenchmarkRunner, folder: Path, target: str) -> None:
+    with dbapi.connect(_uri(runner)) as connection, connection.cursor() as cursor:
+        cursor.execute(f"CREATE TABLE {target} (id BIGINT, at TIMESTAMPTZ, name TEXT, amount FLOAT8)")
+        for path in sorted(folder.iterdir()):
+            reader = pq.ParquetFile(path)
+            batches = pa.RecordBatchReader.from_batches(reader.schema_arrow, reader.iter_batches(100_000))
+            cursor.adbc_ingest(target, batches, mode="append")
+        connection.commit()
