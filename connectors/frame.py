@@ -51,6 +51,12 @@ class EpochFrame:
         """Return `table` if it has at most `limit` rows."""
         return self.table if self.table is not None and self.table.num_rows <= limit else None
 
+    def has_at_most(self, rows: int, size: int) -> bool:
+        """Return whether the frame is known to have at most this number of rows and, about, of bytes."""
+        if self.estimate is None or self.size is None:
+            return False
+        return self.estimate <= rows and self.size <= size
+
     def collect_if_small(self, rows: DataFrame, limit: int) -> pa.Table | None:
         """Collect `rows` in the driver; return None if they exceed `limit` rows or `DRIVER_BYTES`.
 

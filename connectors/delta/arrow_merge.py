@@ -8,7 +8,7 @@ one file. Nothing is visible before the caller commits the actions.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 pc: Any = pyarrow.compute
 """Its functions are made at import, so type checkers do not see them."""
 _SOURCE, _FILE, _ROW, _VERSION = "__source", "__file", "__row", "__version"
+_LOOKUP_BATCH = 1_000_000
+"""Rows of files whose keys are compared at a time, about: each time costs time for each key of the epoch."""
 _MATCHES = pa.schema([(_SOURCE, pa.int64()), (_FILE, pa.int64()), (_ROW, pa.int64())])
 
 
@@ -71,9 +73,9 @@ class WrittenFiles:
     counts: WriteCounts
 
 
-def has_all_columns(rows: pa.Table, schema: pa.Schema) -> bool:
-    """Return whether rows have all columns of a table."""
-    return {name.lower() for name in schema.names} <= {name.lower() for name in rows.schema.names}
+def has_all_columns(names: Sequence[str], schema: pa.Schema) -> bool:
+    """Return whether rows with these columns have all columns of a table."""
+    return {name.lower() for name in schema.names} <= {name.lower() for name in names}
 
 
 def align_columns(rows: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -106,11 +108,7 @@ def upsert(folder: Path, candidates: Sequence[DataFile], epoch: EpochRows) -> Wr
     `candidates` are all files that can have a key of the epoch; each has a row count in its statistics. With
     a version, a row in the table that is newer than the epoch's row stays. The counts are those of MERGE.
     """
-    vectors = {
-        at: read_deletion_vector(folder, file.deletion_vector)
-        for at, file in enumerate(candidates)
-        if file.deletion_vector is not None
-    }
+    vectors = _read_vectors(folder, candidates)
     matches = _find_matches(candidates, epoch, vectors)
     source = matches[_SOURCE].to_numpy()
     wins = _find_wins(matches, epoch)
@@ -129,6 +127,21 @@ def upsert(folder: Path, candidates: Sequence[DataFile], epoch: EpochRows) -> Wr
     return WrittenFiles(actions, counts)
 
 
+def has_keys(folder: Path, candidates: Sequence[DataFile], keys: pa.Table) -> bool:
+    """Return whether the table has a row with one of these keys. `candidates` are as for `upsert`."""
+    epoch = EpochRows(keys, tuple(keys.schema.names), np.zeros(keys.num_rows, dtype=bool))
+    return _find_matches(candidates, epoch, _read_vectors(folder, candidates)).num_rows > 0
+
+
+def _read_vectors(folder: Path, files: Sequence[DataFile]) -> dict[int, BitMap64]:
+    """Return the removed rows of files, by the index of the file."""
+    return {
+        at: read_deletion_vector(folder, file.deletion_vector)
+        for at, file in enumerate(files)
+        if file.deletion_vector is not None
+    }
+
+
 def _find_matches(candidates: Sequence[DataFile], epoch: EpochRows, vectors: dict[int, BitMap64]) -> pa.Table:
     """Return the live rows of the files whose key is in the epoch: file, position, and the epoch's row."""
     wanted = epoch.rows.select(list(epoch.key))
@@ -138,20 +151,33 @@ def _find_matches(candidates: Sequence[DataFile], epoch: EpochRows, vectors: dic
         fields.append(pa.field(_VERSION, epoch.rows.schema.field(epoch.version).type))
     schema = pa.schema(fields)
     tables = [schema.empty_table()]
-    for at, file in enumerate(candidates):
-        rows = _read_live_keys(file, epoch, vectors.get(at)).join(
-            numbered, list(epoch.key), join_type="inner", coalesce_keys=True
-        )
-        rows = rows.append_column(_FILE, pa.array(np.full(rows.num_rows, at)))
-        tables.append(rows.select(schema.names).cast(schema))
+    for live in _read_live_keys(candidates, epoch, vectors):
+        near = live
+        for name in epoch.key:
+            near = near.filter(pc.is_in(near[name], value_set=epoch.rows[name], skip_nulls=True))
+        # A join costs time for each key of the epoch, also without a match.
+        if near.num_rows:
+            found = near.join(numbered, list(epoch.key), join_type="inner", coalesce_keys=True)
+            tables.append(found.select(schema.names).cast(schema))
     return pa.concat_tables(tables).combine_chunks()
 
 
-def _read_live_keys(file: DataFile, epoch: EpochRows, removed: BitMap64 | None) -> pa.Table:
-    """Return the key columns, the position and the version of rows that can match.
+def _read_live_keys(
+    candidates: Sequence[DataFile], epoch: EpochRows, vectors: dict[int, BitMap64]
+) -> Iterator[pa.Table]:
+    """Yield the key columns, the position and the version of live rows, of many files at a time."""
+    pending: list[pa.Table] = []
+    for at, file in enumerate(candidates):
+        pending.append(_read_file_keys(file, at, epoch, vectors.get(at)))
+        if sum(table.num_rows for table in pending) >= _LOOKUP_BATCH:
+            yield pa.concat_tables(pending)
+            pending = []
+    if pending:
+        yield pa.concat_tables(pending)
 
-    A file from before a column was added has null in it.
-    """
+
+def _read_file_keys(file: DataFile, at: int, epoch: EpochRows, removed: BitMap64 | None) -> pa.Table:
+    """Return the rows of one file for `_read_live_keys`. A column that was added later is null."""
     columns = [*epoch.key, *([epoch.version] if epoch.version not in (None, *epoch.key) else [])]
     with parquet.ParquetFile(file.path, coerce_int96_timestamp_unit="us") as reader:
         stored = set(reader.schema_arrow.names)
@@ -161,14 +187,15 @@ def _read_live_keys(file: DataFile, epoch: EpochRows, removed: BitMap64 | None) 
     table = pa.table(
         [table[name] if name in stored else pa.nulls(count) for name in columns], names=columns
     ).cast(schema)
-    live = np.ones(table.num_rows, dtype=bool)
-    for name in epoch.key:
-        live &= _booleans(pc.is_in(table[name], value_set=epoch.rows[name], skip_nulls=True))
+    table = table.append_column(_ROW, pa.array(np.arange(count)))
+    table = table.append_column(_FILE, pa.repeat(pa.scalar(at, pa.int64()), count))
+    if epoch.version is not None:
+        table = table.append_column(_VERSION, table[epoch.version])
     if removed is not None:
+        live = np.ones(count, dtype=bool)
         live[np.fromiter(removed, dtype=np.int64, count=len(removed))] = False
-    rows = np.flatnonzero(live)
-    table = table.take(pa.array(rows)).append_column(_ROW, pa.array(rows))
-    return table if epoch.version is None else table.append_column(_VERSION, table[epoch.version])
+        table = table.filter(pa.array(live))
+    return table
 
 
 def _find_wins(matches: pa.Table, epoch: EpochRows) -> np.ndarray:

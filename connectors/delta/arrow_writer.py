@@ -6,6 +6,7 @@ generated or renamed columns, no change feed. Every other table is written by Sp
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 _MAX_FILES = 20_000
 """The driver has some kilobytes of each file in memory."""
+_LOOKUPS_PER_ROW = 20
 _DELETION_VECTORS = "delta.enableDeletionVectors"
 _NEUTRAL = ("delta.checkpointInterval", "delta.logRetentionDuration", "delta.deletedFileRetentionDuration")
 _NEUTRAL_FEATURES = {
@@ -56,9 +58,12 @@ class ArrowWriter:
         self._schema: pa.Schema | None = None
         self._has_vectors = False
 
-    def can_write(self, snapshot: LocalSnapshot) -> bool:
-        """Return whether the table qualifies, for rows to append at least."""
-        return self.read_schema(snapshot) is not None
+    def can_write(
+        self, snapshot: LocalSnapshot, names: Sequence[str], key: tuple[str, ...], version: str | None
+    ) -> bool:
+        """Return whether the table qualifies for rows with these columns, whatever files it has."""
+        schema = self.read_schema(snapshot)
+        return schema is not None and (not key or self._can_upsert(schema, names, key, version))
 
     def write(
         self, rows: pa.Table, key: tuple[str, ...], version: str | None, snapshot: LocalSnapshot
@@ -72,19 +77,28 @@ class ArrowWriter:
             return None
         if not key:
             return self._append(align_columns(rows, schema))
-        epoch = EpochRows.of(rows, schema, key, version)
-        compared = [*epoch.key, *([epoch.version] if epoch.version else [])]
-        # Spark keeps columns of updated rows that the epoch lacks, and has its own order of NaN and zeros.
-        if not self._has_vectors or not has_all_columns(rows, schema) or floats_in(schema, compared):
+        if not self._can_upsert(schema, rows.schema.names, key, version):
             return None
+        epoch = EpochRows.of(rows, schema, key, version)
         files = snapshot.read_files()
         candidates = select_candidates(files, epoch)
-        if len(files) > _MAX_FILES or not _are_readable(candidates):
+        if len(files) > _MAX_FILES or not are_readable(candidates, rows.num_rows):
             return None
         try:
             return upsert(self._folder, candidates, epoch)
         except UnknownVectorError:
             return None
+
+    def _can_upsert(
+        self, schema: pa.Schema, names: Sequence[str], key: tuple[str, ...], version: str | None
+    ) -> bool:
+        """Return whether Arrow finds and replaces rows of a table with this schema as Spark does.
+
+        Spark keeps columns of updated rows that the epoch lacks, and has its own order of NaN and zeros.
+        """
+        compared = {name.lower() for name in (*key, *([version] if version else []))}
+        floats = floats_in(schema, [name for name in schema.names if name.lower() in compared])
+        return self._has_vectors and has_all_columns(names, schema) and not floats
 
     def _append(self, rows: pa.Table) -> WrittenFiles:
         count = rows.num_rows
@@ -93,7 +107,7 @@ class ArrowWriter:
 
     def count_rows(self, snapshot: LocalSnapshot) -> int | None:
         """Return the number of rows of a version, or None if the log does not tell."""
-        if not self.can_write(snapshot):
+        if self.read_schema(snapshot) is None:
             return None
         counts = [file.live_rows for file in snapshot.read_files()]
         return None if None in counts else sum(count for count in counts if count is not None)
@@ -108,10 +122,14 @@ class ArrowWriter:
         return self._schema
 
 
-def _are_readable(files: list[DataFile]) -> bool:
-    """Return whether the files are local and have few enough rows to read their keys in the driver."""
+def are_readable(files: Sequence[DataFile], rows: int) -> bool:
+    """Return whether the driver can look for the keys of an epoch in files: local ones, not too many rows.
+
+    The limit grows with the `rows` of the epoch, because Spark's MERGE takes longer for more of them, too.
+    """
     counts = [file.physical_rows if file.is_local else None for file in files]
-    return None not in counts and sum(count or 0 for count in counts) <= LOOKUP_ROWS
+    limit = max(LOOKUP_ROWS, _LOOKUPS_PER_ROW * rows)
+    return None not in counts and sum(count or 0 for count in counts) <= limit
 
 
 def _is_plain(snapshot: LocalSnapshot) -> bool:

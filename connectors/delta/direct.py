@@ -1,8 +1,8 @@
 """Direct loads into a local Delta table: tasks write splits as data files, and one commit adds them.
 
 Nothing is visible before the commit, and after a crash `vacuum` removes the files. A table with a key takes
-files only if its statistics show that no file has a key of the epoch. Any other epoch is written through
-Spark.
+files only if it has no key of the epoch: its statistics show that, or the keys in its files. Any other epoch
+is merged.
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import stamina
+from pyarrow import parquet
 
 from headrace.connectors.arrow_batches import cast_batch
-from headrace.connectors.delta.arrow_merge import align_columns
+from headrace.connectors.delta.arrow_merge import align_columns, has_keys
+from headrace.connectors.delta.arrow_writer import are_readable
 from headrace.connectors.delta.data_files import DataFile, may_contain, write_data_file
+from headrace.connectors.delta.deletion_vectors import UnknownVectorError
 from headrace.connectors.keys import canonical
 from headrace.connectors.lakehouse_rows import bounds_of, check_null_keys, last_of_sorted
 from headrace.connectors.source_base import SplitReader
@@ -43,19 +46,37 @@ class KeysMayExistError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class DirectFiles:
-    """Data files that no version of the table has yet. `bounds` are those of the key columns, by file."""
+    """Data files that no version of the table has yet. `bounds` are those of the key columns, by file.
 
+    `key` are the table's names of the key columns.
+    """
+
+    folder: Path
     actions: list[Json]
     rows: int
     key: tuple[str, ...]
     bounds: Sequence[Bounds]
 
     def check_keys(self, files: Sequence[DataFile]) -> None:
-        """Raise KeysMayExistError if one of the table's files may have a key of these files."""
-        for bounds in self.bounds if self.key else ():
-            for file in files:
-                if all(may_contain(file.statistics, name, *ends) for name, ends in bounds.items()):
-                    raise KeysMayExistError
+        """Raise KeysMayExistError if one of the table's files has a key of these files, or may have one."""
+        candidates = [file for file in files if any(_may_share_keys(file, bounds) for bounds in self.bounds)]
+        if not candidates:
+            return
+        if not are_readable(candidates, self.rows):
+            raise KeysMayExistError
+        keys = [
+            parquet.read_table(self.folder / action["add"]["path"], columns=list(self.key))
+            for action in self.actions
+        ]
+        try:
+            if has_keys(self.folder, candidates, pa.concat_tables(keys)):
+                raise KeysMayExistError
+        except UnknownVectorError as error:
+            raise KeysMayExistError from error
+
+
+def _may_share_keys(file: DataFile, bounds: Bounds) -> bool:
+    return all(may_contain(file.statistics, name, *ends) for name, ends in bounds.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +161,12 @@ class DirectFileLoad:
         splits = self.task.fetch.splits
         results = run_split_tasks(self.task, splits, spark, self.threads, in_turn=False) if splits else []
         written = [result for result in results if result["add"] is not None]
+        named = {name.lower(): name for name in self.task.columns.names}
         files = DirectFiles(
+            self.task.folder,
             [{"add": result["add"]} for result in written],
             sum(result["rows"] for result in written),
-            self.task.key,
+            tuple(named[name.lower()] for name in self.task.key),
             [result["bounds"] for result in written],
         )
         try:
@@ -157,6 +180,6 @@ class DirectFileLoad:
         """Remove files that are in no commit. One that stays is removed by `vacuum`."""
         for action in files.actions:
             try:
-                (self.task.folder / action["add"]["path"]).unlink(missing_ok=True)
+                (files.folder / action["add"]["path"]).unlink(missing_ok=True)
             except OSError as error:
                 log.info("event=file_not_removed node=%s error=%s", self.task.node, error)

@@ -12,6 +12,7 @@ from headrace.connectors.delta.spark_writer import SparkWriter
 from headrace.connectors.delta.table_log import TableLog
 from headrace.connectors.frame import EpochFrame
 from headrace.connectors.lakehouse_rows import (
+    DRIVER_ROWS,
     build_merge_source,
     collect_append_rows,
     collect_last_rows,
@@ -43,6 +44,8 @@ class DeltaEpochWriter:
         self._master = context.settings.spark.master
         self._version_column: str | None = context.node.version_column
         self._spark_writer = spark_writer
+        self._writes_large = True
+        """Whether the driver collects large epochs. Not after one that Spark had to write."""
         self._local: _LocalTable | None = None
         """Writes epochs of a local table without Spark; None for another file system."""
         if isinstance(log, LocalTableLog):
@@ -50,7 +53,8 @@ class DeltaEpochWriter:
 
     def write(self, since: TableVersion, txn: int, change: SinkCommit, frame: EpochFrame) -> bool:
         """Commit rows and record under step `txn`. Return False if the table changed after `since`."""
-        rows = self._collect_rows(frame)
+        large = self._writes_large and self._can_write(frame)
+        rows = self._collect_rows(frame, large=large)
         if rows is not None and self._local is not None:
             snapshot = self._local.log.snapshot()
             written = self._local.writer.write(rows, frame.key, self._version_column, snapshot)
@@ -60,6 +64,9 @@ class DeltaEpochWriter:
                 return self._local.log.commit_files(
                     since, self._app, txn, metadata, written.actions, written.counts, read_version
                 )
+        if large and rows is not None and rows.num_rows > DRIVER_ROWS:
+            # Spark would send them back to its tasks, so it computes them again. Later ones go to it at once.
+            rows, self._writes_large = None, False
         metadata = encode_commit_metadata(self._app, txn, change.complete(WriteCounts()), derive=True)
         if frame.key:
             version = self._version_column
@@ -103,14 +110,19 @@ class DeltaEpochWriter:
             return None
         return self._local.writer.count_rows(snapshot)
 
-    def _collect_rows(self, frame: EpochFrame) -> pa.Table | None:
+    def _can_write(self, frame: EpochFrame) -> bool:
+        """Return whether the table takes rows with the columns of a frame without Spark."""
+        if self._local is None:
+            return False
+        log, writer = self._local
+        return writer.can_write(log.snapshot(), frame.schema.names, frame.key, self._version_column)
+
+    def _collect_rows(self, frame: EpochFrame, *, large: bool) -> pa.Table | None:
         """Return the rows of an epoch that the driver writes: all of them, or with a key the last of each.
 
         Return None if Spark has to write the epoch. Rows to append are not collected in vain, because Spark
         would compute them again.
         """
         if frame.key:
-            return collect_last_rows(self._name, frame, self._version_column)
-        if self._local is None or not self._local.writer.can_write(self._local.log.snapshot()):
-            return None
-        return collect_append_rows(self._name, frame)
+            return collect_last_rows(self._name, frame, self._version_column, large=large)
+        return collect_append_rows(self._name, frame, large=large) if self._can_write(frame) else None
