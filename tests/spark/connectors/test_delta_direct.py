@@ -93,20 +93,51 @@ def test_the_last_row_of_a_key_in_a_split_stays(table: Any) -> None:
     assert t.rows() == [(1, "new"), (2, "b")]
 
 
-def test_other_keys_are_added_and_keys_that_may_be_there_are_left_to_the_merge(table: Any) -> None:
+def test_other_keys_are_added_and_keys_that_are_there_are_left_to_the_merge(table: Any) -> None:
     t = table("id")
     sink = t.joined()
     sink.write_direct(plan(1), splits(a=[(1, "a"), (5, "e")]), t.spark)
+    # The statistics of one file leave out these keys, those of another do not.
     assert sink.write_direct(plan(2), splits(a=[(6, "f"), (9, "i")]), t.spark) == WriteCounts(2, 2, 0, 0)
+    assert sink.write_direct(plan(3), splits(a=[(3, "c"), (7, "g")]), t.spark) == WriteCounts(2, 2, 0, 0)
     files, version = data_files(t), t.version
-    rows = splits(a=[(20, "t")], b=[(7, "g")])
-    assert sink.write_direct(plan(3), rows, t.spark) is None
-    assert (data_files(t), t.version, sink.record().epoch) == (files, version, 2)
+    rows = splits(a=[(20, "t")], b=[(8, "h"), (5, "x")])
+    assert sink.write_direct(plan(4), rows, t.spark) is None
+    assert (data_files(t), t.version, sink.record().epoch) == (files, version, 3)
     rows.reads.clear()
-    assert sink.write_direct(plan(3), rows, t.spark) is None
+    assert sink.write_direct(plan(4), rows, t.spark) is None
     assert not rows.reads
-    sink.write(plan(3), t.frame((20, "t", "i"), (5, "x", "i")))
-    assert t.rows() == [(1, "a"), (5, "x"), (6, "f"), (9, "i"), (20, "t")]
+    sink.write(plan(4), t.frame((20, "t", "i"), (8, "h", "i"), (5, "x", "i")))
+    pairs = ["1a", "3c", "5x", "6f", "7g", "8h", "9i", "20t"]
+    assert t.rows() == [(int(pair[:-1]), pair[-1]) for pair in pairs]
+
+
+def test_a_key_that_was_removed_is_added_again(table: Any) -> None:
+    t = table("id")
+    sink = t.joined()
+    sink.write_direct(plan(1), splits(a=[(1, "a"), (2, "b"), (5, "e")]), t.spark)
+    sink.write(plan(2), t.frame((2, "b", "d")))
+    assert sink.write_direct(plan(3), splits(a=[(2, "new"), (4, "d")]), t.spark) == WriteCounts(2, 2, 0, 0)
+    assert t.rows() == [(1, "a"), (2, "new"), (4, "d"), (5, "e")]
+
+
+def test_compound_keys_are_compared_as_a_whole(table: Any) -> None:
+    schema = pa.schema([("id", pa.int64()), ("name", pa.string()), ("v", pa.int64())])
+    t = table("id", "name", schema=schema)
+    sink = t.joined()
+    sink.write_direct(plan(1), splits(schema, a=[(1, "a", 1), (2, "b", 2)]), t.spark)
+    crossed = splits(schema, a=[(1, "b", 3), (2, "a", 4)])
+    assert sink.write_direct(plan(2), crossed, t.spark) == WriteCounts(2, 2, 0, 0)
+    assert sink.write_direct(plan(3), splits(schema, a=[(2, "a", 5)]), t.spark) is None
+
+
+def test_keys_of_too_many_rows_are_not_compared(table: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.connectors.delta.arrow_writer.LOOKUP_ROWS", 1)
+    monkeypatch.setattr("headrace.connectors.delta.arrow_writer._LOOKUPS_PER_ROW", 1)
+    t = table("id")
+    sink = t.joined()
+    sink.write_direct(plan(1), splits(a=[(1, "a"), (5, "e")]), t.spark)
+    assert sink.write_direct(plan(2), splits(a=[(2, "b")]), t.spark) is None
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from helpers.depth import FULL
 from helpers.lakehouse_tables import plan
 from pyspark.sql import SparkSession
 
+from headrace.connectors import lakehouse_rows
 from headrace.connectors.delta.local_log import LocalTableLog
 from headrace.connectors.delta.spark_writer import SparkWriter, merge
 from headrace.connectors.frame import EpochFrame
@@ -115,6 +116,45 @@ def test_rows_and_counts_are_those_of_spark(
         assert contents[0] == contents[1]
         assert {sink.read_row_count()[1] for sink in sinks} == {len(contents[0])}
     assert len(spark_merges) == EPOCHS + (EPOCHS + 1) // 2
+
+
+@pytest.mark.parametrize("key", [(), ("id",)], ids=["append", "keyed"])
+def test_large_epochs_are_collected_up_to_a_limit_of_rows_and_bytes(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: tuple[str, ...]
+) -> None:
+    for name, most in (("DRIVER_ROWS", 1), ("LARGE_ROWS", 3), ("LARGE_BYTES", 1_000)):
+        monkeypatch.setattr(f"headrace.connectors.lakehouse_rows.{name}", most)
+    one = Table(spark, tmp_path, key)
+    sink = one.joined()
+    rows = one.frame((1, "a", "i"), (2, "b", "i"), (3, "c", "i"))
+    refuse = Mock(side_effect=AssertionError("Spark writes"))
+    for way in ("append", "merge"):
+        monkeypatch.setattr(SparkWriter, way, refuse)
+    assert sink.write(plan(1), replace(rows, estimate=3, size=1_000)) == WriteCounts(3, 3, 0, 0)
+    for estimate, size in ((4, 1_000), (3, 1_001), (3, None)):
+        with pytest.raises(AssertionError, match="Spark writes"):
+            sink.write(plan(2), replace(rows, estimate=estimate, size=size))
+    assert one.rows() == [(1, "a"), (2, "b"), (3, "c")]
+
+
+def test_large_epochs_whose_keys_cannot_be_compared_go_to_spark_from_then_on(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark_merges: list[int]
+) -> None:
+    for module in ("lakehouse_rows", "delta.epoch_writer"):
+        monkeypatch.setattr(f"headrace.connectors.{module}.DRIVER_ROWS", 1)
+    one = Table(spark, tmp_path, ("id",))
+    sink = one.joined()
+    rows = replace(one.frame((1, "a", "i"), (2, "b", "i"), (2, "c", "u")), estimate=3, size=1_000)
+    assert sink.write(plan(1), rows) == WriteCounts(2, 2, 0, 0)
+    assert not spark_merges
+    monkeypatch.setattr("headrace.connectors.delta.arrow_writer.are_readable", lambda *_: False)
+    collected = Mock(side_effect=lakehouse_rows.collect_arrow)
+    monkeypatch.setattr(lakehouse_rows, "collect_arrow", collected)
+    for epoch in (2, 3):
+        change = replace(one.frame((1, f"new {epoch}", "u"), (2, "c", "u")), estimate=3, size=1_000)
+        assert sink.write(plan(epoch), change) == WriteCounts(2, 0, 2, 0)
+    assert (len(spark_merges), collected.call_count) == (2, 1)
+    assert one.rows() == [(1, "new 3"), (2, "c")]
 
 
 @pytest.mark.parametrize("key", [(), ("id",)], ids=["append", "keyed"])
