@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.connectors.delta.arrow_writer import ArrowWriter
@@ -26,6 +27,11 @@ from headrace.pipeline.protocol.epochs import WriteCounts
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+log = logging.getLogger(__name__)
+_RESULT_LIMIT = "spark.driver.maxResultSize"
+"""Spark's error names this option if the driver would get more bytes."""
 
 
 class _LocalTable(NamedTuple):
@@ -123,6 +129,14 @@ class DeltaEpochWriter:
         Return None if Spark has to write the epoch. Rows to append are not collected in vain, because Spark
         would compute them again.
         """
-        if frame.key:
-            return collect_last_rows(self._name, frame, self._version_column, large=large)
-        return collect_append_rows(self._name, frame, large=large) if self._can_write(frame) else None
+        try:
+            if frame.key:
+                return collect_last_rows(self._name, frame, self._version_column, large=large)
+            return collect_append_rows(self._name, frame, large=large) if self._can_write(frame) else None
+        except Exception as error:
+            # SQL can make rows that are much larger than those of the sources.
+            if not large or _RESULT_LIMIT not in str(error):
+                raise
+            log.info("event=rows_too_large_for_driver node=%s rows=%s", self._name, frame.estimate)
+            self._writes_large = False
+            return None

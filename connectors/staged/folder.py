@@ -79,7 +79,8 @@ def _write_files(folder: Path, schema: pa.Schema, tables: Iterable[pa.Table]) ->
 
 def read_metadata(folder: Path) -> Mapping[bytes, bytes]:
     """Return the metadata of the schema with which the rows of a folder were stored."""
-    return pq.read_schema(folder / _FIRST).metadata or {}
+    first = folder / _FIRST
+    return (pq.read_schema(first).metadata or {}) if first.exists() else {}
 
 
 def drop_folders(root: Path, owner: str, generation: int, keep: Collection[str]) -> None:

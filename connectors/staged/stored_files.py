@@ -37,7 +37,8 @@ class StoredFiles(Files):
     ) -> DataFrame:
         """Return the needed columns with PART, GROUP and OFF. A file has one row group."""
         ranges = [piece for task in tasks for piece in task]
-        if not ranges or not _is_readable(shape.inner):
+        is_whole = all(piece.file.groups is not None and len(piece.file.groups) <= 1 for piece in ranges)
+        if not ranges or not is_whole or not _is_readable(shape.inner):
             return super()._rows(spark, shape, tasks, needed)
         fields = [field for field in shape.inner if field.name in needed]
         columns = spark_schema(pa.schema(fields or [shape.inner.field(0)]))

@@ -82,6 +82,8 @@ def _defaults(settings: Settings, kinds: frozenset[str]) -> dict[str, str]:
         "spark.app.name": "headrace",
         "spark.master": settings.spark.master,
         "spark.driver.memory": settings.spark.driver_memory,
+        # Python has several copies of what the driver gets.
+        "spark.driver.maxResultSize": "512m",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.scheduler.mode": "FAIR",

@@ -158,6 +158,26 @@ def test_large_epochs_whose_keys_cannot_be_compared_go_to_spark_from_then_on(
 
 
 @pytest.mark.parametrize("key", [(), ("id",)], ids=["append", "keyed"])
+def test_rows_that_are_larger_than_their_sources_go_to_spark(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture, key: tuple[str, ...]
+) -> None:
+    caplog.set_level("INFO")
+    one = Table(spark, tmp_path, key)
+    sink = one.joined()
+    rows = one.frame(*((number, "x" * 20_000 + str(number), "i") for number in range(100)))
+    conf, option = spark.sparkContext._jsc.sc().conf(), "spark.driver.maxResultSize"
+    before = conf.get(option)
+    conf.set(option, "300k")
+    try:
+        wide = replace(rows, node_rows=rows.node_rows.repartition(2), estimate=100, size=1_000)
+        assert sink.write(plan(1), wide) == WriteCounts(100, 100, 0, 0)
+    finally:
+        conf.set(option, before)
+    assert "rows_too_large_for_driver" in caplog.text
+    assert len(one.rows()) == 100
+
+
+@pytest.mark.parametrize("key", [(), ("id",)], ids=["append", "keyed"])
 def test_rows_of_the_driver_are_written_there_whatever_their_number(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: tuple[str, ...]
 ) -> None:
