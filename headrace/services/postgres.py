@@ -32,6 +32,8 @@ _OPTIONS = {
     "max_wal_size": "4GB",  # with the default a bulk load triggers constant checkpoints
     "checkpoint_timeout": "15min",
     "max_connections": "200",
+    # The role has the name of the schema of commit records, where tables without a schema would go otherwise.
+    "search_path": "public",
     "logging_collector": "off",
 }
 

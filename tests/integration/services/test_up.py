@@ -69,6 +69,16 @@ def test_no_password_on_a_command_line_or_in_a_log(services: Services):
         assert not [secret for secret in secrets if secret in written]
 
 
+def test_tables_without_a_schema_are_in_public(services: Services, pg: str):
+    with psycopg.connect(pg) as connection:
+        connection.execute("CREATE SCHEMA IF NOT EXISTS headrace")
+        connection.execute("CREATE TABLE t (id int)")
+        assert connection.execute("SELECT to_regclass('public.t')::text, current_user").fetchone() == (
+            "t",
+            "headrace",
+        )
+
+
 def test_postgres_keeps_what_was_committed_over_kill_9(services: Services, pg: str):
     with psycopg.connect(pg, autocommit=True) as connection:
         connection.execute("CREATE TABLE t (a int PRIMARY KEY)")
