@@ -64,15 +64,19 @@ class DirectFiles:
             return
         if not are_readable(candidates, self.rows):
             raise KeysMayExistError
-        keys = [
-            parquet.read_table(self.folder / action["add"]["path"], columns=list(self.key))
-            for action in self.actions
-        ]
         try:
-            if has_keys(self.folder, candidates, pa.concat_tables(keys)):
+            if has_keys(self.folder, candidates, self._read_keys()):
                 raise KeysMayExistError
         except UnknownVectorError as error:
             raise KeysMayExistError from error
+
+    def _read_keys(self) -> pa.Table:
+        tables = []
+        for action in self.actions:
+            # Not `read_table`, which takes folders of the path for columns.
+            with parquet.ParquetFile(self.folder / action["add"]["path"]) as reader:
+                tables.append(reader.read(columns=list(self.key)))
+        return pa.concat_tables(tables)
 
 
 def _may_share_keys(file: DataFile, bounds: Bounds) -> bool:

@@ -112,8 +112,8 @@ def test_other_keys_are_added_and_keys_that_are_there_are_left_to_the_merge(tabl
     assert t.rows() == [(int(pair[:-1]), pair[-1]) for pair in pairs]
 
 
-def test_a_key_that_was_removed_is_added_again(table: Any) -> None:
-    t = table("id")
+def test_a_key_that_was_removed_is_added_again(spark: SparkSession, tmp_path: Path) -> None:
+    t = Table(spark, tmp_path / "id=7" / "flights", ("id",))
     sink = t.joined()
     sink.write_direct(plan(1), splits(a=[(1, "a"), (2, "b"), (5, "e")]), t.spark)
     sink.write(plan(2), t.frame((2, "b", "d")))
