@@ -246,6 +246,11 @@ class Files(BoundedSource):
             return "Spark applies its filter"
         return "Spark converts the values of its folders" if self._list()[0].partitions else ""
 
+    def explain_key_spread(self, key: Sequence[str]) -> str:
+        """See `BoundedSource.explain_key_spread`."""
+        del key
+        return "several files may have rows of one key"
+
     def create_split_reader(
         self, snapshot: Snapshot, splits: Sequence[Json], query: str | None, key: Sequence[str] = ()
     ) -> FileSplitReader | None:

@@ -83,6 +83,13 @@ class PostgresTableSource(StagedSource):
         with self._control.transaction() as session:
             return find_unique_keys(session, self.node.schema_, self.node.table)
 
+    def explain_key_spread(self, key: Sequence[str]) -> str:
+        """See `BoundedSource.explain_key_spread`. A unique index keeps the rows of a key apart."""
+        if not super().explain_key_spread(key):
+            return ""
+        listed = ", ".join(f"`{name}`" for name in key) or "no column"
+        return f"`{self.node.schema_}.{self.node.table}` has no unique index on columns of the key ({listed})"
+
     def _check_table(self, session: ControlSession) -> None:
         """Raise TargetError, with the closest names, for a table that does not exist."""
         name, schema = self.node.table, self.node.schema_
