@@ -165,7 +165,8 @@ def test_rows_that_are_larger_than_their_sources_go_to_spark(
     one = Table(spark, tmp_path, key)
     sink = one.joined()
     rows = one.frame(*((number, "x" * 20_000 + str(number), "i") for number in range(100)))
-    conf, option = spark.sparkContext._jsc.sc().conf(), "spark.driver.maxResultSize"
+    java: Any = spark.sparkContext._jsc
+    conf, option = java.sc().conf(), "spark.driver.maxResultSize"
     before = conf.get(option)
     conf.set(option, "300k")
     try:
