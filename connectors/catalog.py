@@ -44,7 +44,7 @@ CONNECTORS: tuple[Connector, ...] = (
             config=f"{_PACKAGE}.postgres_source.config:PostgresSourceConfig",
             implementation=f"{_PACKAGE}.postgres_source.source:PostgresTableSource",
             capabilities=SourceCapabilities(
-                bounded=True, stable_snapshot=True, direct=True, without_spark=True
+                bounded=True, stable_snapshot=True, direct=True, splits_have_keys=True, without_spark=True
             ),
         ),
         sink=SinkEntry(

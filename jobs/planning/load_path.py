@@ -70,8 +70,17 @@ def plan_load_paths(
 
     It is deterministic: an epoch must be finished with the load path that it began with.
     """
+
+    def spreads(source: PipelineSource, key: Sequence[str]) -> str:
+        first = source.bounded[0]
+        # The splits of each epoch decide where they have the keys: an index may be dropped between two runs.
+        return "" if first.capabilities.splits_have_keys else first.explain_key_spread(key)
+
     columns = Columns(
-        planner.source_schemas, planner.schemas, lambda source: source.bounded[0].schema(planner.spark)
+        planner.source_schemas,
+        planner.schemas,
+        lambda source: source.bounded[0].schema(planner.spark),
+        spreads,
     )
     return {name: plan_load_path(file, columns, sources, name) for name in file.model.sinks}
 

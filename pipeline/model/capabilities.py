@@ -67,6 +67,8 @@ class SourceCapabilities:
     """Tasks read splits as Arrow (`BoundedSource.create_split_reader`)."""
     computes_sql: bool = False
     """Tasks read the result of SQL and of filters: the source computes them."""
+    splits_have_keys: bool = False
+    """Splits have what keeps keys apart (`BoundedSource.keeps_together`), whatever the source says later."""
     job_mode: bool = True
     phase: bool = True
     """Can be a phase of a hybrid source."""

@@ -111,6 +111,29 @@ def test_stored_rows_of_a_killed_run(world: HistoryWorld, point: str, nth: int) 
     assert leftovers(world) == []
 
 
+def test_an_epoch_is_finished_after_its_index_was_dropped(world: HistoryWorld) -> None:
+    world.fill_table()
+    assert world.crash("split-loaded", 2) != 0
+    world.execute("ALTER TABLE original DROP CONSTRAINT original_pkey")
+    assert until(lambda: world.run()["code"] == 0, "a run after the lease of the first", 300)
+    world.check_table()
+    assert not world.has_started_spark()
+
+
+def test_rows_of_a_key_in_several_splits_keep_their_order(world: HistoryWorld) -> None:
+    world.fill_table()
+    world.execute(
+        "DROP TABLE original",
+        "CREATE TABLE original (id bigint, v bigint)",
+        f"INSERT INTO original SELECT n % 1000, n FROM generate_series(1, {ROWS}) n",
+    )
+    assert world.run()["code"] == 0
+    expected = [(key, ROWS - 1000 + key if key else ROWS) for key in range(1000)]
+    assert world.execute("SELECT id, v FROM target ORDER BY id") == expected
+    lake = world.lake_rows()
+    assert sorted(zip(lake["id"], lake["v"], strict=True)) == expected
+
+
 def test_files_are_copied_without_spark(world: HistoryWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError
