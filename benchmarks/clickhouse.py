@@ -7,7 +7,7 @@ import secrets
 import clickhouse_connect
 import pyarrow as pa
 
-from benchmarks.kit import COLUMNS, BenchmarkRunner, format_rate, read_clock
+from benchmarks.kit import COLUMNS, TRANSFORM, BenchmarkRunner, format_rate, read_clock
 
 _PIPELINE = """
 name: {name}
@@ -18,7 +18,6 @@ sinks:
   out: {{type: clickhouse, from: {last}, table: bench.{name}}}
 epoch: {{history_rows: 1000000}}
 """
-_TRANSFORM = "transforms:\n  shout: {type: sql, sql: 'select id, at, upper(name) as name, amount from src'}"
 _BATCH = 500_000
 
 
@@ -29,7 +28,7 @@ def clickhouse(runner: BenchmarkRunner, rows: int) -> list[str]:
     runner.add_figure(
         "clickhouse", f"bare: one process, Arrow inserts, {rows:,} rows", format_rate(rows, bare), "1.00"
     )
-    for what, transforms, last in (("as they are", "", "src"), ("after SQL", _TRANSFORM, "shout")):
+    for what, transforms, last in (("as they are", "", "src"), ("after SQL", TRANSFORM, "shout")):
         name = f"bench_{secrets.token_hex(4)}"
         text = _PIPELINE.format(name=name, table=table, transforms=transforms, last=last)
         seconds, epochs = runner.run_pipeline(text)

@@ -13,10 +13,9 @@ from adbc_driver_postgresql import dbapi
 from deltalake import DeltaTable, write_deltalake
 from psycopg import sql
 
-from benchmarks.kit import BenchmarkRunner, format_rate, read_clock
+from benchmarks.kit import TRANSFORM, BenchmarkRunner, format_rate, read_clock
 from benchmarks.peers.bare import CREATE_KEYED
 
-_SQL = "transforms:\n  shout: {type: sql, sql: 'select id, at, upper(name) as name, amount from src'}"
 _PIPELINE = """
 name: {name}
 sources:
@@ -35,7 +34,7 @@ def tables(runner: BenchmarkRunner, rows: int) -> list[str]:
     bare = _seconds(lambda: _copy_table(runner, name))
     _add(runner, f"bare: COPY of a Postgres table to Delta, {rows:,} rows", rows, bare, bare)
     source = f"{{type: postgres, table: {name}, primary_key: id}}"
-    for what, transforms, last in (("", "", "src"), (", after SQL", _SQL, "shout")):
+    for what, transforms, last in (("", "", "src"), (", after SQL", TRANSFORM, "shout")):
         lake = runner.folder / f"lake_{secrets.token_hex(4)}"
         sink = f"{{type: delta, from: {last}, path: {lake}}}"
         seconds = _run(runner, source, transforms, sink)

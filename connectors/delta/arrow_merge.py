@@ -32,7 +32,7 @@ pc: Any = pyarrow.compute
 """Its functions are made at import, so type checkers do not see them."""
 _SOURCE, _FILE, _ROW, _VERSION = "__source", "__file", "__row", "__version"
 _LOOKUP_BATCH = 1_000_000
-"""Rows of files whose keys are compared at a time, about: each time costs time for each key of the epoch."""
+"""Rows of files whose keys are compared at a time, about. Each comparison hashes the keys of the epoch."""
 _MATCHES = pa.schema([(_SOURCE, pa.int64()), (_FILE, pa.int64()), (_ROW, pa.int64())])
 
 
@@ -167,11 +167,13 @@ def _read_live_keys(
 ) -> Iterator[pa.Table]:
     """Yield the key columns, the position and the version of live rows, of many files at a time."""
     pending: list[pa.Table] = []
+    rows = 0
     for at, file in enumerate(candidates):
         pending.append(_read_file_keys(file, at, epoch, vectors.get(at)))
-        if sum(table.num_rows for table in pending) >= _LOOKUP_BATCH:
+        rows += pending[-1].num_rows
+        if rows >= _LOOKUP_BATCH:
             yield pa.concat_tables(pending)
-            pending = []
+            pending, rows = [], 0
     if pending:
         yield pa.concat_tables(pending)
 

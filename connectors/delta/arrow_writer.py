@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _MAX_FILES = 20_000
 """The driver has some kilobytes of each file in memory."""
 _LOOKUPS_PER_ROW = 20
+"""Rows of files whose keys are read for each row of an epoch, at most."""
 _DELETION_VECTORS = "delta.enableDeletionVectors"
 _NEUTRAL = ("delta.checkpointInterval", "delta.logRetentionDuration", "delta.deletedFileRetentionDuration")
 _NEUTRAL_FEATURES = {

@@ -6,7 +6,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pyarrow as pa
@@ -52,29 +52,27 @@ def _write_files(folder: Path, schema: pa.Schema, tables: Iterable[pa.Table]) ->
 
     A file is about a split, so that a task reads whole files.
     """
-    pending: list[pa.Table] = []
-    count = 0
-
-    def write() -> None:
-        nonlocal count
-        rows = pa.concat_tables([schema.empty_table(), *pending])
-        path = folder / f"{count:05d}.parquet"
+    for number, parts in enumerate(_group_tables(tables)):
+        rows = pa.concat_tables([schema.empty_table(), *parts])
+        path = folder / f"{number:05d}.parquet"
         pq.write_table(rows, path, compression="zstd", row_group_size=max(1, rows.num_rows))
         sync_to_disk(path)
-        pending.clear()
-        count += 1
+    sync_to_disk(folder)
 
+
+def _group_tables(tables: Iterable[pa.Table]) -> Iterator[list[pa.Table]]:
+    """Yield the rows in lists of the size of a split. The last list is empty if there are no rows."""
+    parts: list[pa.Table] = []
+    rows = size = 0
     for table in tables:
         for start in range(0, table.num_rows, splitting.SPLIT_ROWS):
             part = table.slice(start, splitting.SPLIT_ROWS)
-            rows = sum(other.num_rows for other in pending) + part.num_rows
-            size = sum(other.nbytes for other in pending) + part.nbytes
-            if pending and (rows > splitting.SPLIT_ROWS or size > splitting.SPLIT_BYTES):
-                write()
-            pending.append(part)
-    if pending or not count:
-        write()
-    sync_to_disk(folder)
+            rows, size = rows + part.num_rows, size + part.nbytes
+            if parts and (rows > splitting.SPLIT_ROWS or size > splitting.SPLIT_BYTES):
+                yield parts
+                parts, rows, size = [], part.num_rows, part.nbytes
+            parts.append(part)
+    yield parts
 
 
 def read_metadata(folder: Path) -> Mapping[bytes, bytes]:

@@ -337,7 +337,11 @@ class World:
     def check_without_spark(self) -> None:
         """Postgres has exactly the expected rows, each once, and no run of this world started a JVM."""
         assert self.in_postgres() == sorted(self.expected.values())
-        assert not (self.folder / "home" / "logs" / "spark.log").exists()
+        assert not self.has_started_spark()
+
+    def has_started_spark(self) -> bool:
+        """Return whether a run of this world started a JVM."""
+        return (self.folder / "home" / "logs" / "spark.log").exists()
 
     def in_postgres(self) -> list[Row]:
         """All rows of the Postgres table."""

@@ -64,9 +64,6 @@ class DeltaWorld(World):
         expected = [(key, key * factor) for factor in (1, 7) for key in range(KEYS)]
         assert self.rows(spark, "log") == sorted(expected)
 
-    def has_started_spark(self) -> bool:
-        return (self.folder / "home" / "logs" / "spark.log").exists()
-
 
 @pytest.fixture
 def world(services: Services, pg: str, ch_db: str, tmp_path: Path) -> Iterator[DeltaWorld]:

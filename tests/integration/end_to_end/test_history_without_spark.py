@@ -78,9 +78,6 @@ class HistoryWorld(World):
         files = deltalake.DeltaTable(self.lake).file_uris()
         return pa.concat_tables(pq.read_table(file) for file in files).to_pydict()
 
-    def has_started_spark(self) -> bool:
-        return (self.folder / "home" / "logs" / "spark.log").exists()
-
 
 @pytest.fixture
 def world(services: Services, pg: str, ch_db: str, tmp_path: Path) -> Iterator[HistoryWorld]:

@@ -69,9 +69,6 @@ class Stream(World):
             (b'{"id":%d}' % key, b'{"id":%d,"v":%d}' % (key, value)) for key, value in SENT.items()
         )
 
-    def has_started_spark(self) -> bool:
-        return (self.folder / "home" / "logs" / "spark.log").exists()
-
     def find_jvm(self) -> psutil.Process | None:
         """The JVM that the ledger has for the run that owns the pipeline."""
         ledger = open_sqlite(self.ledger)

@@ -94,6 +94,13 @@ def spark_merges(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return calls
 
 
+@pytest.fixture
+def no_spark_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refuse rows that Spark would write."""
+    for way in ("append", "merge"):
+        monkeypatch.setattr(SparkWriter, way, Mock(side_effect=AssertionError("Spark writes")))
+
+
 # test_merge_applies_the_last_row_of_each_key has daily cases without a version.
 @pytest.mark.parametrize("version", [pytest.param(None, marks=pytest.mark.slow), "at"])
 @pytest.mark.sampled
@@ -118,6 +125,7 @@ def test_rows_and_counts_are_those_of_spark(
     assert len(spark_merges) == EPOCHS + (EPOCHS + 1) // 2
 
 
+@pytest.mark.usefixtures("no_spark_writes")
 @pytest.mark.parametrize("key", [(), ("id",)], ids=["append", "keyed"])
 def test_large_epochs_are_collected_up_to_a_limit_of_rows_and_bytes(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: tuple[str, ...]
@@ -127,9 +135,6 @@ def test_large_epochs_are_collected_up_to_a_limit_of_rows_and_bytes(
     one = Table(spark, tmp_path, key)
     sink = one.joined()
     rows = one.frame((1, "a", "i"), (2, "b", "i"), (3, "c", "i"))
-    refuse = Mock(side_effect=AssertionError("Spark writes"))
-    for way in ("append", "merge"):
-        monkeypatch.setattr(SparkWriter, way, refuse)
     assert sink.write(plan(1), replace(rows, estimate=3, size=1_000)) == WriteCounts(3, 3, 0, 0)
     for estimate, size in ((4, 1_000), (3, 1_001), (3, None)):
         with pytest.raises(AssertionError, match="Spark writes"):
@@ -178,6 +183,7 @@ def test_rows_that_are_larger_than_their_sources_go_to_spark(
     assert len(one.rows()) == 100
 
 
+@pytest.mark.usefixtures("no_spark_writes")
 @pytest.mark.parametrize("key", [(), ("id",)], ids=["append", "keyed"])
 def test_rows_of_the_driver_are_written_there_whatever_their_number(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: tuple[str, ...]
@@ -186,9 +192,6 @@ def test_rows_of_the_driver_are_written_there_whatever_their_number(
     one = Table(spark, tmp_path, key)
     sink = one.joined()
     rows = one.frame((1, "a", "i"), (2, "b", "i"), (3, "c", "i"))
-    refuse = Mock(side_effect=AssertionError("Spark writes"))
-    for way in ("append", "merge"):
-        monkeypatch.setattr(SparkWriter, way, refuse)
     assert sink.write(plan(1), replace(rows, table=rows.rows.toArrow())) == WriteCounts(3, 3, 0, 0)
     with pytest.raises(AssertionError, match="Spark writes"):
         sink.write(plan(2), replace(rows, estimate=None))
