@@ -76,7 +76,11 @@ CONNECTORS: tuple[Connector, ...] = (
             config=f"{_PACKAGE}.delta.config:DeltaSinkConfig",
             implementation=f"{_PACKAGE}.delta.sink:DeltaTableSink",
             capabilities=SinkCapabilities(
-                **_TRANSACTIONAL, can_truncate=True, direct=Visibility.EPOCH, maintains_files=True
+                **_TRANSACTIONAL,
+                can_truncate=True,
+                direct=Visibility.EPOCH,
+                maintains_files=True,
+                without_spark=True,
             ),
         ),
     ),

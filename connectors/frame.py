@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,8 +14,17 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
+log = logging.getLogger(__name__)
+
 DRIVER_BYTES = 32 << 20
-"""Rows of more bytes than this never pass through the driver: the JVM and Python hold several copies."""
+"""Rows of more bytes than this pass through the driver only by a `LargeEpochCollector`.
+
+The JVM and Python hold several copies.
+"""
+LARGE_ROWS, LARGE_BYTES = 1_000_000, 128 << 20
+"""Limits of epochs that the driver collects where it writes them several times faster than Spark's tasks."""
+_RESULT_LIMIT = "spark.driver.maxResultSize"
+"""Spark's error names this option if the driver would get more bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,3 +81,31 @@ class EpochFrame:
             return None
         table = collect_arrow(rows.limit(limit + 1))
         return table if table.num_rows <= limit else None
+
+
+@dataclass(slots=True)
+class LargeEpochCollector:
+    """Collects the large epochs of one sink in the driver, until one has rows that are too large for it."""
+
+    node: str
+    _is_off: bool = False
+
+    def accepts(self, frame: EpochFrame) -> bool:
+        """Return whether the driver should collect the rows of a frame."""
+        return not self._is_off and frame.has_at_most(LARGE_ROWS, LARGE_BYTES)
+
+    def collect(self, frame: EpochFrame, rows: DataFrame) -> pa.Table | None:
+        """Collect `rows`, as many as the frame has. Return None if they are too large, and stop."""
+        try:
+            return collect_arrow(rows)
+        except Exception as error:
+            # SQL can make rows that are much larger than those of the sources.
+            if _RESULT_LIMIT not in str(error):
+                raise
+            log.info("event=rows_too_large_for_driver node=%s rows=%s", self.node, frame.estimate)
+            self.stop()
+            return None
+
+    def stop(self) -> None:
+        """Accept no further epoch."""
+        self._is_off = True

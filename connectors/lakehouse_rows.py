@@ -12,9 +12,9 @@ from pyarrow import compute as pc
 from pyarrow import types as kinds
 
 from headrace.connectors.filters import quote_identifier
-from headrace.connectors.frame import EpochFrame
+from headrace.connectors.frame import EpochFrame, LargeEpochCollector
 from headrace.connectors.keys import canonical, canonical_frame
-from headrace.connectors.local_relation import collect_arrow, frame_of_table
+from headrace.connectors.local_relation import frame_of_table
 from headrace.connectors.row_errors import row_error
 from headrace.connectors.versions import ENDED, winners, winners_frame
 from headrace.pipeline.errors import DataError
@@ -28,9 +28,6 @@ DRIVER_ROWS = 50_000
 
 MERGE reads its source twice, and the second read of a local source is free.
 """
-
-LARGE_ROWS, LARGE_BYTES = 1_000_000, 128 << 20
-"""Limits of epochs that the driver writes itself as files: several times faster than Spark's writers."""
 
 NO_NULL_KEY = (
     "A row without its key can neither be found nor replaced. Filter such rows out, or choose"
@@ -60,18 +57,22 @@ def select_append_rows(sink: str, frame: EpochFrame) -> DataFrame:
     return frame.rows.select(first, *[quote_identifier(name) for name in names[1:]])
 
 
-def collect_small_rows(frame: EpochFrame, rows: DataFrame, *, large: bool = False) -> pa.Table | None:
+def collect_small_rows(
+    frame: EpochFrame, rows: DataFrame, large: LargeEpochCollector | None = None
+) -> pa.Table | None:
     """Collect `rows`, as many as the frame has. Return None if they are too many or of unknown number.
 
-    With `large`, the limits are `LARGE_ROWS` and `LARGE_BYTES`.
+    `large` collects larger epochs too.
     """
-    if large and frame.has_at_most(LARGE_ROWS, LARGE_BYTES):
-        return collect_arrow(rows)
+    if large is not None and large.accepts(frame):
+        return large.collect(frame, rows)
     known = frame.estimate is not None or frame.likely is not None
     return frame.collect_if_small(rows, DRIVER_ROWS) if known else None
 
 
-def collect_append_rows(sink: str, frame: EpochFrame, *, large: bool = False) -> pa.Table | None:
+def collect_append_rows(
+    sink: str, frame: EpochFrame, large: LargeEpochCollector | None = None
+) -> pa.Table | None:
     """Return the payload of rows to append: of any number if the driver has them, else of a small epoch.
 
     For `large` see `collect_small_rows`.
@@ -79,13 +80,13 @@ def collect_append_rows(sink: str, frame: EpochFrame, *, large: bool = False) ->
     Return None if Spark has to write the epoch, and for a delete, whose error Spark raises.
     """
     if frame.table is None:
-        return collect_small_rows(frame, select_append_rows(sink, frame), large=large)
+        return collect_small_rows(frame, select_append_rows(sink, frame), large)
     has_delete = "d" in pc.call_function("unique", [frame.table[OP]]).to_pylist()
     return None if has_delete else frame.table.select(frame.schema.names)
 
 
 def collect_last_rows(
-    sink: str, frame: EpochFrame, version: str | None = None, *, large: bool = False
+    sink: str, frame: EpochFrame, version: str | None = None, large: LargeEpochCollector | None = None
 ) -> pa.Table | None:
     """Return one row per key with the payload and `_gs_op`: the last by `_gs_pos`, or the highest version.
 
@@ -98,7 +99,7 @@ def collect_last_rows(
     few = frame.table
     if few is None:
         rows = canonical_frame(frame.rows, frame.schema, frame.key).select(*map(quote_identifier, names), POS)
-        few = collect_small_rows(frame, rows, large=large)
+        few = collect_small_rows(frame, rows, large)
     if few is None:
         return None
     return last_by_key(sink, few, frame.key, version).select(names if version is None else [*names, ENDED])

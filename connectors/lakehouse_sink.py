@@ -59,7 +59,11 @@ class LakehouseSink(TransactionalSink):
         if self._context.owner.others(self.claims()):
             return None
         state = self.read_state()
-        return (state.record, self.read_rows(state).count()) if state else (None, 0)
+        return (state.record, self.count_rows(state)) if state else (None, 0)
+
+    def count_rows(self, state: SinkState) -> int:
+        """Return the number of rows of the table version that `state` was read from."""
+        return self.read_rows(state).count()
 
     def read_keys(self, partition: HistoryPartition | None, folder: Path) -> DataFrame:
         """Return the keys of one table version. Files without rows of the partition are skipped."""

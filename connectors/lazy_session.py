@@ -37,6 +37,11 @@ class LazySession:
         """The session, or None before its first use."""
         return self._session
 
+    @property
+    def is_starting(self) -> bool:
+        """Whether a thread is starting the session now."""
+        return self._lock.locked()
+
     def start(self) -> SparkSession:
         """Return the session. Start it first if necessary."""
         with self._lock:
@@ -81,6 +86,11 @@ class LazyFrame:
 def find_started_session(spark: SparkSession) -> SparkSession | None:
     """Return the session, or None if it is lazy and nothing has used it."""
     return spark.started_session if isinstance(spark, LazySession) else spark
+
+
+def is_starting(spark: SparkSession | None) -> bool:
+    """Return whether the session is lazy and a thread is starting it now."""
+    return isinstance(spark, LazySession) and spark.is_starting
 
 
 def ensure_session(spark: SparkSession) -> SparkSession:

@@ -176,18 +176,15 @@ def run_checks(
 
     settings = spark.settings(pipeline.settings())
     content = content and bool(pipeline.comparable_sinks & set(sinks))
-    needs_spark = content or any(
-        not pipeline.file.model.sinks[sink].capabilities.without_spark for sink in sinks
-    )
 
     def work() -> list[CheckResult]:
+        session = LazySession(lambda: spark.session(settings, pipeline.node_types))
         with spark.translate_errors(settings):
-            session = spark.session(settings, pipeline.node_types) if needs_spark else None
             return audit(
                 pipeline.file,
                 settings,
                 sinks=sinks,
-                spark=session,
+                spark=cast("SparkSession", session),
                 content=ContentAuditOptions(content_rows, raises=False) if content else None,
             )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.connectors.delta.arrow_writer import ArrowWriter
@@ -11,7 +10,7 @@ from headrace.connectors.delta.direct import DirectFileLoad, DirectFiles, FileTa
 from headrace.connectors.delta.local_log import LocalTableLog
 from headrace.connectors.delta.spark_writer import SparkWriter
 from headrace.connectors.delta.table_log import TableLog
-from headrace.connectors.frame import EpochFrame
+from headrace.connectors.frame import EpochFrame, LargeEpochCollector
 from headrace.connectors.lakehouse_rows import (
     DRIVER_ROWS,
     build_merge_source,
@@ -27,11 +26,6 @@ from headrace.pipeline.protocol.epochs import WriteCounts
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-
-log = logging.getLogger(__name__)
-_RESULT_LIMIT = "spark.driver.maxResultSize"
-"""Spark's error names this option if the driver would get more bytes."""
 
 
 class _LocalTable(NamedTuple):
@@ -50,8 +44,7 @@ class DeltaEpochWriter:
         self._master = context.settings.spark.master
         self._version_column: str | None = context.node.version_column
         self._spark_writer = spark_writer
-        self._writes_large = True
-        """Whether the driver collects large epochs. Not after one that Spark had to write."""
+        self._large = LargeEpochCollector(self._name)
         self._local: _LocalTable | None = None
         """Writes epochs of a local table without Spark; None for another file system."""
         if isinstance(log, LocalTableLog):
@@ -59,8 +52,8 @@ class DeltaEpochWriter:
 
     def write(self, since: TableVersion, txn: int, change: SinkCommit, frame: EpochFrame) -> bool:
         """Commit rows and record under step `txn`. Return False if the table changed after `since`."""
-        large = self._writes_large and self._can_write(frame)
-        rows = self._collect_rows(frame, large=large)
+        large = self._large if self._can_write(frame) else None
+        rows = self._collect_rows(frame, large)
         if rows is not None and self._local is not None:
             snapshot = self._local.log.snapshot()
             written = self._local.writer.write(rows, frame.key, self._version_column, snapshot)
@@ -70,9 +63,10 @@ class DeltaEpochWriter:
                 return self._local.log.commit_files(
                     since, self._app, txn, metadata, written.actions, written.counts, read_version
                 )
-        if large and rows is not None and rows.num_rows > DRIVER_ROWS:
+        if large is not None and rows is not None and rows.num_rows > DRIVER_ROWS:
             # Spark would send them back to its tasks, so it computes them again. Later ones go to it at once.
-            rows, self._writes_large = None, False
+            large.stop()
+            rows = None
         metadata = encode_commit_metadata(self._app, txn, change.complete(WriteCounts()), derive=True)
         if frame.key:
             version = self._version_column
@@ -123,20 +117,12 @@ class DeltaEpochWriter:
         log, writer = self._local
         return writer.can_write(log.snapshot(), frame.schema.names, frame.key, self._version_column)
 
-    def _collect_rows(self, frame: EpochFrame, *, large: bool) -> pa.Table | None:
+    def _collect_rows(self, frame: EpochFrame, large: LargeEpochCollector | None) -> pa.Table | None:
         """Return the rows of an epoch that the driver writes: all of them, or with a key the last of each.
 
         Return None if Spark has to write the epoch. Rows to append are not collected in vain, because Spark
         would compute them again.
         """
-        try:
-            if frame.key:
-                return collect_last_rows(self._name, frame, self._version_column, large=large)
-            return collect_append_rows(self._name, frame, large=large) if self._can_write(frame) else None
-        except Exception as error:
-            # SQL can make rows that are much larger than those of the sources.
-            if not large or _RESULT_LIMIT not in str(error):
-                raise
-            log.info("event=rows_too_large_for_driver node=%s rows=%s", self._name, frame.estimate)
-            self._writes_large = False
-            return None
+        if frame.key:
+            return collect_last_rows(self._name, frame, self._version_column, large)
+        return collect_append_rows(self._name, frame, large) if self._can_write(frame) else None

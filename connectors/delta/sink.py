@@ -106,7 +106,7 @@ class DeltaTableSink(LakehouseSink, DirectSink):
         txn = first_step(change.generation) if change.kind is CommitKind.FENCE else txn + 1
         record = change.record
         if change.kind is CommitKind.REGISTER and record is not None:
-            record = replace(record, baseline=self._count_rows(expected))
+            record = replace(record, baseline=self.count_rows(expected))
         try:
             if change.frame is not None:
                 committed = self._open().epoch_writer.write(version, txn, change, change.frame)
@@ -166,6 +166,11 @@ class DeltaTableSink(LakehouseSink, DirectSink):
         reader = self._open().session.read.format("delta")
         return reader.option("versionAsOf", version.number).load(self._path)
 
+    def count_rows(self, state: SinkState) -> int:
+        """Return the number of rows of a table version, from the log if it tells."""
+        count = self._open().epoch_writer.count_rows(state.version[0])
+        return super().count_rows(state) if count is None else count
+
     def open_maintenance(self) -> DeltaMaintenance:
         """Return the maintenance of the table."""
         table = self._open()
@@ -186,11 +191,6 @@ class DeltaTableSink(LakehouseSink, DirectSink):
         if self._opened is None or self._opened.is_outdated:
             self._opened = open_table(self._context, self._spark, self._path, self.target)
         return self._opened
-
-    def _count_rows(self, state: SinkState) -> int:
-        """Return the rows of the table version of `state`, from the log if it tells."""
-        count = self._open().epoch_writer.count_rows(state.version[0])
-        return self.read_rows(state).count() if count is None else count
 
     def _explain(self, error: Exception) -> Exception:
         """Return the Headrace error of a failed write, or the error itself if there is none."""

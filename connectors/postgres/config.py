@@ -70,7 +70,8 @@ class PostgresSinkConfig(KeyedSinkConfig):
     max_driver_rows: PositiveInt = Field(
         default=100_000,
         description="Epochs of up to this many rows go out by one connection of the driver, larger ones by"
-        " Spark's tasks. By default rows that are in the driver already have no limit.",
+        " Spark's tasks. By default rows that are in the driver already have no limit, and epochs of up to"
+        " 1,000,000 rows and 128 MiB are collected if the driver can choose the last row of each key.",
     )
 
     @property

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute
 from psycopg import sql
 
 from headrace.connectors.lakehouse_rows import last_of_sorted, sort_rows
@@ -25,8 +27,11 @@ from headrace.connectors.postgres.refusing_merge import RefusingMerge
 from headrace.connectors.postgres.session import Loader, LoadSession, Session
 from headrace.connectors.postgres.target import PostgresTarget
 from headrace.pipeline.protocol.epochs import EpochPlan, WriteCounts
+from headrace.pipeline.sql.system_columns import OP
 from headrace.pipeline.types.arrow import is_nested
 
+pc: Any = pyarrow.compute
+"""Its functions are made at import, so type checkers do not see them."""
 TEMPORARY = "_headrace_rows"
 _NEW_KEYS = 5_000
 """Rows from which a COPY that fails, which costs a connection, is worth its chance."""
@@ -64,16 +69,21 @@ class LoadContext:
         session.run(create_stage(self.target, table, kind="TEMPORARY", tail=tail, one_per_key=one_per_key))
         return StagingTable(table, one_per_key=one_per_key)
 
-    def find_last_rows(self, rows: pa.Table) -> pa.Table | None:
-        """Return the last row of each key, without positions: the rows that a merge would choose.
+    @property
+    def can_find_last(self) -> bool:
+        """Whether the driver can choose the rows of an epoch that a merge would choose.
 
-        Return None if the server must choose: by a policy, or because it alone knows which keys are equal.
+        With a key it cannot if the server must choose: by a policy, or because it alone knows which keys are
+        equal.
         """
-        target = self.target
-        if not target.key or not self.policy.plain or not target.has_plain_keys:
-            return None
-        ordered = sort_rows(rows, [rows[name] for name in POSITION])
-        return last_of_sorted(ordered, target.key).drop_columns(list(POSITION))
+        return not self.target.key or (self.policy.plain and self.target.has_plain_keys)
+
+    def find_last_rows(self, rows: pa.Table) -> pa.Table:
+        """Return the last row of each key, or all rows without a key, without positions."""
+        if self.target.key:
+            ordered = sort_rows(rows, [rows[name] for name in POSITION])
+            rows = last_of_sorted(ordered, self.target.key)
+        return rows.drop_columns(list(POSITION))
 
     def merge(self, session: Session, stage: StagingTable, epoch: int, *, deletes: bool) -> WriteCounts:
         """Merge staged rows into the target. `deletes` is whether any of them is a delete.
@@ -88,10 +98,11 @@ class LoadContext:
 
 @dataclass(slots=True)
 class NewKeyLoad:
-    """Chooses epochs that COPY writes into the target itself: no key of them may be there already.
+    """Chooses epochs whose rows COPY writes into the target itself: no key of them may be there already.
 
     That takes half the time of a merge, which stages the rows and looks for each key. A key that is there
-    fails the COPY. Its epoch is merged, and so are the next ones: twice as many after each failure.
+    fails the COPY. Its epoch is merged, and so are the next ones: twice as many after each failure. Deletes
+    of other keys are staged.
     """
 
     _pause: int = 0
@@ -99,12 +110,12 @@ class NewKeyLoad:
     _left: int = 0
     """Epochs to merge before the next attempt."""
 
-    def accepts(self, load: LoadContext, rows: pa.Table, deletes: int) -> bool:
-        """Return whether COPY should try to write the rows of an epoch."""
+    def accepts(self, load: LoadContext, rows: pa.Table) -> bool:
+        """Return whether COPY should try to write the upserts of an epoch."""
         target = load.target
         if not (target.is_bare and target.supports_direct_copy) or load.refused is not None:
             return False
-        if deletes or rows.num_rows < (_NEW_KEYS if target.key else 1) or not _are_wired(rows, load.schema):
+        if rows.num_rows < (_NEW_KEYS if target.key else 1) or not _are_wired(rows, load.schema):
             return False
         if self._left:
             self._left -= 1
@@ -139,31 +150,39 @@ def write_table(
 
     A crash before its commit leaves nothing. After the commit, the record shows that the epoch is written.
     """
-    deletes = load.checks.check(rows)
-    last = load.find_last_rows(rows)
-    if last is not None:
-        rows = last
-    if (last is not None or not load.target.key) and new_keys.accepts(load, rows, deletes):
-        try:
-            counts = _write_epoch(loader, store, load, plan, rows, lambda session: _copy(session, load, rows))
-        except UniqueError:
-            new_keys.note_failure()
-        else:
-            new_keys.note_success()
-            return counts
+    deletes = bool(load.checks.check(rows))
+    if chosen := load.can_find_last:
+        rows = load.find_last_rows(rows)
+        upserts = rows.filter(pc.not_equal(rows[OP], "d")) if deletes else rows
+        if new_keys.accepts(load, upserts):
+            ends = rows.filter(pc.equal(rows[OP], "d")) if deletes else rows.slice(0, 0)
+            try:
+                counts = _write_epoch(
+                    loader, store, load, plan, rows, lambda session: _copy(session, load, upserts, ends)
+                )
+            except UniqueError:
+                new_keys.note_failure()
+            else:
+                new_keys.note_success()
+                return counts
 
     def merge(session: LoadSession) -> WriteCounts:
-        stage = load.create_temporary(session, one_per_key=last is not None)
+        stage = load.create_temporary(session, one_per_key=chosen)
         session.load(TEMPORARY, rows, schema=None)
-        return load.merge(session, stage, plan.number, deletes=bool(deletes))
+        return load.merge(session, stage, plan.number, deletes=deletes)
 
     return _write_epoch(loader, store, load, plan, rows, merge)
 
 
-def _copy(session: LoadSession, load: LoadContext, rows: pa.Table) -> WriteCounts:
-    """COPY new rows into the target. Raise UniqueError for a key that is there."""
-    session.load(load.target.table, rows.select(load.schema.names), schema=load.target.schema)
-    return WriteCounts(rows.num_rows, rows.num_rows, 0, 0)
+def _copy(session: LoadSession, load: LoadContext, upserts: pa.Table, deletes: pa.Table) -> WriteCounts:
+    """Apply deletes, and COPY new rows into the target. Raise UniqueError for a key that is there."""
+    counts = WriteCounts(upserts.num_rows, upserts.num_rows, 0, 0)
+    if deletes.num_rows:
+        stage = load.create_temporary(session, one_per_key=True)
+        session.load(TEMPORARY, deletes, schema=None)
+        counts += StagedMerge(load.target, stage, load.policy).delete(session)
+    session.load(load.target.table, upserts.select(load.schema.names), schema=load.target.schema)
+    return counts
 
 
 def _write_epoch(

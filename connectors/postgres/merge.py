@@ -141,9 +141,14 @@ class StagedMerge:
         if not self.target.key:
             ((rows,),) = session.run(self._append(), *values)
             return WriteCounts(rows, rows, 0, 0)
-        last_deletes, deleted = session.run(self._delete(), *values)[0] if deletes else (0, 0)
+        deleted = self.delete(session) if deletes else WriteCounts()
         ((rows, inserted, updated),) = session.run(self._upsert(deletes=deletes), *values)
-        return WriteCounts(rows + last_deletes, inserted, updated, deleted)
+        return deleted + WriteCounts(rows, inserted, updated, 0)
+
+    def delete(self, session: Session) -> WriteCounts:
+        """Apply the staged deletes alone."""
+        ((rows, deleted),) = session.run(self._delete(), *self.stage.values())
+        return WriteCounts(rows, 0, 0, deleted)
 
     def _format(self, text: str, **parts: sql.Composable) -> sql.Composed:
         """Return a statement with the parts that most statements share, and with `parts`."""

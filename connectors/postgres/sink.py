@@ -12,7 +12,7 @@ from psycopg import sql
 
 from headrace.connectors.content import TargetContent
 from headrace.connectors.fencing import fenced
-from headrace.connectors.frame import EpochFrame
+from headrace.connectors.frame import EpochFrame, LargeEpochCollector
 from headrace.connectors.keys import canonical, canonical_frame
 from headrace.connectors.postgres.commit_store import RecordStore
 from headrace.connectors.postgres.config import PostgresSinkConfig as Node
@@ -86,6 +86,7 @@ class PostgresSink(TransactionalSink, DirectSink):
         self._load: LoadContext | None = None
         self._direct: DirectLoad | None = None
         self._new_keys = NewKeyLoad()
+        self._large = LargeEpochCollector(self._name)
 
     @property
     def target(self) -> str:
@@ -271,9 +272,21 @@ class PostgresSink(TransactionalSink, DirectSink):
             flat = flatten_table(canonical(local, frame.key), load.schema)
             return self._write_table(plan, flat)
         rows = flatten_columns(canonical_frame(frame.rows, load.schema, frame.key), load.schema)
-        if (table := frame.collect_if_small(rows, node.max_driver_rows)) is not None:
+        if self._collects_large(load, frame):
+            table = self._large.collect(frame, rows)
+        else:
+            table = frame.collect_if_small(rows, node.max_driver_rows)
+        if table is not None:
             return self._write_table(plan, table)
         return write_staged(control, address, store, load, plan, rows)
+
+    def _collects_large(self, load: LoadContext, frame: EpochFrame) -> bool:
+        """Return whether the driver collects an epoch above the default of `max_driver_rows` too.
+
+        It need not if the server has to choose the last row of each key, which takes most of the time.
+        """
+        is_limited = "max_driver_rows" in self._node.model_fields_set
+        return not is_limited and load.refused is None and load.can_find_last and self._large.accepts(frame)
 
     def _write_table(self, plan: EpochPlan, rows: pa.Table) -> WriteCounts:
         """Write flat rows of the driver. If refused rows have a table, all are staged first."""

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from headrace.connectors import registry
+from headrace.connectors.lazy_session import LazySession, ensure_session
 from headrace.connectors.ledger.factory import open_ledger
 from headrace.connectors.sink_base import Sink, SinkContext
 from headrace.jobs.checks.declared.evaluate import DeclaredChecks
@@ -73,11 +74,8 @@ def audit(
         msg = f"pipeline `{file.name}` has no epochs in this ledger yet"
         raise PipelineStateError(msg, hint="Start it first: headrace run FILE.")
     names = [name for name in file.model.sinks if sinks is None or name in sinks]
-    own = None
-    if spark is None and (
-        content is not None or any(not file.model.sinks[name].capabilities.without_spark for name in names)
-    ):
-        spark = own = start_session(settings, node_types(file))
+    own = LazySession(lambda: start_session(settings, node_types(file)))
+    spark = spark or cast("SparkSession", own)
     try:
         declared = DeclaredChecks(file, ledger, state)
         walk = walk_epochs(ledger, state, _restarts(ledger, state), all_epochs=all_epochs)
@@ -86,13 +84,13 @@ def audit(
             for name in names
             for result in _sink_checks(file, settings, ledger, state, name, walk, spark, declared)
         ]
-        if content is not None and spark is not None:
-            found += _content(file, settings, ledger, state, names, spark, content)
+        if content is not None:
+            found += _content(file, settings, ledger, state, names, ensure_session(spark), content)
         return found
     finally:
         ledger.close()
-        if own is not None:
-            stop_session(own)
+        if own.started_session is not None:
+            stop_session(own.started_session)
 
 
 def _content(
@@ -129,7 +127,7 @@ def _sink_checks(
     state: PipelineState,
     name: str,
     walk: LedgerProof,
-    spark: SparkSession | None,
+    spark: SparkSession,
     declared: DeclaredChecks,
 ) -> Iterator[CheckResult]:
     import pyarrow as pa

@@ -9,9 +9,10 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from headrace.connectors import registry
+from headrace.connectors.lazy_session import LazySession, find_started_session, is_starting
 from headrace.connectors.ledger.factory import open_ledger
 from headrace.connectors.sink_base import SinkContext
 from headrace.connectors.source_base import BoundedSource
@@ -70,7 +71,7 @@ class PreflightResult:
 
 
 def needs_spark(file: PipelineFile) -> bool:
-    """Return whether a file needs Spark for its checks.
+    """Return whether the checks of a file certainly need Spark.
 
     It does for transforms, filters, and connectors that have no other means to check.
     """
@@ -87,7 +88,7 @@ def needs_spark(file: PipelineFile) -> bool:
 
 
 def check_pipeline(file: PipelineFile, settings: Settings, session: Session) -> PreflightResult:
-    """Check everything that can be reached. The rest is in `unchecked`. `session` is called if `needs_spark`.
+    """Check everything that can be reached. The rest is in `unchecked`. `session` is called on first use.
 
     Raises InternalError for a fault of Headrace itself. Errors that the user can fix are in the result.
     """
@@ -102,7 +103,10 @@ def check_pipeline(file: PipelineFile, settings: Settings, session: Session) -> 
         check_side_outputs(settings)
     except UserError as error:
         findings.errors.append(error)
-    spark = session() if needs_spark(file) else None
+    lazy = LazySession(session)
+    if needs_spark(file):
+        lazy.start()
+    spark = cast("SparkSession", lazy)
     sources = create_pipeline_sources(file.model.sources, settings)
     try:
         _check_sources(file, sources, spark, findings)
@@ -192,9 +196,9 @@ def _check_scripts(file: PipelineFile, settings: Settings, findings: PreflightRe
 
 
 def _check_sql(
-    file: PipelineFile, settings: Settings, spark: SparkSession | None, findings: PreflightResult
+    file: PipelineFile, settings: Settings, spark: SparkSession, findings: PreflightResult
 ) -> None:
-    if spark is None:
+    if find_started_session(spark) is None:
         findings.add(file, *shared_problems(file, retractions_of(file.model)))
         findings.schemas = with_errors(file.model, findings.schemas)
         for name, sink in file.model.sinks.items():
@@ -241,14 +245,14 @@ def _check_event_times(file: PipelineFile, findings: PreflightResult) -> None:
 
 
 def _check_sinks(
-    file: PipelineFile, settings: Settings, spark: SparkSession | None, findings: PreflightResult
+    file: PipelineFile, settings: Settings, spark: SparkSession, findings: PreflightResult
 ) -> None:
     calls: dict[tuple[str, int], Callable[[], Any]] = {}
     for name, node in file.model.sinks.items():
         if name in findings.schemas:
             findings.warnings += unknown_check_columns(file, name, findings.schemas[name])
             calls[name, 0] = _target(file, settings, name, node, findings.schemas[name], spark)
-    for (name, _), answer in _run_concurrently(calls).items():
+    for (name, _), answer in _run_concurrently(calls, spark).items():
         _collect_error(file, name, answer, findings)
 
 
@@ -314,9 +318,12 @@ def _collect_error(file: PipelineFile, name: str, ask: Callable[[], Any], findin
 
 
 def _run_concurrently(
-    calls: Mapping[tuple[str, int], Callable[[], Any]],
+    calls: Mapping[tuple[str, int], Callable[[], Any]], spark: SparkSession | None = None
 ) -> dict[tuple[str, int], Callable[[], Any]]:
-    """Return the answers, as functions that return or raise them. A late answer is a TransientError."""
+    """Return the answers, as functions that return or raise them. A late answer is a TransientError.
+
+    While a call starts the lazy session `spark`, no answer is late.
+    """
     answers: dict[tuple[str, int], Callable[[], Any]] = {}
     everybody = threading.Event()
 
@@ -332,8 +339,8 @@ def _run_concurrently(
     for key, ask in calls.items():
         # Daemons: a driver that waits for a server must not keep the command from ending.
         threading.Thread(target=put, args=(key, ask), name=f"check {key[0]}", daemon=True).start()
-    if calls:
-        everybody.wait(PATIENCE_S)
+    while calls and not everybody.wait(PATIENCE_S) and is_starting(spark):
+        pass  # no system takes this time
     late = TransientError(f"no answer within {PATIENCE_S:.0f} s")
     return {key: answers.get(key) or _raiser(late) for key in calls}
 

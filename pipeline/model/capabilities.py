@@ -51,7 +51,7 @@ class SinkCapabilities:
     direct: Visibility | None = None
     """Takes Arrow from a task without Spark's rows in between (`DirectSink`): what readers see of it."""
     without_spark: bool = False
-    """`validate_target` needs no session; None will do."""
+    """`validate_target` starts no lazy session, except for targets that need one."""
     versions: bool = False
     """Keeps the row with the highest `version_column` of its node, see `connectors.versions`."""
 

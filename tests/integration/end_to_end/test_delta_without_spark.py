@@ -107,6 +107,12 @@ def test_history_of_a_killed_run(world: DeltaWorld, spark: SparkSession, point: 
     assert world.crash(point, nth) != 0
     assert until(lambda: world.run()["code"] == 0, "a run after the lease of the first", 300)
     assert world.rows(spark, "keyed") == [(key, key * 7) for key in range(500)]
+    assert json.loads(world.run_cli("validate", str(world.file), "--json"))["errors"] == []
+    passed = {
+        check["name"]: check["passed"]
+        for check in json.loads(world.run_cli("audit", str(world.file), "--json"))
+    }
+    assert passed == {"exactly_once_epochs": True, "row_count_matches": True, "handoff_has_no_gap": None}
     assert not world.has_started_spark()
 
 

@@ -17,7 +17,7 @@ from helpers.depth import FULL
 from helpers.lakehouse_tables import plan
 from pyspark.sql import SparkSession
 
-from headrace.connectors import lakehouse_rows
+from headrace.connectors import frame, lakehouse_rows
 from headrace.connectors.delta.local_log import LocalTableLog
 from headrace.connectors.delta.spark_writer import SparkWriter, merge
 from headrace.connectors.frame import EpochFrame
@@ -130,8 +130,9 @@ def test_rows_and_counts_are_those_of_spark(
 def test_large_epochs_are_collected_up_to_a_limit_of_rows_and_bytes(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: tuple[str, ...]
 ) -> None:
-    for name, most in (("DRIVER_ROWS", 1), ("LARGE_ROWS", 3), ("LARGE_BYTES", 1_000)):
-        monkeypatch.setattr(f"headrace.connectors.lakehouse_rows.{name}", most)
+    monkeypatch.setattr(lakehouse_rows, "DRIVER_ROWS", 1)
+    for name, most in (("LARGE_ROWS", 3), ("LARGE_BYTES", 1_000)):
+        monkeypatch.setattr(frame, name, most)
     one = Table(spark, tmp_path, key)
     sink = one.joined()
     rows = one.frame((1, "a", "i"), (2, "b", "i"), (3, "c", "i"))
@@ -153,8 +154,8 @@ def test_large_epochs_whose_keys_cannot_be_compared_go_to_spark_from_then_on(
     assert sink.write(plan(1), rows) == WriteCounts(2, 2, 0, 0)
     assert not spark_merges
     monkeypatch.setattr("headrace.connectors.delta.arrow_writer.are_readable", lambda *_: False)
-    collected = Mock(side_effect=lakehouse_rows.collect_arrow)
-    monkeypatch.setattr(lakehouse_rows, "collect_arrow", collected)
+    collected = Mock(side_effect=frame.collect_arrow)
+    monkeypatch.setattr(frame, "collect_arrow", collected)
     for epoch in (2, 3):
         change = replace(one.frame((1, f"new {epoch}", "u"), (2, "c", "u")), estimate=3, size=1_000)
         assert sink.write(plan(epoch), change) == WriteCounts(2, 0, 2, 0)

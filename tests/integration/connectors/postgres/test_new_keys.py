@@ -81,8 +81,9 @@ def test_each_failure_doubles_the_pause() -> None:
         [("i", 1, "a"), ("d", 2, "b")],
         [("i", 1, "a")],
         [("i", 1, "a"), ("u", 1, "b")],
+        [("i", 1, "a"), ("i", 2, "b"), ("d", 2, "b")],
     ],
-    ids=["delete", "few", "few keys"],
+    ids=["few upserts", "few", "few keys", "few keys that stay"],
 )
 def test_other_epochs_are_merged_at_once(bench: Bench, ways: list[str], rows: list[Any]) -> None:
     sink = bench.joined()
@@ -96,6 +97,32 @@ def test_only_the_last_row_of_a_key_is_copied(bench: Bench, ways: list[str]) -> 
     assert sink.write(plan(1), bench.frame(rows)) == WriteCounts(2, 2, 0, 0)
     assert ways == ["copy"]
     assert bench.rows() == [(1, "newest"), (2, "only")]
+
+
+def test_deletes_of_other_keys_are_staged_and_upserts_are_copied(bench: Bench, ways: list[str]) -> None:
+    sink = bench.joined()
+    sink.write(plan(1), bench.frame(new_rows(1)))
+    rows = [
+        ("d", 11, None),
+        ("i", 20, "a"),
+        ("i", 21, "old"),
+        ("d", 22, None),
+        ("i", 12, "x"),
+        ("d", 12, None),
+    ]
+    rows += [("d", 21, None), ("i", 21, "newest"), ("d", 99, None)]
+    assert sink.write(plan(2), bench.frame(rows)) == WriteCounts(6, 2, 0, 2)
+    assert ways == ["copy", "copy"]
+    assert bench.rows() == [(10, "1-0"), (20, "a"), (21, "newest")]
+
+
+def test_deletes_before_a_key_that_is_there_are_rolled_back_and_merged(bench: Bench, ways: list[str]) -> None:
+    sink = bench.joined()
+    sink.write(plan(1), bench.frame(new_rows(1)))
+    rows = [("d", 11, None), ("i", 20, "a"), ("i", 21, "b"), ("u", 10, "changed")]
+    assert sink.write(plan(2), bench.frame(rows)) == WriteCounts(4, 2, 1, 1)
+    assert ways == ["copy", "copy", "merge"]
+    assert bench.rows() == [(10, "changed"), (12, "1-2"), (20, "a"), (21, "b")]
 
 
 @pytest.mark.parametrize(

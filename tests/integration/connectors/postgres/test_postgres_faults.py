@@ -24,7 +24,7 @@ from pyspark.sql import functions as f
 from headrace import services as local
 from headrace.connectors.frame import EpochFrame
 from headrace.connectors.postgres import staging
-from headrace.connectors.postgres.merge import StagedMerge
+from headrace.connectors.postgres.commit_store import RecordStore
 from headrace.connectors.postgres.sink import PostgresSink
 from headrace.jobs.spark.errors import as_headrace_error
 from headrace.pipeline.errors import FencedError, TransientError
@@ -115,15 +115,14 @@ def test_a_server_killed_in_a_transaction_is_tried_again(
 ) -> None:
     server, bench = fragile
     sink = bench.joined(key=())
-    run = StagedMerge.run
+    advance = RecordStore.advance
 
-    def dying(self: StagedMerge, session: Any, *, deletes: bool) -> WriteCounts:
-        counts = run(self, session, deletes=deletes)
+    def advance_and_kill(self: RecordStore, *arguments: Any) -> None:
+        advance(self, *arguments)
         server.kill()
-        return counts
 
     frame = bench.frame([("i", 1, "a")], key=())
-    monkeypatch.setattr(StagedMerge, "run", dying)
+    monkeypatch.setattr(RecordStore, "advance", advance_and_kill)
     with pytest.raises(TransientError):
         sink.write(plan(1), frame)
     monkeypatch.undo()
