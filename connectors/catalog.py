@@ -51,7 +51,11 @@ CONNECTORS: tuple[Connector, ...] = (
             config=f"{_PACKAGE}.postgres.config:PostgresSinkConfig",
             implementation=f"{_PACKAGE}.postgres.sink:PostgresSink",
             capabilities=SinkCapabilities(
-                **_TRANSACTIONAL, can_truncate=True, direct=Visibility.SPLIT, without_spark=True
+                **_TRANSACTIONAL,
+                can_truncate=True,
+                direct=Visibility.SPLIT,
+                orders_splits=True,
+                without_spark=True,
             ),
         ),
     ),
@@ -79,6 +83,7 @@ CONNECTORS: tuple[Connector, ...] = (
                 **_TRANSACTIONAL,
                 can_truncate=True,
                 direct=Visibility.EPOCH,
+                orders_splits=True,
                 maintains_files=True,
                 without_spark=True,
             ),

@@ -202,9 +202,12 @@ class DirectSink(Sink):
     """A sink that Spark tasks load during a backfill, one split per task."""
 
     @abstractmethod
-    def write_direct(self, plan: EpochPlan, fetch: SplitReader, spark: SparkSession) -> WriteCounts | None:
+    def write_direct(
+        self, plan: EpochPlan, fetch: SplitReader, spark: SparkSession, *, keys_spread: bool = False
+    ) -> WriteCounts | None:
         """Load each split as Arrow in its own task, then set the record.
 
         Called once per epoch of history instead of `write`. Return None, with nothing changed, if `write`
-        must write the epoch.
+        must write the epoch. With `keys_spread`, several splits may have rows of one key, of which the last
+        one stays: that is only for a sink with `SinkCapabilities.orders_splits`.
         """

@@ -52,8 +52,7 @@ def count_task_threads(master: str) -> int:
 def _in_turn(task: SplitFunction) -> Callable[[Iterable[Json]], Iterator[Json]]:
     """Return a function that runs splits one after the other, up to the first failure.
 
-    Splits separate keys that differ in the rows. If the target treats two of them as equal, the order of the
-    splits counts.
+    The order of splits counts if several have rows of one key, or keys that the target treats as equal.
     """
 
     def run(splits: Iterable[Json]) -> Iterator[Json]:

@@ -163,8 +163,11 @@ class ClickHouseSink(TransactionalSink, DirectSink):
         self._state = state
         return _state_in(info, state)
 
-    def write_direct(self, plan: EpochPlan, fetch: SplitReader, spark: SparkSession) -> WriteCounts | None:
+    def write_direct(
+        self, plan: EpochPlan, fetch: SplitReader, spark: SparkSession, *, keys_spread: bool = False
+    ) -> WriteCounts | None:
         """Let tasks stage the splits."""
+        assert not keys_spread  # noqa: S101  the sink has not `SinkCapabilities.orders_splits`
         payload, master = self._context.schema, self._context.settings.spark.master
         if self._node.explain_direct_obstacle(payload, self._key):
             return None

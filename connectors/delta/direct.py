@@ -1,8 +1,8 @@
 """Direct loads into a local Delta table: tasks write splits as data files, and one commit adds them.
 
 Nothing is visible before the commit, and after a crash `vacuum` removes the files. A table with a key takes
-files only if it has no key of the epoch: its statistics show that, or the keys in its files. Any other epoch
-is merged.
+files only if neither the table nor two of the files have a key of the epoch: statistics show that, or the
+keys in the files. Any other epoch is merged.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations, starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,7 @@ Bounds = Mapping[str, tuple[Any, Any]]
 
 
 class KeysMayExistError(Exception):
-    """A file of the table may have a key of the epoch: the rows must be merged."""
+    """A file of the table, or two files of the epoch, may have a key: the rows must be merged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +57,22 @@ class DirectFiles:
     rows: int
     key: tuple[str, ...]
     bounds: Sequence[Bounds]
+    keys_spread: bool
+    """Whether two of the files may have a key."""
 
     def check_keys(self, files: Sequence[DataFile]) -> None:
-        """Raise KeysMayExistError if one of the table's files has a key of these files, or may have one."""
+        """Raise KeysMayExistError if a key of these files is, or may be, in two of them or in the table's."""
         candidates = [file for file in files if any(_may_share_keys(file, bounds) for bounds in self.bounds)]
-        if not candidates:
+        if candidates and not are_readable(candidates, self.rows):
+            raise KeysMayExistError
+        may_overlap = self.keys_spread and any(starmap(_overlap, combinations(self.bounds, 2)))
+        if not candidates and not may_overlap:
             return
-        if not are_readable(candidates, self.rows):
+        keys = self._read_keys()
+        if may_overlap and keys.group_by(list(self.key)).aggregate([]).num_rows < keys.num_rows:
             raise KeysMayExistError
         try:
-            if has_keys(self.folder, candidates, self._read_keys()):
+            if candidates and has_keys(self.folder, candidates, keys):
                 raise KeysMayExistError
         except UnknownVectorError as error:
             raise KeysMayExistError from error
@@ -81,6 +88,11 @@ class DirectFiles:
 
 def _may_share_keys(file: DataFile, bounds: Bounds) -> bool:
     return all(may_contain(file.statistics, name, *ends) for name, ends in bounds.items())
+
+
+def _overlap(one: Bounds, other: Bounds) -> bool:
+    """Return whether two files may have a key in common."""
+    return all(low <= other[name][1] and other[name][0] <= high for name, (low, high) in one.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +153,11 @@ class DirectFileLoad:
         return cls(task, threads)
 
     def write(
-        self, spark: SparkSession, advance: Callable[[Callable[[SinkCommit], SinkCommit]], WriteCounts]
+        self,
+        spark: SparkSession,
+        advance: Callable[[Callable[[SinkCommit], SinkCommit]], WriteCounts],
+        *,
+        keys_spread: bool,
     ) -> WriteCounts | None:
         """Write the files and let `advance` commit them. Return None if the rows must be merged.
 
@@ -151,7 +167,7 @@ class DirectFileLoad:
 
         def complete(change: SinkCommit) -> SinkCommit:
             if not written:
-                written.append(self.run(spark))
+                written.append(self.run(spark, keys_spread=keys_spread))
             return replace(change, files=written[0])
 
         try:
@@ -160,7 +176,7 @@ class DirectFileLoad:
             self.discard(written[0])
             return None
 
-    def run(self, spark: SparkSession) -> DirectFiles:
+    def run(self, spark: SparkSession, *, keys_spread: bool) -> DirectFiles:
         """Write the files of all splits. Raise the error of a task, after the files of others are removed."""
         splits = self.task.fetch.splits
         results = run_split_tasks(self.task, splits, spark, self.threads, in_turn=False) if splits else []
@@ -172,6 +188,7 @@ class DirectFileLoad:
             sum(result["rows"] for result in written),
             tuple(named[name.lower()] for name in self.task.key),
             [result["bounds"] for result in written],
+            keys_spread=bool(self.task.key) and keys_spread,
         )
         try:
             raise_task_failure(result["failure"] for result in results)

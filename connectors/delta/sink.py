@@ -131,12 +131,15 @@ class DeltaTableSink(LakehouseSink, DirectSink):
             return None
         return SinkState(done.generation, done.record, (newest, txn))
 
-    def write_direct(self, plan: EpochPlan, fetch: SplitReader, spark: SparkSession) -> WriteCounts | None:
+    def write_direct(
+        self, plan: EpochPlan, fetch: SplitReader, spark: SparkSession, *, keys_spread: bool = False
+    ) -> WriteCounts | None:
         """Let tasks write data files, then commit them with the record. See `delta.direct`."""
         writer = self._open().epoch_writer
         fits = not self._context.node.explain_direct_obstacle(self._payload, self._key)
         load = writer.plan_direct(fetch, self._payload, self._key) if fits and self._loads_direct else None
-        counts = load.write(spark, partial(self._advance_epoch, plan)) if load is not None else None
+        advance = partial(self._advance_epoch, plan)
+        counts = load.write(spark, advance, keys_spread=keys_spread) if load is not None else None
         self._loads_direct = counts is not None  # files of later epochs would be written in vain, too
         return counts
 

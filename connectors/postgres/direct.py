@@ -140,8 +140,13 @@ class DirectLoad:
     threads: int
     conflicts: bool = False
 
-    def write(self, plan: EpochPlan, fetch: SplitReader, spark: SparkSession) -> WriteCounts:
-        """Load every split without a marker, then set the record when all planned splits have markers."""
+    def write(
+        self, plan: EpochPlan, fetch: SplitReader, spark: SparkSession, *, in_turn: bool
+    ) -> WriteCounts:
+        """Load every split without a marker, then set the record when all planned splits have markers.
+
+        With `in_turn` a split is loaded after those before it, also by an attempt after a crash.
+        """
         if nested := [field.name for field in self.load.schema if is_nested(field.type)]:
             msg = (
                 f"column '{nested[0]}' is {self.load.schema.field(nested[0]).type}, which a direct load"
@@ -157,16 +162,25 @@ class DirectLoad:
                 return row
             done = self.store.read_splits(session, plan.number)
         self._check(plan, planned, done)
-        self._run(plan, fetch, spark, [split for name, split in planned.items() if name not in done])
+        missing = [split for name, split in planned.items() if name not in done]
+        self._run(plan, fetch, spark, missing, in_turn=in_turn or not self.load.target.exact)
         return self._finish(plan, planned)
 
-    def _run(self, plan: EpochPlan, fetch: SplitReader, spark: SparkSession, splits: Sequence[Json]) -> None:
+    def _run(
+        self,
+        plan: EpochPlan,
+        fetch: SplitReader,
+        spark: SparkSession,
+        splits: Sequence[Json],
+        *,
+        in_turn: bool,
+    ) -> None:
         """Run one task per split. Raise a task's error, non-retriable errors first."""
         if not splits:
             return
         straight = self.load.target.supports_direct_copy and not (self.load.target.key and self.conflicts)
         task = SplitTask(self.address, self.store, self.load, replace(plan, splits=()), fetch, straight)
-        results = run_split_tasks(task, splits, spark, self.threads, in_turn=not self.load.target.exact)
+        results = run_split_tasks(task, splits, spark, self.threads, in_turn=in_turn)
         if any(result["conflict"] for result in results):
             self.conflicts = True
         raise_task_failure(result["failure"] for result in results)

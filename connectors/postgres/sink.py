@@ -159,16 +159,19 @@ class PostgresSink(TransactionalSink, DirectSink):
                 record = self._store.register(session, record, self._count_rows(session))
         return SinkState(generation, record)
 
-    def write_direct(self, plan: EpochPlan, fetch: SplitReader, spark: SparkSession) -> WriteCounts:
+    def write_direct(
+        self, plan: EpochPlan, fetch: SplitReader, spark: SparkSession, *, keys_spread: bool = False
+    ) -> WriteCounts:
         """Load each split in a transaction that sets its marker first, then write the record.
 
-        The record is written when every split has its marker.
+        The record is written when every split has its marker. With `keys_spread` splits are loaded one after
+        the other.
         """
         if self._direct is None:
             address, control, _ = self._connections
             threads = count_task_threads(self._context.settings.spark.master)
             self._direct = DirectLoad(control, address, self._store, self._loading, threads)
-        return self._direct.write(plan, fetch, spark)
+        return self._direct.write(plan, fetch, spark, in_turn=keys_spread)
 
     def has_partial_epoch(self, plan: EpochPlan) -> bool:
         """Return whether there are direct-load markers of splits of the epoch. Only history has splits."""

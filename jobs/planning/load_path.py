@@ -39,6 +39,8 @@ class LoadPath:
     key: tuple[str, ...] = ()
     last: bool = False
     """Whether `query` reads only the last row of each key, which may fail the query's filter."""
+    keys_spread: bool = False
+    """Whether the sink may get rows of one key in several splits, whose order it keeps."""
 
     @property
     def is_bulk_copy(self) -> bool:
@@ -106,13 +108,22 @@ def plan_load_path(
     if spread is None:
         return LoadPath("unchecked", f"the sorting key of `{source.name}` is not known")
     filtering = _filter(file, sink)
-    apart = f"{spread}, and splits that load at the same time keep no order" if spread else ""
+    keeps_order = not filtering and _keeps_order(file, source, sink)
+    apart = "" if keeps_order or not spread else f"{spread}, and the order of splits is not kept"
     if filtering and (file.model.partitions or len(key) < len(graph.key_of(file.model, sink))):
         apart = apart or f"rows that `{filtering}` filters out become deletes of their keys"
     if apart:
         return LoadPath("rows", apart)
     why = f"history goes from source to sink as Arrow{', the SQL runs in the source' if query else ''}"
-    return LoadPath("direct", why, source.name, query, key, last=bool(filtering))
+    if spread:
+        why += f"; the sink keeps the order of splits, because {spread}"
+    return LoadPath("direct", why, source.name, query, key, last=bool(filtering), keys_spread=keeps_order)
+
+
+def _keeps_order(file: PipelineFile, source: PipelineSource, sink: str) -> bool:
+    """Return whether the sink keeps the order of splits, and it is the order of rows."""
+    has_offsets = source.handoff is not None and source.handoff.exact is not None
+    return registry.sink_class(file.model.sinks[sink]).capabilities.orders_splits and not has_offsets
 
 
 def _check_columns(file: PipelineFile, columns: Columns, sink: str) -> None:

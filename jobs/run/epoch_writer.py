@@ -15,7 +15,6 @@ from headrace.connectors.filters import quote_identifier
 from headrace.connectors.frame import EpochFrame
 from headrace.connectors.lazy_session import find_started_session
 from headrace.connectors.sink_base import DirectSink, Sink
-from headrace.connectors.source_base import SplitReader
 from headrace.jobs.monitoring.monitor import NullMonitor
 from headrace.jobs.planning.load_path import LoadPath
 from headrace.jobs.planning.planner import PipelinePlanner
@@ -243,7 +242,8 @@ class EpochWriter:
     def _direct(self, plan: EpochPlan, name: str) -> bool:
         """Return whether tasks bulk-copy this epoch.
 
-        Rows of a key that several splits share need one order, so they are loaded through Spark.
+        Rows of a key that several splits share need one order. If the sink does not keep it, they are loaded
+        through Spark.
         """
         route = self._routes.get(name)
         if (
@@ -254,16 +254,19 @@ class EpochWriter:
             or is_refresh_epoch(self._planner.file.model, plan)
         ):
             return False
-        keyed = bool(graph.key_of(self._planner.file.model, name))
+        return route.keys_spread or not self._has_spread_keys(plan, name, route)
+
+    def _has_spread_keys(self, plan: EpochPlan, name: str, route: LoadPath) -> bool:
+        """Return whether several splits of the epoch may have rows of one key of a sink."""
         source = self._sources[route.source]
         pieces = splits_by_phase(plan.splits, route.source)
-        return not keyed or all(
+        return bool(graph.key_of(self._planner.file.model, name)) and not all(
             source.bounded[phase].keeps_together(splits, route.key, ever=route.last)
             for phase, splits in pieces.items()
         )
 
-    def _fetch(self, plan: EpochPlan, name: str) -> tuple[DirectSink, SplitReader] | None:
-        """Return the sink and the split reader of a bulk copy, or None if history is loaded through Spark."""
+    def _write_direct(self, plan: EpochPlan, name: str) -> WriteCounts | None:
+        """Write an epoch by bulk copy. Return None if history is loaded through Spark."""
         route, sink = self._routes.get(name), self._sinks[name]
         if route is None or not isinstance(sink, DirectSink) or not self._direct(plan, name):
             return None
@@ -271,15 +274,17 @@ class EpochWriter:
             found = self._sources[route.source].fetch(
                 plan.start[route.source], phase, splits, route.query, route.key, last=route.last
             )
-            return (sink, found) if found is not None else None
+            if found is None:
+                return None
+            spread = self._has_spread_keys(plan, name, route)
+            return sink.write_direct(plan, found, self._planner.spark, keys_spread=spread)
         return None
 
     def _write_sink(self, plan: EpochPlan, name: str, frame: EpochFrame) -> WriteCounts:
         started = time.monotonic()
         try:
             with log_context(node=name):
-                fetch = self._fetch(plan, name)
-                counts = fetch[0].write_direct(plan, fetch[1], self._planner.spark) if fetch else None
+                counts = self._write_direct(plan, name)
                 return counts if counts is not None else self._sinks[name].write(plan, frame)
         except HeadraceError as error:
             error.node = error.node or name

@@ -50,6 +50,8 @@ class SinkCapabilities:
     """Can compact its table and remove unused files (`Sink.open_maintenance`)."""
     direct: Visibility | None = None
     """Takes Arrow from a task without Spark's rows in between (`DirectSink`): what readers see of it."""
+    orders_splits: bool = False
+    """A direct load also takes splits that share keys (`keys_spread` of `DirectSink.write_direct`)."""
     without_spark: bool = False
     """`validate_target` starts no lazy session, except for targets that need one."""
     versions: bool = False

@@ -198,7 +198,9 @@ def test_keys_whose_splits_load_in_any_order_are_found(
     monkeypatch.setattr(
         DirectLoad,
         "_run",
-        lambda self, plan, fetch, spark, splits: load(self, plan, fetch, spark, splits[::-1]),
+        lambda self, plan, fetch, spark, splits, **options: load(
+            self, plan, fetch, spark, splits[::-1], **options
+        ),
     )
     wrong = checked(ran, spark, "spread", SPREAD, Until.HISTORY)
     assert wrong.passed is False, wrong.message

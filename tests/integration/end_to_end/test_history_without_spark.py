@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from helpers.pipeline_world import World, leftovers, until
 
 from headrace.connectors import lazy_session
+from headrace.connectors.files import source
 from headrace.jobs.run.events import Until
 from headrace.jobs.run.runner import run
 from headrace.pipeline.file.loader import load_pipeline
@@ -31,7 +33,7 @@ epoch: {{history_rows: 250000}}
 """
 FILES = """
 name: {name}
-sources: {{src: {{type: file, path: "{folder}/files/*.parquet", format: parquet, mode: bounded}}}}
+sources: {{src: {{type: file, path: "{folder}/files/*.parquet", format: parquet, mode: bounded, {key}}}}}
 sinks:
   pg: {{type: postgres, from: src, table: target}}
   lake: {{type: delta, from: src, path: "{folder}/lake"}}
@@ -49,8 +51,8 @@ class HistoryWorld(World):
             f"INSERT INTO original SELECT n, n / 4.0, n FROM generate_series(1, {ROWS}) n",
         )
 
-    def fill_files(self) -> None:
-        self.file.write_text(FILES.format(name=self.name, folder=self.folder))
+    def fill_files(self, key: str) -> None:
+        self.file.write_text(FILES.format(name=self.name, folder=self.folder, key=key))
         folder = self.folder / "files"
         folder.mkdir()
         for first in (0, 1_000):
@@ -117,26 +119,43 @@ def test_an_epoch_is_finished_after_its_index_was_dropped(world: HistoryWorld) -
     assert not world.has_started_spark()
 
 
-def test_rows_of_a_key_in_several_splits_keep_their_order(world: HistoryWorld) -> None:
+@pytest.mark.parametrize(
+    ("point", "nth"),
+    [
+        ("split-loaded", 2),
+        *(pytest.param("split-loaded", nth, marks=pytest.mark.slow) for nth in (1, 3)),
+        *(pytest.param("split-loading", nth, marks=pytest.mark.slow) for nth in (2, 3)),
+        *(pytest.param("delta-file-written", nth, marks=pytest.mark.slow) for nth in (1, 2)),
+        pytest.param("sinks-written", 1, marks=pytest.mark.slow),
+    ],
+)
+def test_rows_of_a_key_in_several_splits_keep_their_order(world: HistoryWorld, point: str, nth: int) -> None:
     world.fill_table()
     world.execute(
         "DROP TABLE original",
         "CREATE TABLE original (id bigint, v bigint)",
         f"INSERT INTO original SELECT n % 1000, n FROM generate_series(1, {ROWS}) n",
     )
-    assert world.run()["code"] == 0
+    assert world.crash(point, nth) != 0
+    assert until(lambda: world.run()["code"] == 0, "a run after the lease of the first", 300)
     expected = [(key, ROWS - 1000 + key if key else ROWS) for key in range(1000)]
     assert world.execute("SELECT id, v FROM target ORDER BY id") == expected
     lake = world.lake_rows()
     assert sorted(zip(lake["id"], lake["v"], strict=True)) == expected
+    checks = json.loads(world.run_cli("audit", str(world.file), "--json"))
+    assert {check["passed"] for check in checks} == {True, None}
 
 
-def test_files_are_copied_without_spark(world: HistoryWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("key", ["", "primary_key: id, "], ids=["appended", "keyed"])
+def test_files_are_copied_without_spark(
+    world: HistoryWorld, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError
 
     monkeypatch.setattr(lazy_session.LazySession, "start", refuse)
-    world.fill_files()
+    monkeypatch.setattr(source, "is_full", lambda split, rows, _: split["rows"] + rows > 300)
+    world.fill_files(key)
     assert run(load_pipeline(world.file), world.settings(), until=Until.HISTORY).history_complete
     expected = [(n, f"v{n}") for n in range(2_000)]
     assert world.execute("SELECT id, v FROM target ORDER BY id") == expected

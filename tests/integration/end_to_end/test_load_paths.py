@@ -77,7 +77,7 @@ def test_nested_columns_go_by_rows_and_plain_ones_directly(
     assert found == [row[: len(found[0])] for row in ROWS]
 
 
-OTHER = "one key lies in several splits, and splits that load at the same time keep no order"
+SPREAD = "is sorted by seq first and the key is id: one key lies in several splits"
 KEYED = """
 name: {name}
 sources:
@@ -87,6 +87,8 @@ transforms:
   renamed: {{type: sql, sql: "select id as k, v from keys", primary_key: k}}
 sinks:
   by_time: {{type: postgres, from: times, table: by_time}}
+  lake_by_time: {{type: delta, from: times, path: {lake}_by_time}}
+  ch_by_time: {{type: clickhouse, from: times, table: {database}.times}}
   often: {{type: postgres, from: renamed, table: often}}
   lake: {{type: delta, from: renamed, path: {lake}}}
   ch: {{type: clickhouse, from: renamed, table: {database}.copies}}
@@ -116,15 +118,18 @@ def test_the_last_row_of_a_key_wins_by_every_route(world: World, spark: SparkSes
     assembly = CompiledPipeline(file, world.settings(), spark)
     try:
         assert {name: way.path for name, way in assembly.load_paths.items()} == {
-            "by_time": "rows",
+            "by_time": "direct",
+            "lake_by_time": "direct",
+            "ch_by_time": "rows",
             "often": "direct",
             "lake": "direct",
             "ch": "direct",
         }
-        assert (
-            assembly.load_paths["by_time"].reason
-            == f"`{world.database}.by_time` is sorted by seq first and the key is id: {OTHER}"
+        spread = f"`{world.database}.by_time` {SPREAD}"
+        assert assembly.load_paths["by_time"].reason == (
+            f"history goes from source to sink as Arrow; the sink keeps the order of splits, because {spread}"
         )
+        assert assembly.load_paths["ch_by_time"].reason == f"{spread}, and the order of splits is not kept"
     finally:
         assembly.close()
     assert run(file, world.settings(), until=Until.HISTORY, spark=spark).history_complete
@@ -136,7 +141,9 @@ def test_the_last_row_of_a_key_wins_by_every_route(world: World, spark: SparkSes
         **world.services.clickhouse.client_arguments(database=world.database)
     ) as client:
         copies = client.query("SELECT k, v FROM copies FINAL ORDER BY k").result_rows
+        times = client.query("SELECT id, v FROM times FINAL ORDER BY id").result_rows
     assert [tuple(row) for row in copies] == sorted(expected["often"].items())
+    assert [tuple(row) for row in times] == sorted(expected["by_time"].items())
     with psycopg.connect(world.conninfo) as connection:
         for name, rows in expected.items():
             assert (
@@ -147,9 +154,9 @@ def test_the_last_row_of_a_key_wins_by_every_route(world: World, spark: SparkSes
                 )
                 == rows
             ), name
-    delta = spark.read.format("delta").load(lake)
-    assert {row.k: row.v for row in delta.collect()} == expected["often"]
-    assert delta.count() == len(expected["often"])
+    for path, name in ((lake, "often"), (f"{lake}_by_time", "by_time")):
+        delta = spark.read.format("delta").load(path).select("k" if name == "often" else "id", "v")
+        assert sorted(map(tuple, delta.collect())) == sorted(expected[name].items())
 
 
 @pytest.mark.parametrize(

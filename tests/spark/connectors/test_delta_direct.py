@@ -112,6 +112,28 @@ def test_other_keys_are_added_and_keys_that_are_there_are_left_to_the_merge(tabl
     assert t.rows() == [(int(pair[:-1]), pair[-1]) for pair in pairs]
 
 
+@pytest.mark.parametrize(
+    ("rows", "added"),
+    [
+        ({"a": [(1, "a"), (5, "e")], "b": [(2, "b"), (9, "i")], "c": [(3, "c")]}, True),
+        ({"a": [(1, "a"), (5, "e")], "b": [(6, "f"), (9, "i")]}, True),
+        ({"a": [(1, "a"), (5, "e")], "b": [(2, "b"), (5, "x")]}, False),
+        ({"a": [(1, "a"), (1, "b")], "b": [], "c": [(9, "i"), (9, "j")]}, True),
+    ],
+    ids=["other keys in between", "other ranges", "shared", "twice in a split"],
+)
+def test_splits_that_may_share_keys_are_added_if_they_do_not(
+    table: Any, rows: dict[str, list[tuple[int, str]]], added: bool
+) -> None:
+    t = table("id")
+    sink = t.joined()
+    counts = sink.write_direct(plan(1), splits(**rows), t.spark, keys_spread=True)
+    last = dict(row for split in rows.values() for row in split)
+    assert counts == (WriteCounts(len(last), len(last), 0, 0) if added else None)
+    assert dict(t.rows()) == (last if added else {})
+    assert len(data_files(t)) == (sum(map(bool, rows.values())) if added else 0)
+
+
 def test_a_key_that_was_removed_is_added_again(spark: SparkSession, tmp_path: Path) -> None:
     t = Table(spark, tmp_path / "id=7" / "flights", ("id",))
     sink = t.joined()

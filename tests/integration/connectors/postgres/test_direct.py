@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -97,6 +98,22 @@ def test_keys_that_are_there_are_merged(bench: Bench, fetching: Any, options: di
     ]
     assert counts == WriteCounts(400, 398, updated, 0)
     assert len(bench.rows()) == 401
+
+
+@pytest.mark.parametrize("master", ["local[2]", CLUSTER], ids=["threads", "tasks"])
+def test_of_a_key_in_several_splits_the_row_of_the_last_one_stays(
+    bench: Bench, fetching: Any, master: str
+) -> None:
+    def first_is_slow(split: dict[str, Any]) -> Iterator[pa.RecordBatch]:
+        time.sleep(0 if split["from"] else 0.5)
+        yield pa.record_batch({"id": [7, 1000 + split["from"]], "v": [str(split["from"]), "own"]})
+
+    bench.master = master
+    counts = bench.joined().write_direct(
+        plan(1, splits=SPLITS), fetching(first_is_slow), bench.spark, keys_spread=True
+    )
+    assert counts == WriteCounts(8, 5, 3, 0)
+    assert dict(bench.rows())[7] == "300"
 
 
 def test_a_key_twice_in_a_split_takes_the_later_row(bench: Bench, fetching: Any) -> None:
