@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from headrace.connectors import registry
+from headrace.jobs.planning.arrow_sql import ArrowTransform
 from headrace.jobs.planning.clickhouse_sql import translate
 from headrace.jobs.planning.planner import PipelinePlanner
+from headrace.jobs.planning.portable_sql import parse_portable
 from headrace.jobs.sources.pipeline_source import PipelineSource
 from headrace.jobs.staging.determinism import nondeterministic_upstream
 from headrace.jobs.transforms.retractions import retractions_of
@@ -28,7 +30,8 @@ if TYPE_CHECKING:
 class LoadPath:
     """The load path of history to a sink. `path` is direct or rows; `reason` explains it to people.
 
-    `query` is the transform in the SQL of the source. `key` are the columns of the source that arrive
+    `query` is the transform in the SQL of the source, of which it reads only the last row of each key if it
+    `filters`. `key` are the columns of the source that arrive
     unchanged in the key of the sink; empty for a sink without a key.
     """
 
@@ -36,9 +39,11 @@ class LoadPath:
     reason: str
     source: str = ""
     query: str | None = None
+    transforms: tuple[ArrowTransform, ...] = ()
+    """The transforms that tasks compute over Arrow, if the source has no SQL of its own."""
     key: tuple[str, ...] = ()
-    last: bool = False
-    """Whether `query` reads only the last row of each key, which may fail the query's filter."""
+    filters: bool = False
+    """Whether a filter may leave out the last row of a key, so that earlier ones must not be read."""
     keys_spread: bool = False
     """Whether the sink may get rows of one key in several splits, whose order it keeps."""
 
@@ -97,7 +102,7 @@ def plan_load_path(
         return LoadPath("rows", reason)
     have = columns.itself(source)
     try:
-        query = _query(file, sink, source, columns, have)
+        query, transforms = _plan_computation(file, sink, source, columns, have)
         key = carried_key(file.model, columns.nodes, sink, source.name)
         spread = columns.spreads(source, key) if graph.key_of(file.model, sink) else ""
         _check_columns(file, columns, sink)
@@ -114,10 +119,13 @@ def plan_load_path(
         apart = apart or f"rows that `{filtering}` filters out become deletes of their keys"
     if apart:
         return LoadPath("rows", apart)
-    why = f"history goes from source to sink as Arrow{', the SQL runs in the source' if query else ''}"
+    where = "runs in the source" if query else "is computed over Arrow"
+    why = f"history goes from source to sink as Arrow{f', the SQL {where}' if query or transforms else ''}"
     if spread:
         why += f"; the sink keeps the order of splits, because {spread}"
-    return LoadPath("direct", why, source.name, query, key, last=bool(filtering), keys_spread=keeps_order)
+    return LoadPath(
+        "direct", why, source.name, query, transforms, key, filters=bool(filtering), keys_spread=keeps_order
+    )
 
 
 def _keeps_order(file: PipelineFile, source: PipelineSource, sink: str) -> bool:
@@ -200,29 +208,21 @@ def _filter(file: PipelineFile, sink: str) -> str:
     return next((name for name in nodes if name in file.model.transforms), "")
 
 
-def _query(
+def _plan_computation(
     file: PipelineFile, sink: str, source: PipelineSource, columns: Columns, have: pa.Schema | None
-) -> str | None:
-    """Return the transforms between source and sink as one query in the source's SQL.
+) -> tuple[str | None, tuple[ArrowTransform, ...]]:
+    """Return the transforms between source and sink as one query in the source's SQL, or over Arrow.
 
-    Returns None if rows pass unchanged. `have` are the columns of the history itself. Raises UserError if the
-    source's SQL has no equivalent, or if Spark reads its columns with other types.
+    Return None and no transforms if rows pass unchanged. `have` are the columns of the history itself. Raise
+    UserError if only Spark can compute a transform, or if Spark reads the columns with other types.
     """
     arriving = _get_schema(columns.nodes, file.model.sinks[sink].from_)
     if nested := [field.name for field in arriving if is_nested(field.type)]:
         msg = f"Spark turns nested columns into JSON: {', '.join(nested)}"
         raise UserError(msg)
-    upstream, query = source.name, ""
     chain, can_compute = _chain(file, sink, source.name), source.bounded[0].capabilities.computes_sql
-    if chain and not can_compute:
-        msg = f"only Spark can compute transform `{chain[0]}`: `{source.name}` has no SQL of its own"
-        raise UserError(msg)
-    for name in chain:
-        node: Any = file.model.transforms[name]
-        query = _translated(
-            f"transform `{name}`", node.spark_sql(name), upstream, _get_schema(columns.nodes, upstream), query
-        )
-        upstream = name
+    query = _translate_chain(file, chain, source.name, columns) if can_compute else ""
+    transforms = () if can_compute else _plan_arrow_transforms(file, chain, source.name, columns)
     want = _get_schema(columns.payloads, source.name)
     if have is None:
         msg = f"the columns of the history of `{source.name}` are not known"
@@ -233,13 +233,51 @@ def _query(
     if unfit := source.bounded[0].explain_direct_obstacle():
         msg = f"`{source.name}`: {unfit}"
         raise UserError(msg)
-    if query or have.names == want.names:
-        return query or None
+    if query or transforms or have.names == want.names:
+        return query or None, transforms
     if not can_compute:
         msg = f"only Spark reads some columns of `{source.name}` in another order"
         raise UserError(msg)
     listed = ", ".join(f"`{name}`" for name in want.names)
-    return _translated("the columns", f"SELECT {listed} FROM {source.name}", source.name, want)  # noqa: S608  the file's own names
+    sql = f"SELECT {listed} FROM {source.name}"  # noqa: S608  the file's own names
+    return _translated("the columns", sql, source.name, want), ()
+
+
+def _translate_chain(file: PipelineFile, chain: Sequence[str], source: str, columns: Columns) -> str:
+    """Return transforms in the source's SQL. Raise UserError if it has no equivalent."""
+    upstream, query = source, ""
+    for name in chain:
+        node: Any = file.model.transforms[name]
+        query = _translated(
+            f"transform `{name}`", node.spark_sql(name), upstream, _get_schema(columns.nodes, upstream), query
+        )
+        upstream = name
+    return query
+
+
+def _plan_arrow_transforms(
+    file: PipelineFile, chain: Sequence[str], source: str, columns: Columns
+) -> tuple[ArrowTransform, ...]:
+    """Return transforms that tasks compute over Arrow. Raise UserError if only Spark can compute one."""
+    upstream, transforms = source, []
+    for name in chain:
+        node: Any = file.model.transforms[name]
+        payload = _get_schema(columns.nodes, upstream)
+        # Spark computes no column that a later transform does not read, so none of them may fail.
+        integers = name == chain[-1]
+        select = parse_portable(node.spark_sql(name), upstream, payload, any_year=True, integers=integers)
+        transform = ArrowTransform(name, select, payload) if select is not None else None
+        if transform is None or not _has_types(transform, _get_schema(columns.nodes, name)):
+            msg = f"transform `{name}`: Spark and Arrow may not mean the same by this SQL"
+            raise UserError(msg)
+        transforms.append(transform)
+        upstream = name
+    return tuple(transforms)
+
+
+def _has_types(transform: ArrowTransform, wanted: pa.Schema) -> bool:
+    found = transform.read_schema()
+    return (found.names, found.types) == (wanted.names, wanted.types)
 
 
 def _get_schema(schemas: Mapping[str, pa.Schema], name: str) -> pa.Schema:

@@ -16,6 +16,7 @@ from headrace.connectors.frame import EpochFrame
 from headrace.connectors.lazy_session import find_started_session
 from headrace.connectors.sink_base import DirectSink, Sink
 from headrace.jobs.monitoring.monitor import NullMonitor
+from headrace.jobs.planning.arrow_sql import TransformedSplits
 from headrace.jobs.planning.load_path import LoadPath
 from headrace.jobs.planning.planner import PipelinePlanner
 from headrace.jobs.planning.refresh import RefreshEpoch, is_refresh_epoch
@@ -261,7 +262,7 @@ class EpochWriter:
         source = self._sources[route.source]
         pieces = splits_by_phase(plan.splits, route.source)
         return bool(graph.key_of(self._planner.file.model, name)) and not all(
-            source.bounded[phase].keeps_together(splits, route.key, ever=route.last)
+            source.bounded[phase].keeps_together(splits, route.key, ever=route.filters)
             for phase, splits in pieces.items()
         )
 
@@ -271,11 +272,14 @@ class EpochWriter:
         if route is None or not isinstance(sink, DirectSink) or not self._direct(plan, name):
             return None
         for phase, splits in splits_by_phase(plan.splits, route.source).items():
+            last = route.filters and route.query is not None
             found = self._sources[route.source].fetch(
-                plan.start[route.source], phase, splits, route.query, route.key, last=route.last
+                plan.start[route.source], phase, splits, route.query, route.key, last=last
             )
             if found is None:
                 return None
+            if route.transforms:
+                found = TransformedSplits(found, route.transforms)
             spread = self._has_spread_keys(plan, name, route)
             return sink.write_direct(plan, found, self._planner.spark, keys_spread=spread)
         return None

@@ -1,4 +1,7 @@
-"""Histories of stored rows and of files that tasks copy without Spark, by runs that are killed."""
+"""Histories of stored rows and of files that tasks copy, by runs that are killed.
+
+Spark starts only to analyse SQL.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +32,20 @@ sources: {{src: {{type: postgres, table: original, primary_key: id}}}}
 sinks:
   pg: {{type: postgres, from: src, table: target}}
   lake: {{type: delta, from: src, path: "{folder}/lake"}}
+epoch: {{history_rows: 250000}}
+"""
+FILTERED = """
+name: {name}
+sources: {{src: {{type: postgres, table: original, primary_key: id}}}}
+transforms:
+  large:
+    type: sql
+    sql: >
+      select id, v, digits, case when v >= 1000 then 'large' else concat('id ', cast(id as string)) end as text
+      from src where v is null or v >= 1
+sinks:
+  pg: {{type: postgres, from: large, table: target, primary_key: id}}
+  lake: {{type: delta, from: large, path: "{folder}/lake", primary_key: id}}
 epoch: {{history_rows: 250000}}
 """
 FILES = """
@@ -108,6 +125,32 @@ def test_stored_rows_of_a_killed_run(world: HistoryWorld, point: str, nth: int) 
     world.check_table()
     assert not world.has_started_spark()
     assert leftovers(world) == []
+
+
+@pytest.mark.parametrize(
+    ("point", "nth"),
+    [
+        ("split-loaded", 2),
+        *(pytest.param("split-loading", nth, marks=pytest.mark.slow) for nth in (1, 3)),
+        *(pytest.param("delta-file-written", nth, marks=pytest.mark.slow) for nth in (1, 3)),
+        *(pytest.param("delta-committed", nth, marks=pytest.mark.slow) for nth in (5, 6)),
+        pytest.param("sinks-written", 1, marks=pytest.mark.slow),
+    ],
+)
+def test_rows_after_sql_of_a_killed_run(world: HistoryWorld, point: str, nth: int) -> None:
+    world.fill_table()
+    world.file.write_text(FILTERED.format(name=world.name, folder=world.folder))
+    assert world.crash(point, nth) != 0
+    assert until(lambda: world.run()["code"] == 0, "a run after the lease of the first", 300)
+    counts = "SELECT count(*), count(DISTINCT id), min(v), count(*) FILTER (WHERE text = 'large') FROM target"
+    assert world.execute(counts) == [(ROWS - 2, ROWS - 2, 1, ROWS - 3_999)]
+    texts = "SELECT id, text FROM target WHERE id IN (-1, 3, 4, 3999, 4000) ORDER BY id"
+    expected = [(-1, "id -1"), (4, "id 4"), (3_999, "id 3999"), (4_000, "large")]
+    assert world.execute(texts) == expected
+    lake = world.lake_rows()
+    assert sorted(lake["id"]) == [-1, *range(4, ROWS + 1)]
+    by_id = dict(zip(lake["id"], lake["text"], strict=True))
+    assert [(key, by_id[key]) for key, _ in expected] == expected
 
 
 def test_an_epoch_is_finished_after_its_index_was_dropped(world: HistoryWorld) -> None:

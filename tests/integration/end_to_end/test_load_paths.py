@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import clickhouse_connect
 import psycopg
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from helpers.pipeline_world import World
 from pyspark.sql import SparkSession
@@ -157,6 +159,69 @@ def test_the_last_row_of_a_key_wins_by_every_route(world: World, spark: SparkSes
     for path, name in ((lake, "often"), (f"{lake}_by_time", "by_time")):
         delta = spark.read.format("delta").load(path).select("k" if name == "often" else "id", "v")
         assert sorted(map(tuple, delta.collect())) == sorted(expected[name].items())
+
+
+OVER_ARROW = """
+name: {name}
+sources:
+  src: {{type: postgres, table: original, primary_key: id}}
+  files: {{type: file, path: "{folder}/*.parquet", format: parquet, mode: bounded}}
+transforms:
+  some: {{type: sql, sql: "select id, n + 1 as n, v * 2 as v from src where n <> 3"}}
+  more: {{type: sql, sql: "select n, v, id as k from some where v is not null", primary_key: k}}
+  capitals: {{type: sql, sql: "select id, upper(text) as text from src"}}
+  doubled: {{type: sql, sql: "select n * 2 as twice from files where id > 10"}}
+sinks:
+  pg: {{type: postgres, from: some, table: target}}
+  lake: {{type: delta, from: some, path: "{folder}/lake"}}
+  ch: {{type: clickhouse, from: some, table: {database}.copies}}
+  twice: {{type: postgres, from: more, table: more}}
+  upper: {{type: postgres, from: capitals, table: upper}}
+  loose: {{type: postgres, from: doubled, table: loose}}
+  keyed: {{type: postgres, from: doubled, table: keyed, primary_key: twice}}
+"""
+
+
+def test_transforms_over_arrow_give_the_rows_of_spark(
+    world: World, spark: SparkSession, tmp_path: Path
+) -> None:
+    world.file.write_text(OVER_ARROW.format(name=world.name, database=world.database, folder=tmp_path))
+    rows = [(n, n % 7, None if n % 5 == 0 else n / 4, f"t{n}") for n in range(100)]
+    with psycopg.connect(world.conninfo) as connection:
+        connection.execute("CREATE TABLE original (id bigint PRIMARY KEY, n int, v float8, text text)")
+        connection.cursor().executemany("INSERT INTO original VALUES (%s, %s, %s, %s)", rows)
+    pq.write_table(pa.table({"id": range(20), "n": range(20)}), tmp_path / "a.parquet")
+    settings, file = world.settings(), load_pipeline(world.file)
+    assembly = CompiledPipeline(file, settings, spark)
+    try:
+        found = {name: one.path for name, one in assembly.load_paths.items()}
+        reasons = {name: one.reason for name, one in assembly.load_paths.items()}
+    finally:
+        assembly.close()
+    # `more` reads integers of `some`, which may overflow where Spark computes none.
+    direct = dict.fromkeys(("pg", "lake", "ch", "loose"), "direct")
+    assert found == {**direct, "twice": "rows", "upper": "rows", "keyed": "rows"}
+    assert reasons["ch"] == "history goes from source to sink as Arrow, the SQL is computed over Arrow"
+    assert reasons["upper"] == "transform `capitals`: Spark and Arrow may not mean the same by this SQL"
+    assert run(file, settings, until=Until.HISTORY, spark=spark).history_complete
+    expected = [(key, n + 1, v and v * 2) for key, n, v, _ in rows if n != 3]
+    with psycopg.connect(world.conninfo) as connection:
+
+        def select(query: str) -> list[tuple[Any, ...]]:
+            return connection.execute(query.encode()).fetchall()
+
+        assert select("SELECT id, n, v FROM target ORDER BY id") == expected
+        assert select("SELECT k, n, v FROM more ORDER BY k") == [
+            row for row in expected if row[2] is not None
+        ]
+        assert select("SELECT twice FROM loose ORDER BY 1") == [(2 * n,) for n in range(11, 20)]
+        assert select("SELECT twice FROM keyed ORDER BY 1") == [(2 * n,) for n in range(11, 20)]
+    lake = spark.read.format("delta").load(str(tmp_path / "lake")).select("id", "n", "v")
+    assert sorted(map(tuple, lake.collect())) == expected
+    with clickhouse_connect.get_client(
+        **world.services.clickhouse.client_arguments(database=world.database)
+    ) as client:
+        assert client.query("SELECT id, n, v FROM copies FINAL ORDER BY id").result_rows == expected
 
 
 @pytest.mark.parametrize(

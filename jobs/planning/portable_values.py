@@ -1,4 +1,7 @@
-"""Values of a translated transform: ClickHouse SQL with its type in Spark, and operations on two values."""
+"""Values of portable SQL: expressions with their types in Spark, and operations on two of them.
+
+Types have the names of ClickHouse.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,7 @@ _ARROW = {
     pa.float64(): "Float64", pa.bool_(): "Bool", pa.string(): "String", pa.date32(): "Date32",
     pa.timestamp("us", "UTC"): TIMESTAMP,
 }  # fmt: skip
+_KINDS = {kind: arrow for arrow, kind in _ARROW.items()}
 _DAY = re.compile(r"\d{4}-\d\d-\d\d")
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d{1,6})?")
 _FIRST_YEAR, _LAST_YEAR = 1900, 2299  # what Date32 and DateTime64 hold
@@ -35,16 +39,21 @@ class UntranslatableError(Exception):
 
 
 def leave_out(what: object) -> UntranslatableError:
-    """Return the error for a part that cannot be translated. It never leaves this package."""
+    """Return the error for a part that is not portable. It never leaves this package."""
     return UntranslatableError(repr(what))
 
 
 @dataclass(frozen=True, slots=True)
-class TypedSql:
-    """SQL for ClickHouse and its type. A literal has the type `number`, `text` or `null`."""
+class Expression:
+    """An operation on other expressions, and the type of its result. Picklable.
 
-    sql: str
+    A literal has the type `number`, `text` or `null`. `text` is the name of a column, or a literal.
+    """
+
+    operation: str
     kind: str
+    arguments: tuple[Expression, ...] = ()
+    text: str = ""
 
     @property
     def literal(self) -> bool:
@@ -52,8 +61,16 @@ class TypedSql:
         return self.kind in _LITERALS
 
 
+NOTHING = Expression("null", NULL)
+
+
+def boolean(operation: str, *arguments: Expression) -> Expression:
+    """Return an operation whose result is true, false or null."""
+    return Expression(operation, "Bool", arguments)
+
+
 def kind_of(arrow: pa.DataType) -> str:
-    """Return the ClickHouse type of a column of an Arrow type.
+    """Return the type of a column of an Arrow type.
 
     OTHER for one that expressions must not use.
     """
@@ -64,43 +81,56 @@ def kind_of(arrow: pa.DataType) -> str:
     return _ARROW.get(arrow, OTHER)
 
 
-def literal(node: exp.Literal) -> TypedSql:
-    """Text or a number that is written out."""
+def arrow_of(kind: str) -> pa.DataType:
+    """Return the Arrow type of a type that `kind_of` returns, except OTHER."""
+    if kind.startswith("Decimal"):
+        precision, scale = _precision_and_scale(kind)
+        return pa.decimal128(precision, scale)
+    return _KINDS[kind]
+
+
+def literal(node: exp.Literal) -> Expression:
+    """Return text or a number that is written out."""
     if node.is_string:
-        return TypedSql(node.sql(dialect="clickhouse"), TEXT)
+        return Expression("text", TEXT, text=node.this)
     if not re.fullmatch(r"\d+(\.\d*)?([eE][+-]?\d+)?|\.\d+([eE][+-]?\d+)?", node.this):
         raise leave_out(node)
-    return TypedSql(node.this, NUMBER)
+    return Expression("number", NUMBER, text=node.this)
 
 
-def integer_kind(found: TypedSql) -> str:
-    """Spark's type of a whole number that is written out."""
-    if not re.fullmatch(r"-?\d+", found.sql) or not -(2**63) < int(found.sql) < 2**63:
+def integer_kind(found: Expression) -> str:
+    """Return Spark's type of a whole number that is written out."""
+    if not re.fullmatch(r"-?\d+", found.text) or not -(2**63) < int(found.text) < 2**63:
         raise leave_out(found)
-    return "Int32" if -(2**31) <= int(found.sql) < 2**31 else "Int64"
+    return "Int32" if -(2**31) <= int(found.text) < 2**31 else "Int64"
 
 
-def typed(found: TypedSql, kind: str) -> str:
-    """`found` as a nullable value of that type, which it must be, or become without loss."""
+def to_integer(found: Expression) -> Expression:
+    """Return a whole number that is written out in its type."""
+    return Expression("number", integer_kind(found), text=found.text)
+
+
+def typed(found: Expression, kind: str) -> Expression:
+    """Return a nullable value of that type, which `found` must be, or become without loss."""
     if kind in (NULL, OTHER):
         raise leave_out(found)
     if kind == "Float64" and found.kind == NUMBER:
         return double(found)
-    return f"CAST({found.sql} AS Nullable({kind}))"
+    return Expression("cast", kind, (found,))
 
 
-def double(found: TypedSql) -> str:
-    """`found` as a Float64, exactly as Spark makes a double of it."""
+def double(found: Expression) -> Expression:
+    """Return a Float64, exactly as Spark makes a double of `found`."""
     if found.kind == "Float64":
-        return found.sql
-    if found.kind == NUMBER and math.isfinite(float(found.sql)):
-        return f"CAST({float(found.sql)!r} AS Float64)"
+        return found
+    if found.kind == NUMBER and math.isfinite(float(found.text)):
+        return Expression("double", "Float64", text=repr(float(found.text)))
     if found.kind in (*INTS, "Float32"):
-        return f"CAST({found.sql} AS Nullable(Float64))"
+        return Expression("cast", "Float64", (found,))
     raise leave_out(found)
 
 
-def common(found: Sequence[TypedSql]) -> str:
+def common(found: Sequence[Expression]) -> str:
     """Return the common type of several results.
 
     Integers widen. A literal takes the type of the others if that is unambiguous.
@@ -119,10 +149,13 @@ def common(found: Sequence[TypedSql]) -> str:
 
 
 _FLIPPED: dict[type, type] = {exp.LT: exp.GT, exp.LTE: exp.GTE}
-_SIGNS: dict[type, str] = {exp.EQ: "=", exp.NEQ: "!=", exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">="}
+_OPERATIONS: dict[type, str] = {
+    exp.EQ: "equal", exp.NEQ: "not_equal", exp.LT: "less", exp.LTE: "less_equal", exp.GT: "greater",
+    exp.GTE: "greater_equal",
+}  # fmt: skip
 
 
-def compare(how: type, left: TypedSql, right: TypedSql) -> TypedSql:
+def compare(how: type, left: Expression, right: Expression) -> Expression:
     """Return a comparison of equal types, of integers, of floats, or with a literal.
 
     `how` is sqlglot's class of it.
@@ -142,34 +175,39 @@ def compare(how: type, left: TypedSql, right: TypedSql) -> TypedSql:
         or (left.kind == "Bool" and how not in (exp.EQ, exp.NEQ))
     ):
         raise leave_out(left)
-    return TypedSql(f"({left.sql} {_SIGNS[how]} {right.sql})", "Bool")
+    return boolean(_OPERATIONS[how], left, right)
 
 
-def _meeting(literal: TypedSql, kind: str) -> TypedSql:
+def _meeting(literal: Expression, kind: str) -> Expression:
     """Return a literal in the type that it is compared with."""
     if literal.kind == NUMBER and kind in INTS:
-        return TypedSql(literal.sql, integer_kind(literal))
+        return to_integer(literal)
     if literal.kind == NUMBER and kind.startswith("Decimal"):
-        precision, scale = (int(part) for part in re.findall(r"\d+", kind))
-        value = Decimal(literal.sql)
+        precision, scale = _precision_and_scale(kind)
+        value = Decimal(literal.text)
         if value != value.quantize(Decimal(1).scaleb(-scale)) or abs(value) >= Decimal(10) ** (
             precision - scale
         ):
             raise leave_out(literal)
-        return TypedSql(f"CAST('{value:f}' AS {kind})", kind)
+        return Expression("constant", kind, text=f"{value:f}")
     if literal.kind == TEXT and kind == "String":
-        return TypedSql(literal.sql, kind)
+        return Expression("text", kind, text=literal.text)
     if literal.kind == TEXT and kind in ("Date32", TIMESTAMP):
         return to_timestamp_literal(literal, kind)
     raise leave_out(literal)
 
 
-def to_timestamp_literal(literal: TypedSql, kind: str) -> TypedSql:
+def _precision_and_scale(kind: str) -> tuple[int, int]:
+    precision, scale = re.findall(r"\d+", kind)
+    return int(precision), int(scale)
+
+
+def to_timestamp_literal(literal: Expression, kind: str) -> Expression:
     """Return a date or timestamp literal that is written in full.
 
     Other spellings are ambiguous and are left out.
     """
-    text = literal.sql[1:-1]
+    text = literal.text
     shape = _DAY if kind == "Date32" or _DAY.fullmatch(text) else _MOMENT
     if not shape.fullmatch(text):
         raise leave_out(literal)
@@ -181,26 +219,24 @@ def to_timestamp_literal(literal: TypedSql, kind: str) -> TypedSql:
         raise leave_out(literal)
     if kind == TIMESTAMP and shape is _DAY:
         text += " 00:00:00"
-    return TypedSql(f"CAST('{text}' AS {kind})", kind)
+    return Expression("constant", kind, text=text)
 
 
-def _compare_floats(how: type, left: TypedSql, right: TypedSql) -> TypedSql:
-    """As Spark compares: NaN equals NaN and is above every other number."""
+def _compare_floats(how: type, left: Expression, right: Expression) -> Expression:
+    """Return a comparison as Spark compares: NaN equals NaN and is above every other number."""
     for one, other in ((left, right), (right, left)):
         # A float meets an integer as a float or as a double, by Spark's mode: only where that is the same.
         if one.kind == "Float32" and (
-            other.kind in INTS or (other.kind == NUMBER and not _fits_float(other.sql))
+            other.kind in INTS or (other.kind == NUMBER and not _fits_float(other.text))
         ):
             raise leave_out(other)
     if how in _FLIPPED:
         how, left, right = _FLIPPED[how], right, left
     a, b = double(left), double(right)
-    if how is exp.GT:
-        return TypedSql(f"(({a} > {b}) OR (isNaN({a}) AND NOT isNaN({b})))", "Bool")
-    if how is exp.GTE:
-        return TypedSql(f"(({a} >= {b}) OR (isNaN({a}) AND isNotNull({b})))", "Bool")
-    equal = f"(({a} = {b}) OR (isNaN({a}) AND isNaN({b})))"
-    return TypedSql(equal if how is exp.EQ else f"(NOT {equal})", "Bool")
+    if how in (exp.GT, exp.GTE):
+        return boolean(f"float_{_OPERATIONS[how]}", a, b)
+    equal = boolean("float_equal", a, b)
+    return equal if how is exp.EQ else boolean("not", equal)
 
 
 def _fits_float(text: str) -> bool:

@@ -1,11 +1,12 @@
-"""Translation of transforms to ClickHouse SQL.
+"""Transforms in ClickHouse and over Arrow.
 
-What ClickHouse answers is what Spark answers, value for value and type for type.
+What they answer is what Spark answers, value for value and type for type.
 """
 
 from __future__ import annotations
 
 import math
+import pickle
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,12 +14,16 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from pyspark.errors import ArithmeticException
 
 from headrace.connectors.clickhouse.config import ClickHouseSourceConfig
 from headrace.connectors.clickhouse.source import ClickHouseTable
+from headrace.jobs.planning.arrow_sql import ArrowTransform
 from headrace.jobs.planning.clickhouse_sql import translate
+from headrace.jobs.planning.portable_sql import parse_portable
 from headrace.pipeline.config.sections import ClickHouseConnection
 from headrace.pipeline.config.settings import Settings
+from headrace.pipeline.errors import DataError
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -50,7 +55,7 @@ ROWS = 60
 
 @pytest.fixture(scope="module")
 def engines(services: Any, spark: Any) -> Iterator[Any]:
-    """`ask(sql)` answers with the rows of a transform over the source `s`, as Arrow, from Spark and from ClickHouse."""
+    """`ask(sql)` answers with the rows of a transform over `s`, from Spark, from ClickHouse and over Arrow."""
     import clickhouse_connect
 
     client = clickhouse_connect.get_client(
@@ -87,24 +92,38 @@ def engines(services: Any, spark: Any) -> Iterator[Any]:
     )
     session.createDataFrame(whole).createOrReplaceTempView("s")
 
-    def ask(sql: str, then: str = "") -> tuple[pa.Table, pa.Table]:
+    def ask(sql: str, then: str = "") -> tuple[pa.Table, pa.Table, pa.Table]:
         query = translate(sql, "s", schema)
         assert query is not None, f"left out: {sql}"
         expected = session.sql(sql).toArrow()
+        transforms = [arrow_transform(sql, "s", schema)]
         if then:
+            transforms.append(arrow_transform(then, "first", expected.schema))
             session.createDataFrame(expected).createOrReplaceTempView("first")
             query = translate(then, "first", expected.schema, f"({query})")
             assert query is not None, f"left out: {then}"
             expected = session.sql(then).toArrow()
         fetch = source.create_split_reader(snapshot, splits, query)
         batches = [batch for split in splits for batch in fetch.fetch(split)]
-        return expected, pa.Table.from_batches(batches) if batches else expected.slice(0, 0)
+        arrow = [whole.combine_chunks().to_batches()[0]]
+        for transform in transforms:
+            arrow = [transform.compute(batch) for batch in arrow]
+        clickhouse = pa.Table.from_batches(batches) if batches else expected.slice(0, 0)
+        return expected, clickhouse, pa.Table.from_batches(arrow)
 
     yield ask
     source.release_snapshot(snapshot)
     source.close()
     client.command("DROP DATABASE test_direct SYNC")
     client.close()
+
+
+def arrow_transform(sql: str, source: str, schema: pa.Schema, **options: bool) -> ArrowTransform:
+    select = parse_portable(sql, source, schema, **options)
+    assert select is not None, f"left out: {sql}"
+    transform = pickle.loads(pickle.dumps(ArrowTransform("t", select, schema)))
+    assert transform.read_schema().names == [name for name, _ in select.outputs]
+    return transform
 
 
 def exact(value: Any) -> Any:
@@ -118,22 +137,28 @@ def agree(engines: Any, sql: str, then: str = "") -> None:
     """Names, types and values are the same; says by column what is not."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    spark, clickhouse = engines(sql, then)
-    assert clickhouse.schema.names == spark.schema.names
-    ours, theirs = (
-        [field.dataType for field in cast("StructType", from_arrow_schema(table.schema))]
-        for table in (clickhouse, spark)
-    )
-    assert ours == theirs, sql
-    assert clickhouse.num_rows == spark.num_rows, sql
+    spark, *others = engines(sql, then)
+    for table in others:
+        assert table.schema.names == spark.schema.names
+        ours, theirs = (
+            [field.dataType for field in cast("StructType", from_arrow_schema(one.schema))]
+            for one in (table, spark)
+        )
+        assert ours == theirs, sql
+        assert table.num_rows == spark.num_rows, sql
+        assert differences(table, spark) == {}, sql
+
+
+def differences(table: pa.Table, spark: pa.Table) -> dict[str, list[Any]]:
+    """Return up to three differing values by column, with their place."""
     different = {}
     for name in spark.schema.names:
-        pairs = zip(clickhouse.column(name).to_pylist(), spark.column(name).to_pylist(), strict=True)
+        pairs = zip(table.column(name).to_pylist(), spark.column(name).to_pylist(), strict=True)
         if found := [
             (place, mine, other) for place, (mine, other) in enumerate(pairs) if exact(mine) != exact(other)
         ]:
             different[name] = found[:3]
-    assert different == {}, sql
+    return different
 
 
 def _quoted(text: str) -> str:
@@ -261,7 +286,7 @@ RESULT = st.one_of(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(results=st.lists(RESULT, min_size=8, max_size=20), condition=st.none() | CONDITION)
-def test_both_engines_agree(engines: Any, results: list[str], condition: str | None) -> None:
+def test_all_engines_agree(engines: Any, results: list[str], condition: str | None) -> None:
     listed = ", ".join(f"{result} as c{place}" for place, result in enumerate(results))
     agree(engines, f"select n, {listed} from s" + (f" where {condition}" if condition else ""))
 
@@ -401,3 +426,61 @@ LEFT_OUT_STATEMENTS = [
 def test_what_may_differ_is_left_to_spark(sql: str) -> None:
     """Anything that is not known to mean the same takes the path through Spark."""
     assert translate(sql, "s", SCHEMA) is None
+    if sql not in CHECKED:
+        assert parse_portable(sql, "s", SCHEMA, any_year=True, integers=True) is None
+
+
+CHECKED = [f"select {one} as x from s" for one in ("i + 1", "i * j")]
+
+
+@pytest.mark.parametrize(
+    "results",
+    [
+        "i + 1 as a, 2 * j as b, i - j as c, i * i as d, b is null as e, i + j > 3 as f",
+        "t + t as a, t - 1 as b, t * i as c, t + 2147483648 as d",
+    ],
+)
+def test_integers_that_fit(spark: Any, results: str) -> None:
+    schema = pa.schema([("t", pa.int8()), *SCHEMA.remove(SCHEMA.get_field_index("list"))])
+    rows = pa.Table.from_pylist([{"t": 3, "i": -7, "j": 2**40}, {"t": -1, "i": 46_340, "j": -5}, {}], schema)
+    session = spark.newSession()
+    session.createDataFrame(rows).createOrReplaceTempView("s")
+    sql = f"select {results} from s where i > -10 or i is null"
+    (batch,) = rows.combine_chunks().to_batches()
+    computed = arrow_transform(sql, "s", schema, integers=True).compute(batch)
+    expected = session.sql(sql).toArrow()
+    assert computed.schema.types == expected.schema.types
+    assert pa.Table.from_batches([computed]).to_pylist() == expected.to_pylist()
+
+
+@pytest.mark.parametrize("expression", ["i + 1", "j * j", "-1 - i - i - i", "i * 2"])
+def test_integers_that_overflow_are_an_error_in_both_engines(spark: Any, expression: str) -> None:
+    rows = pa.table({"i": pa.array([2**31 - 1], pa.int32()), "j": [2**62]})
+    session = spark.newSession()
+    session.createDataFrame(rows).createOrReplaceTempView("s")
+    sql = f"select {expression} as x from s"
+    with pytest.raises(ArithmeticException):
+        session.sql(sql).toArrow()
+    with pytest.raises(DataError, match="too large for its integer type"):
+        arrow_transform(sql, "s", rows.schema, integers=True).compute(rows.to_batches()[0])
+    assert (
+        arrow_transform(f"{sql} where i < 5", "s", rows.schema, integers=True)
+        .compute(rows.to_batches()[0])
+        .num_rows
+        == 0
+    )
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "select if(i > 0, i * i, 0) as x from s",
+        "select case when b then i + 1 end as x from s",
+        "select coalesce(i, j + 1) as x from s",
+        "select b and i + 1 > 3 as x from s",
+        "select i from s where i * 2 > 3",
+        "select cast(d as string) as x from s",
+    ],
+)
+def test_what_spark_may_not_compute_or_writes_in_its_own_way_is_left_to_it(sql: str) -> None:
+    assert parse_portable(sql, "s", SCHEMA, any_year=True, integers=True) is None

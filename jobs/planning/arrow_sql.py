@@ -1,0 +1,147 @@
+"""Computes portable SQL over Arrow batches, in the tasks of a bulk copy."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute
+
+from headrace.connectors.arrow_batches import cast_batch
+from headrace.connectors.source_base import SplitReader
+from headrace.jobs.planning.portable_sql import PortableSelect
+from headrace.jobs.planning.portable_values import Expression, arrow_of
+from headrace.pipeline.errors import DataError
+from headrace.pipeline.protocol.epochs import Json
+
+pc: Any = pyarrow.compute
+"""Its functions are made at import, so type checkers do not see them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArrowTransform:
+    """A transform of a pipeline file over the columns of `schema`. Picklable."""
+
+    node: str
+    select: PortableSelect
+    schema: pa.Schema
+
+    def compute(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows of a batch. Raise DataError for an integer that overflows."""
+        batch = cast_batch(batch, self.schema, self.node)
+        try:
+            if self.select.condition is not None:
+                batch = batch.filter(_array(self.select.condition, batch))
+            columns = [_array(value, batch) for _, value in self.select.outputs]
+        except pa.ArrowInvalid as error:
+            msg = f"a result of its SQL is too large for its integer type: {error}"
+            raise DataError(msg, node=self.node, hint="Cast an operand: CAST(column AS BIGINT).") from error
+        return pa.RecordBatch.from_arrays(columns, names=[name for name, _ in self.select.outputs])
+
+    def read_schema(self) -> pa.Schema:
+        """Return the columns of the result."""
+        return self.compute(pa.RecordBatch.from_pylist([], self.schema)).schema
+
+
+@dataclass
+class TransformedSplits(SplitReader):
+    """Reads splits and computes transforms over them, in order."""
+
+    reader: SplitReader
+    transforms: tuple[ArrowTransform, ...]
+    splits: Sequence[Json] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Take the splits of the reader."""
+        self.splits = self.reader.splits
+
+    def fetch(self, split: Json) -> Iterator[pa.RecordBatch]:
+        """Return the rows of a split after the last transform."""
+        for batch in self.reader.fetch(split):
+            yield functools.reduce(lambda rows, one: one.compute(rows), self.transforms, batch)
+
+
+def _array(found: Expression, batch: pa.RecordBatch) -> pa.Array:
+    """Return a value for each row."""
+    value = _evaluate(found, batch)
+    if isinstance(value, pa.Scalar):
+        return pa.repeat(value, batch.num_rows)
+    return value.combine_chunks() if isinstance(value, pa.ChunkedArray) else value
+
+
+def _evaluate(found: Expression, batch: pa.RecordBatch) -> Any:
+    """Return the values of an expression, or a scalar that all rows have."""
+    if special := _SPECIAL.get(found.operation):
+        return special(found, batch)
+    return _OPERATIONS[found.operation](*(_evaluate(one, batch) for one in found.arguments))
+
+
+def _cast(found: Expression, batch: pa.RecordBatch) -> Any:
+    # Only integers above 2^53 lose anything, as a double, as they do in Spark.
+    return pc.cast(_evaluate(found.arguments[0], batch), arrow_of(found.kind), safe=False)
+
+
+def _case(found: Expression, batch: pa.RecordBatch) -> Any:
+    parts = [_array(one, batch) for one in found.arguments]
+    branches = len(parts) // 2
+    conditions = pa.StructArray.from_arrays(parts[:branches], [str(at) for at in range(branches)])
+    return pc.case_when(conditions, *parts[branches:])
+
+
+def _constant(found: Expression, _: pa.RecordBatch) -> pa.Scalar:
+    kind = arrow_of(found.kind)
+    if pa.types.is_decimal(kind):
+        return pa.scalar(Decimal(found.text), kind)
+    if pa.types.is_date(kind):
+        return pa.scalar(date.fromisoformat(found.text), kind)
+    return pa.scalar(datetime.fromisoformat(found.text).replace(tzinfo=UTC), kind)
+
+
+def _float_greater(a: Any, b: Any) -> Any:
+    return pc.or_kleene(pc.greater(a, b), pc.and_kleene(pc.is_nan(a), pc.invert(pc.is_nan(b))))
+
+
+def _float_greater_equal(a: Any, b: Any) -> Any:
+    return pc.or_kleene(pc.greater_equal(a, b), pc.and_kleene(pc.is_nan(a), pc.is_valid(b)))
+
+
+def _float_equal(a: Any, b: Any) -> Any:
+    return pc.or_kleene(pc.equal(a, b), pc.and_kleene(pc.is_nan(a), pc.is_nan(b)))
+
+
+_SPECIAL: dict[str, Callable[[Expression, pa.RecordBatch], Any]] = {
+    "column": lambda found, batch: batch.column(found.text),
+    "text": lambda found, _: pa.scalar(found.text, pa.string()),
+    "number": lambda found, _: pa.scalar(int(found.text), pa.int64()),
+    "double": lambda found, _: pa.scalar(float(found.text), pa.float64()),
+    "boolean": lambda found, _: pa.scalar(found.text == "true"),
+    "null": lambda *_: pa.scalar(None, pa.null()),
+    "constant": _constant,
+    "cast": _cast,
+    "case": _case,
+}
+_OPERATIONS: dict[str, Callable[..., Any]] = {
+    "and": lambda *parts: functools.reduce(pc.and_kleene, parts),
+    "or": lambda *parts: functools.reduce(pc.or_kleene, parts),
+    "not": pc.invert,
+    "negate": pc.negate,
+    "is_null": pc.is_null,
+    "coalesce": pc.coalesce,
+    "concat": lambda *parts: pc.binary_join_element_wise(*parts, "", null_handling="emit_null"),
+    "like": lambda text, pattern: pc.match_like(text, pattern.as_py()),
+    "float_greater": _float_greater,
+    "float_greater_equal": _float_greater_equal,
+    "float_equal": _float_equal,
+    **{
+        name: getattr(pc, name)
+        for name in (
+            *("add", "subtract", "multiply", "divide", "add_checked", "subtract_checked", "multiply_checked"),
+            *("equal", "not_equal", "less", "less_equal", "greater", "greater_equal"),
+        )
+    },
+}

@@ -1,0 +1,326 @@
+"""Portable SQL: transforms that mean the same in Spark, in ClickHouse and over Arrow, for bulk copy.
+
+It is a whitelist, typed from the schema of the source, so that values and types are as Spark would give them.
+Everything else runs in Spark. Left out on purpose, because the engines differ: arithmetic on decimals and,
+except over Arrow, on integers (Spark refuses overflows, ClickHouse wraps), division by anything but a literal
+(Spark refuses zero), casts that can fail or round, string functions, clocks. Translated with care: floating
+point (in Spark NaN equals NaN and is the largest number), columns hidden by aliases (ClickHouse would take
+the alias).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from sqlglot import exp
+
+from headrace.jobs.planning.portable_values import (
+    INTS,
+    NOTHING,
+    NULL,
+    NUMBER,
+    TEXT,
+    TIMESTAMP,
+    Expression,
+    UntranslatableError,
+    boolean,
+    common,
+    compare,
+    double,
+    integer_kind,
+    kind_of,
+    leave_out,
+    literal,
+    to_integer,
+    to_timestamp_literal,
+    typed,
+)
+from headrace.pipeline.errors import UserError
+from headrace.pipeline.sql import statements
+
+_CASTS = {
+    "TINYINT": "Int8",
+    "SMALLINT": "Int16",
+    "INT": "Int32",
+    "BIGINT": "Int64",
+    "DOUBLE": "Float64",
+    "TEXT": "String",
+    "VARCHAR": "String",
+}
+_MANY = 200
+_LAZY = (exp.Case, exp.If, exp.Coalesce, exp.And, exp.Or, exp.Where)
+"""Spark does not compute all of their parts for each row: a part that fails may be one that it skips."""
+
+
+@dataclass(frozen=True, slots=True)
+class PortableSelect:
+    """A SELECT over one input: the names and values of its columns, and the condition of its rows."""
+
+    outputs: tuple[tuple[str, Expression], ...]
+    condition: Expression | None
+
+
+def parse_portable(
+    sql: str, source_name: str, schema: pa.Schema, *, any_year: bool = False, integers: bool = False
+) -> PortableSelect | None:
+    """Return a transform, or None if its meaning may differ between engines.
+
+    Args:
+        sql: a transform in Spark SQL.
+        source_name: the only node that it may read.
+        schema: the payload of that node as Spark sees it.
+        any_year: the input may have dates of all years.
+        integers: the engine refuses integers that overflow, as Spark does.
+    """
+    try:
+        found = statements.parse(sql)
+    except UserError:
+        return None
+    if not isinstance(found, exp.Select) or "\\" in sql:  # what a backslash means in text differs by engine
+        return None
+    try:
+        return _Parser(source_name, schema, any_year=any_year, integers=integers).parse(found)
+    except UntranslatableError:
+        return None
+
+
+class _Parser:
+    """Parses one SELECT over one input."""
+
+    def __init__(self, source_name: str, schema: pa.Schema, *, any_year: bool, integers: bool) -> None:
+        self._source = source_name
+        self._any_year = any_year
+        self._integers = integers
+        self._columns = {field.name: kind_of(field.type) for field in schema}
+        self._names = {source_name}
+        self._rules: dict[type[exp.Expr], Callable[[Any], Expression]] = {
+            exp.Column: self._column, exp.Paren: lambda node: self.value(node.this), exp.Literal: literal,
+            exp.Neg: self._negative,
+            exp.Boolean: lambda node: Expression("boolean", "Bool", text="true" if node.this else "false"),
+            exp.Null: lambda _: NOTHING, exp.Add: self._arithmetic, exp.Sub: self._arithmetic,
+            exp.Mul: self._arithmetic, exp.Div: self._division, exp.EQ: self._comparison,
+            exp.NEQ: self._comparison, exp.LT: self._comparison, exp.LTE: self._comparison,
+            exp.GT: self._comparison, exp.GTE: self._comparison, exp.Between: self._between, exp.In: self._in,
+            exp.Like: self._like, exp.And: self._logic, exp.Or: self._logic, exp.Not: self._not,
+            exp.Is: self._is, exp.Case: self._case, exp.If: self._if, exp.Coalesce: self._coalesce,
+            exp.Cast: self._cast, exp.TryCast: self._cast, exp.DPipe: self._concat, exp.Concat: self._concat,
+        }  # fmt: skip
+
+    def parse(self, found: exp.Select) -> PortableSelect:
+        """Return the whole statement."""
+        if set(_present_arguments(found)) - {"expressions", "from_", "where", "kind"} or found.args.get(
+            "kind"
+        ):
+            raise leave_out(found)
+        table = found.args["from_"].this if found.args.get("from_") else None
+        if (
+            not isinstance(table, exp.Table)
+            or set(_present_arguments(table)) - {"this", "alias"}
+            or table.name != self._source
+        ):
+            raise leave_out(table)
+        if table.alias:
+            if _present_arguments(table.args["alias"]) != ["this"]:
+                raise leave_out(table)
+            self._names = {table.alias}
+        outputs = tuple(output for node in found.expressions for output in self._outputs(node))
+        names = [name.lower() for name, _ in outputs]
+        if len(set(names)) != len(names):
+            raise leave_out(found)
+        where = found.args.get("where")
+        return PortableSelect(outputs, self._truth(where.this) if where else None)
+
+    def _outputs(self, node: exp.Expr) -> list[tuple[str, Expression]]:
+        """Return the names and values of one item of the SELECT list.
+
+        Expressions need an alias: Spark makes names up for the rest.
+        """
+        every = [(name, Expression("column", kind, text=name)) for name, kind in self._columns.items()]
+        if isinstance(node, exp.Star):
+            if _present_arguments(node):
+                raise leave_out(node)
+            return every
+        if isinstance(node, exp.Column) and isinstance(node.this, exp.Star):
+            if node.table not in self._names or _present_arguments(node.this):
+                raise leave_out(node)
+            return every
+        if isinstance(node, exp.Column):
+            return [(node.name, self._column(node))]
+        if not isinstance(node, exp.Alias):
+            raise leave_out(node)
+        found = self.value(node.this)
+        if isinstance(node.this, exp.Column):
+            return [(node.alias, found)]
+        kind = {TEXT: "String", NUMBER: ""}.get(found.kind, found.kind) or integer_kind(found)
+        return [(node.alias, typed(found, kind))]
+
+    def value(self, node: exp.Expr) -> Expression:
+        """Return an expression of the whitelist."""
+        rule = self._rules.get(type(node))
+        if rule is None:
+            raise leave_out(node)
+        return rule(node)
+
+    def _truth(self, node: exp.Expr) -> Expression:
+        found = self.value(node)
+        if found.kind != "Bool":
+            raise leave_out(node)
+        return found
+
+    def _column(self, node: exp.Column) -> Expression:
+        if (
+            set(_present_arguments(node)) - {"this", "table"}
+            or (node.table and node.table not in self._names)
+            or node.name not in self._columns
+        ):
+            raise leave_out(node)
+        return Expression("column", self._columns[node.name], text=node.name)
+
+    def _negative(self, node: exp.Neg) -> Expression:
+        found = self.value(node.this)
+        if isinstance(node.this, exp.Literal) and found.kind == NUMBER:
+            return Expression("number", NUMBER, text=f"-{found.text}")
+        if found.kind != "Float64":
+            raise leave_out(node)
+        return Expression("negate", "Float64", (found,))
+
+    def _arithmetic(self, node: exp.Binary) -> Expression:
+        left, right = self.value(node.left), self.value(node.right)
+        operation = {exp.Add: "add", exp.Sub: "subtract", exp.Mul: "multiply"}[type(node)]
+        if "Float64" in (left.kind, right.kind):
+            return Expression(operation, "Float64", (double(left), double(right)))
+        if not self._integers or node.find_ancestor(*_LAZY):
+            raise leave_out(node)
+        whole = [to_integer(one) if one.kind == NUMBER else one for one in (left, right)]
+        if not {one.kind for one in whole} <= set(INTS):
+            raise leave_out(node)
+        kind = common(whole)
+        return Expression(f"{operation}_checked", kind, tuple(typed(one, kind) for one in whole))
+
+    def _division(self, node: exp.Div) -> Expression:
+        left, right = self.value(node.left), self.value(node.right)
+        if left.kind != "Float64" or right.kind != NUMBER or not float(right.text):
+            raise leave_out(node)
+        return Expression("divide", "Float64", (left, double(right)))
+
+    def _comparison(self, node: exp.Binary) -> Expression:
+        return compare(type(node), self.value(node.left), self.value(node.right))
+
+    def _between(self, node: exp.Between) -> Expression:
+        if set(_present_arguments(node)) - {"this", "low", "high", "negate"}:
+            raise leave_out(node)
+        found, low, high = (self.value(node.args[key]) for key in ("this", "low", "high"))
+        return _negated(node, boolean("and", compare(exp.GTE, found, low), compare(exp.LTE, found, high)))
+
+    def _in(self, node: exp.In) -> Expression:
+        if (
+            set(_present_arguments(node)) - {"this", "expressions", "negate"}
+            or not 0 < len(node.expressions) <= _MANY
+        ):
+            raise leave_out(node)
+        found = self.value(node.this)
+        equal = [compare(exp.EQ, found, self.value(one)) for one in node.expressions]
+        return _negated(node, boolean("or", *equal))
+
+    def _like(self, node: exp.Like) -> Expression:
+        """Patterns with `%` only. `_` differs outside of ASCII, and Spark matches UTF-16 units."""
+        found, pattern = self.value(node.this), self.value(node.expression)
+        if (
+            set(_present_arguments(node)) - {"this", "expression", "negate"}
+            or found.kind != "String"
+            or pattern.kind != TEXT
+        ):
+            raise leave_out(node)
+        if "_" in pattern.text or max(pattern.text, default="") > "\uffff":
+            raise leave_out(node)
+        return _negated(node, boolean("like", found, pattern))
+
+    def _logic(self, node: exp.Connector) -> Expression:
+        operation = "and" if isinstance(node, exp.And) else "or"
+        return boolean(operation, self._truth(node.left), self._truth(node.right))
+
+    def _not(self, node: exp.Not) -> Expression:
+        return boolean("not", self._truth(node.this))
+
+    def _is(self, node: exp.Is) -> Expression:
+        found = self.value(node.this)
+        if not isinstance(node.expression, exp.Null) or found.literal:
+            raise leave_out(node)
+        return boolean("is_null", found)
+
+    def _case(self, node: exp.Case) -> Expression:
+        if set(_present_arguments(node)) - {"this", "ifs", "default"}:
+            raise leave_out(node)
+        subject = self.value(node.this) if node.this else None
+        conditions = [
+            self._truth(branch.this) if subject is None else compare(exp.EQ, subject, self.value(branch.this))
+            for branch in node.args["ifs"]
+        ]
+        default = node.args.get("default")
+        return self._choice(conditions, [branch.args["true"] for branch in node.args["ifs"]], default)
+
+    def _if(self, node: exp.If) -> Expression:
+        return self._choice([self._truth(node.this)], [node.args["true"]], node.args.get("false"))
+
+    def _choice(
+        self, conditions: Sequence[Expression], results: Sequence[exp.Expr], default: exp.Expr | None
+    ) -> Expression:
+        """Return a CASE: its conditions, their results, and the default."""
+        found = [self.value(result) for result in results]
+        otherwise = self.value(default) if default is not None else NOTHING
+        kind = common([*found, otherwise])
+        return Expression(
+            "case", kind, (*conditions, *(typed(then, kind) for then in found), typed(otherwise, kind))
+        )
+
+    def _coalesce(self, node: exp.Coalesce) -> Expression:
+        found = [self.value(one) for one in (node.this, *node.expressions)]
+        kind = common(found)
+        return Expression("coalesce", kind, tuple(typed(one, kind) for one in found))
+
+    def _concat(self, node: exp.DPipe | exp.Concat) -> Expression:
+        parts = [node.left, node.right] if isinstance(node, exp.DPipe) else node.expressions
+        found = [self.value(part) for part in parts]
+        if len(found) < 2 or any(one.kind not in ("String", TEXT) for one in found):
+            raise leave_out(node)
+        return Expression("concat", "String", tuple(typed(one, "String") for one in found))
+
+    def _cast(self, node: exp.Cast) -> Expression:
+        """Casts that neither fail nor lose anything, and dates and times written out as literals."""
+        if set(_present_arguments(node)) - {"this", "to", "safe"}:
+            raise leave_out(node)
+        found, type_text = self.value(node.this), node.to.sql(dialect="").upper()
+        if found.kind == TEXT and type_text in ("DATE", "TIMESTAMP", "TIMESTAMPTZ"):
+            return to_timestamp_literal(found, "Date32" if type_text == "DATE" else TIMESTAMP)
+        if node.to.expressions:
+            raise leave_out(node)
+        wanted = _CASTS.get(type_text)
+        if wanted is None or (found.kind == TEXT and wanted != "String"):
+            raise leave_out(node)
+        if found.kind in (NULL, TEXT) or found.kind == wanted:
+            return typed(found, wanted)
+        if found.kind == NUMBER:
+            if wanted == "Float64":
+                return double(found)
+            found = to_integer(found)
+        widens = found.kind in INTS and wanted in INTS and INTS.index(found.kind) <= INTS.index(wanted)
+        exact = wanted == "Float64" and found.kind in (*INTS, "Float32")
+        # Years outside of 0 to 9999 are written in different ways.
+        plain_years = found.kind == "Date32" and not self._any_year
+        written = wanted == "String" and (found.kind in INTS or plain_years)
+        if not (widens or exact or written):
+            raise leave_out(node)
+        return typed(found, wanted)
+
+
+def _negated(node: exp.Expr, found: Expression) -> Expression:
+    """Return the expression with the NOT that some sqlglot nodes contain themselves."""
+    return boolean("not", found) if node.args.get("negate") else found
+
+
+def _present_arguments(node: exp.Expr) -> list[str]:
+    """Return the arguments of a node that are set. The parser adds empty ones."""
+    return [key for key, value in node.args.items() if value]
