@@ -185,7 +185,7 @@ def test_the_last_row_of_a_key_decides_in_history_and_in_the_stream(
     file = load_pipeline(place.file)
     assembly = CompiledPipeline(file, place.settings(), spark)
     try:
-        assert (assembly.load_paths["pg"].path, assembly.load_paths["pg"].last) == ("direct", True), (
+        assert (assembly.load_paths["pg"].path, assembly.load_paths["pg"].filters) == ("direct", True), (
             assembly.load_paths["pg"].reason
         )
         assert (
