@@ -179,7 +179,7 @@ class CompiledPipeline:
     @cached_property
     def load_paths(self) -> Mapping[str, LoadPath]:
         """The load path of history to each sink."""
-        return plan_load_paths(self.file, self.planner, self.sources)
+        return plan_load_paths(self.file, self.planner, self.sources, self.settings)
 
     def open_sinks(self, uuid: str, lane: str, ledger: Ledger) -> Mapping[str, PipelineSink]:
         """Return new sinks of this file for one pipeline. They connect when they are prepared."""

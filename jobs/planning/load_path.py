@@ -14,6 +14,7 @@ from headrace.jobs.planning.portable_sql import parse_portable
 from headrace.jobs.sources.pipeline_source import PipelineSource
 from headrace.jobs.staging.determinism import nondeterministic_upstream
 from headrace.jobs.transforms.retractions import retractions_of
+from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import UserError
 from headrace.pipeline.file.loader import PipelineFile
 from headrace.pipeline.lineage.columns import lineage
@@ -68,10 +69,17 @@ class Columns:
     spreads: Callable[[PipelineSource, Sequence[str]], str | None] = lambda source, key: source.bounded[
         0
     ].explain_key_spread(key)
+    refuses_overflow: bool = True
+    """Whether Spark refuses integers that overflow."""
+
+
+def refuses_overflow(settings: Settings) -> bool:
+    """Return whether Spark is left to refuse integers that overflow, which is its default."""
+    return settings.spark.conf.get("spark.sql.ansi.enabled", "true").lower() == "true"
 
 
 def plan_load_paths(
-    file: PipelineFile, planner: PipelinePlanner, sources: Mapping[str, PipelineSource]
+    file: PipelineFile, planner: PipelinePlanner, sources: Mapping[str, PipelineSource], settings: Settings
 ) -> dict[str, LoadPath]:
     """Return the load path of history to every sink.
 
@@ -88,6 +96,7 @@ def plan_load_paths(
         planner.schemas,
         lambda source: source.bounded[0].schema(planner.spark),
         spreads,
+        refuses_overflow(settings),
     )
     return {name: plan_load_path(file, columns, sources, name) for name in file.model.sinks}
 
@@ -264,7 +273,7 @@ def _plan_arrow_transforms(
         node: Any = file.model.transforms[name]
         payload = _get_schema(columns.nodes, upstream)
         # Spark computes no column that a later transform does not read, so none of them may fail.
-        integers = name == chain[-1]
+        integers = columns.refuses_overflow and name == chain[-1]
         select = parse_portable(node.spark_sql(name), upstream, payload, any_year=True, integers=integers)
         transform = ArrowTransform(name, select, payload) if select is not None else None
         if transform is None or not _has_types(transform, _get_schema(columns.nodes, name)):

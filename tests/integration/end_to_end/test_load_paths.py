@@ -18,7 +18,7 @@ from helpers.pipeline_world import World
 from pyspark.sql import SparkSession
 
 from headrace.jobs.planning.compiled_pipeline import CompiledPipeline
-from headrace.jobs.planning.load_path import Columns, plan_load_path
+from headrace.jobs.planning.load_path import Columns, plan_load_path, plan_load_paths
 from headrace.jobs.run.events import Until
 from headrace.jobs.run.runner import run
 from headrace.jobs.sources.pipeline_source import PipelineSource, create_pipeline_sources
@@ -201,6 +201,10 @@ def test_transforms_over_arrow_give_the_rows_of_spark(
     # `more` reads integers of `some`, which may overflow where Spark computes none.
     direct = dict.fromkeys(("pg", "lake", "ch", "loose"), "direct")
     assert found == {**direct, "twice": "rows", "upper": "rows", "keyed": "rows"}
+    spark_settings = settings.spark.model_copy(update={"conf": {"spark.sql.ansi.enabled": "false"}})
+    wrapping = settings.model_copy(update={"spark": spark_settings})
+    paths = plan_load_paths(file, assembly.planner, assembly.sources, wrapping)
+    assert {path.path for path in paths.values()} == {"rows"}
     assert reasons["ch"] == "history goes from source to sink as Arrow, the SQL is computed over Arrow"
     assert reasons["upper"] == "transform `capitals`: Spark and Arrow may not mean the same by this SQL"
     assert run(file, settings, until=Until.HISTORY, spark=spark).history_complete
