@@ -44,6 +44,11 @@ sinks:
   out: {{type: postgres, from: {last}, table: {target}}}
 epoch: {{history_rows: 1000000}}
 """
+ARROW_TRANSFORM = """transforms:
+  shout:
+    type: sql
+    sql: select id, at, concat('c:', name) as name, amount * 2 as amount from src where amount >= 0
+"""
 TRANSFORM = "transforms:\n  shout: {type: sql, sql: 'select id, at, upper(name) as name, amount from src'}"
 STREAM = """
 name: {name}

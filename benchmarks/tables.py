@@ -13,7 +13,7 @@ from adbc_driver_postgresql import dbapi
 from deltalake import DeltaTable, write_deltalake
 from psycopg import sql
 
-from benchmarks.kit import TRANSFORM, BenchmarkRunner, format_rate, read_clock
+from benchmarks.kit import ARROW_TRANSFORM, TRANSFORM, BenchmarkRunner, format_rate, read_clock
 from benchmarks.peers.bare import CREATE_KEYED
 
 _PIPELINE = """
@@ -34,7 +34,11 @@ def tables(runner: BenchmarkRunner, rows: int) -> list[str]:
     bare = _seconds(lambda: _copy_table(runner, name))
     _add(runner, f"bare: COPY of a Postgres table to Delta, {rows:,} rows", rows, bare, bare)
     source = f"{{type: postgres, table: {name}, primary_key: id}}"
-    for what, transforms, last in (("", "", "src"), (", after SQL", TRANSFORM, "shout")):
+    for what, transforms, last in (
+        ("", "", "src"),
+        (", after SQL that tasks compute", ARROW_TRANSFORM, "shout"),
+        (", after SQL of Spark", TRANSFORM, "shout"),
+    ):
         lake = runner.folder / f"lake_{secrets.token_hex(4)}"
         sink = f"{{type: delta, from: {last}, path: {lake}}}"
         seconds = _run(runner, source, transforms, sink)
