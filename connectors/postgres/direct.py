@@ -16,6 +16,7 @@ import pyarrow as pa
 import stamina
 
 from headrace.connectors.keys import canonical
+from headrace.connectors.lakehouse_rows import last_of_sorted
 from headrace.connectors.postgres.commit_store import RecordStore
 from headrace.connectors.postgres.convert import cast_to_schema, wire_schema
 from headrace.connectors.postgres.errors import UniqueError
@@ -97,11 +98,15 @@ class SplitTask:
 
     def _merged(self, session: LoadSession, split: Json) -> WriteCounts:
         """Load the split through a temporary table. Later rows of a split win, in reading order."""
-        stage = self.load.create_temporary(session)
-        columns = pa.schema(
-            [*wire_schema(self.load.schema), (OP, pa.string()), *zip(POSITION, _POSITION_TYPES, strict=True)]
-        )
-        session.stream(TEMPORARY, columns, _add_positions(self._batches(split), columns), schema=None)
+        wired, chosen = wire_schema(self.load.schema), bool(self.load.target.key) and self.load.can_find_last
+        stage = self.load.create_temporary(session, one_per_key=chosen)
+        if chosen:
+            rows = last_of_sorted(pa.Table.from_batches(self._batches(split), wired), self.load.target.key)
+            rows = rows.append_column(OP, pa.repeat("i", rows.num_rows))
+            session.load(TEMPORARY, rows, schema=None)
+        else:
+            columns = pa.schema([*wired, (OP, pa.string()), *zip(POSITION, _POSITION_TYPES, strict=True)])
+            session.stream(TEMPORARY, columns, _add_positions(self._batches(split), columns), schema=None)
         return self.load.merge(session, stage, self.plan.number, deletes=False)
 
     def _batches(self, split: Json) -> Iterator[pa.RecordBatch]:
