@@ -68,15 +68,15 @@ def test_a_column_of_a_later_file_is_added(
     with pytest.raises(SchemaError, match=r"no column 'day'.*\n.*schema_evolution: add_columns"):
         start("id, name, day")
 
-    def fail(sink: PostgresSink, *arguments: Any) -> WriteCounts:
+    def fail(sink: PostgresSink, *arguments: Any, **options: Any) -> WriteCounts:
         if "second" in sink.target:
             msg = "a fault of this test"
             raise SinkStateError(msg)
-        return write(sink, *arguments)
+        return write(sink, *arguments, **options)
 
-    write = PostgresSink._write_epoch
+    write = PostgresSink.write_direct
     with monkeypatch.context() as patch:
-        patch.setattr(PostgresSink, "_write_epoch", fail)
+        patch.setattr(PostgresSink, "write_direct", fail)
         with pytest.raises(SinkStateError):
             start("id, name")
     assert start("id, name, day", ADD).history_complete
