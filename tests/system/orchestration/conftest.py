@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from helpers.dagster_runs import FLIGHTS, PARTITIONS
 
+from headrace.connectors.lazy_session import ensure_session
 from headrace.jobs.run.events import CheckResult, PartitionCompleted, RunResult
 from headrace.orchestration.pipelines import Pipeline, read_pipeline
 from headrace.pipeline.protocol.epochs import WriteCounts
@@ -79,8 +80,10 @@ class StandIn:
         )
 
     def audit(
-        self, *_: Any, sinks: Sequence[str] | None = None, content: Any = None, **__: Any
+        self, *_: Any, sinks: Sequence[str] | None = None, content: Any = None, spark: Any = None
     ) -> list[CheckResult]:
+        if content is not None:
+            ensure_session(spark)  # rows are compared in Spark
         self.audits.append(sinks)
         self.contents.append(content)
         numbers = {"rows": 77, "keys": ["id=5: missing"]}
