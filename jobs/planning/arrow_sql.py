@@ -24,7 +24,7 @@ pc: Any = pyarrow.compute
 
 
 @dataclass(frozen=True, slots=True)
-class ArrowTransform:
+class ArrowSelect:
     """A transform of a pipeline file over the columns of `schema`. Picklable."""
 
     node: str
@@ -53,7 +53,7 @@ class TransformedSplits(SplitReader):
     """Reads splits and computes transforms over them, in order."""
 
     reader: SplitReader
-    transforms: tuple[ArrowTransform, ...]
+    transforms: tuple[ArrowSelect, ...]
     splits: Sequence[Json] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from headrace.connectors import registry
-from headrace.jobs.planning.arrow_sql import ArrowTransform
+from headrace.jobs.planning.arrow_sql import ArrowSelect
 from headrace.jobs.planning.clickhouse_sql import translate
 from headrace.jobs.planning.planner import PipelinePlanner
 from headrace.jobs.planning.portable_sql import parse_portable
@@ -40,7 +40,7 @@ class LoadPath:
     reason: str
     source: str = ""
     query: str | None = None
-    transforms: tuple[ArrowTransform, ...] = ()
+    transforms: tuple[ArrowSelect, ...] = ()
     """The transforms that tasks compute over Arrow, if the source has no SQL of its own."""
     key: tuple[str, ...] = ()
     filters: bool = False
@@ -219,7 +219,7 @@ def _filter(file: PipelineFile, sink: str) -> str:
 
 def _plan_computation(
     file: PipelineFile, sink: str, source: PipelineSource, columns: Columns, have: pa.Schema | None
-) -> tuple[str | None, tuple[ArrowTransform, ...]]:
+) -> tuple[str | None, tuple[ArrowSelect, ...]]:
     """Return the transforms between source and sink as one query in the source's SQL, or over Arrow.
 
     Return None and no transforms if rows pass unchanged. `have` are the columns of the history itself. Raise
@@ -266,7 +266,7 @@ def _translate_chain(file: PipelineFile, chain: Sequence[str], source: str, colu
 
 def _plan_arrow_transforms(
     file: PipelineFile, chain: Sequence[str], source: str, columns: Columns
-) -> tuple[ArrowTransform, ...]:
+) -> tuple[ArrowSelect, ...]:
     """Return transforms that tasks compute over Arrow. Raise UserError if only Spark can compute one."""
     upstream, transforms = source, []
     for name in chain:
@@ -275,7 +275,7 @@ def _plan_arrow_transforms(
         # Spark computes no column that a later transform does not read, so none of them may fail.
         integers = columns.refuses_overflow and name == chain[-1]
         select = parse_portable(node.spark_sql(name), upstream, payload, any_year=True, integers=integers)
-        transform = ArrowTransform(name, select, payload) if select is not None else None
+        transform = ArrowSelect(name, select, payload) if select is not None else None
         if transform is None or not _has_types(transform, _get_schema(columns.nodes, name)):
             msg = f"transform `{name}`: Spark and Arrow may not mean the same by this SQL"
             raise UserError(msg)
@@ -284,7 +284,7 @@ def _plan_arrow_transforms(
     return tuple(transforms)
 
 
-def _has_types(transform: ArrowTransform, wanted: pa.Schema) -> bool:
+def _has_types(transform: ArrowSelect, wanted: pa.Schema) -> bool:
     found = transform.read_schema()
     return (found.names, found.types) == (wanted.names, wanted.types)
 

@@ -82,12 +82,12 @@ def parse_portable(
     if not isinstance(found, exp.Select) or "\\" in sql:  # what a backslash means in text differs by engine
         return None
     try:
-        return _Parser(source_name, schema, any_year=any_year, integers=integers).parse(found)
+        return _SelectParser(source_name, schema, any_year=any_year, integers=integers).parse(found)
     except UntranslatableError:
         return None
 
 
-class _Parser:
+class _SelectParser:
     """Parses one SELECT over one input."""
 
     def __init__(self, source_name: str, schema: pa.Schema, *, any_year: bool, integers: bool) -> None:

@@ -18,7 +18,7 @@ from pyspark.errors import ArithmeticException
 
 from headrace.connectors.clickhouse.config import ClickHouseSourceConfig
 from headrace.connectors.clickhouse.source import ClickHouseTable
-from headrace.jobs.planning.arrow_sql import ArrowTransform
+from headrace.jobs.planning.arrow_sql import ArrowSelect
 from headrace.jobs.planning.clickhouse_sql import translate
 from headrace.jobs.planning.portable_sql import parse_portable
 from headrace.pipeline.config.sections import ClickHouseConnection
@@ -118,10 +118,10 @@ def engines(services: Any, spark: Any) -> Iterator[Any]:
     client.close()
 
 
-def arrow_transform(sql: str, source: str, schema: pa.Schema, **options: bool) -> ArrowTransform:
+def arrow_transform(sql: str, source: str, schema: pa.Schema, **options: bool) -> ArrowSelect:
     select = parse_portable(sql, source, schema, **options)
     assert select is not None, f"left out: {sql}"
-    transform = pickle.loads(pickle.dumps(ArrowTransform("t", select, schema)))
+    transform = pickle.loads(pickle.dumps(ArrowSelect("t", select, schema)))
     assert transform.read_schema().names == [name for name, _ in select.outputs]
     return transform
 
