@@ -46,7 +46,7 @@ from headrace.connectors.sink_base import DirectSink, SinkContext
 from headrace.connectors.source_base import SplitReader
 from headrace.connectors.split_tasks import count_task_threads
 from headrace.connectors.transactional_sink import CommitKind, SinkCommit, SinkState, TransactionalSink
-from headrace.pipeline.errors import TargetError, TransientError
+from headrace.pipeline.errors import TargetError
 from headrace.pipeline.model.capabilities import SinkCapabilities
 from headrace.pipeline.model.connectors import sink_entries
 from headrace.pipeline.protocol.claims import Claim
@@ -336,13 +336,13 @@ class ClickHouseSink(TransactionalSink, DirectSink):
         assert change.plan is not None  # noqa: S101
         load = self._load(stage, change.plan.number, max(now_micros(), state.clock + 1))
         rows = self._stage_rows(load, change)
-        self._check_staged(stage, rows)
+        stage.check_rows(rows, self.target)
         record = change.complete(WriteCounts(rows, None, None, None))
         state = replace(state, generation=change.generation, clock=load.clock)
         if rows:
             self._write_own(replace(state, pending=PendingEpoch(record, load.attempt, rows)))
             stage.attach()
-            self._check_staged(stage, rows)
+            stage.check_rows(rows, self.target)
         return state, record, load.attempt if rows else None
 
     def _load(self, stage: GenerationStage, epoch: int, clock: int) -> StageLoad:
@@ -377,12 +377,6 @@ class ClickHouseSink(TransactionalSink, DirectSink):
             if few is None:
                 return load.run(select_append_rows(self._name, frame))
         return load.load(few.to_batches())
-
-    def _check_staged(self, stage: GenerationStage, rows: int) -> None:
-        """Raise TransientError unless the staging table has exactly the rows that the tasks loaded."""
-        if (found := stage.count()) != rows:
-            msg = f"{found} rows are staged for {self.target}, and the tasks loaded {rows}"
-            raise TransientError(msg, hint="A task ran twice. The epoch is written again.", node=self._name)
 
     def _explain(self, error: Exception) -> Exception:
         """Forget the staging table, and return the error to raise: FencedError if a newer run dropped it."""

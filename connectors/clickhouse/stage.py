@@ -18,7 +18,7 @@ from headrace.connectors.clickhouse.client import SINK, translate_errors
 from headrace.connectors.clickhouse.snapshot import ClickHouseTableInfo
 from headrace.connectors.clickhouse.types import quote
 from headrace.connectors.fencing import fenced
-from headrace.pipeline.errors import InternalError
+from headrace.pipeline.errors import InternalError, TransientError
 
 if TYPE_CHECKING:
     from clickhouse_connect.driver.client import Client
@@ -77,6 +77,12 @@ class GenerationStage:
         """Return the number of rows in the staging table."""
         with translate_errors(self._node, self._name, "read it", SINK):
             return int(self._client.query(f"SELECT count() FROM {self.name}").result_rows[0][0])
+
+    def check_rows(self, rows: int, target: str) -> None:
+        """Raise TransientError unless the staging table has exactly the rows that the tasks loaded."""
+        if (found := self.count()) != rows:
+            msg = f"{found} rows are staged for {target}, and the tasks loaded {rows}"
+            raise TransientError(msg, hint="A task ran twice. The epoch is written again.", node=self._node)
 
     def attach(self) -> None:
         """Add the rows of the staging table to the target: each partition in one step."""

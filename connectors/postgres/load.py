@@ -155,10 +155,10 @@ def write_table(
         rows = load.find_last_rows(rows)
         upserts = rows.filter(pc.not_equal(rows[OP], "d")) if deletes else rows
         if new_keys.accepts(load, upserts):
-            ends = rows.filter(pc.equal(rows[OP], "d")) if deletes else rows.slice(0, 0)
+            deleted = rows.filter(pc.equal(rows[OP], "d")) if deletes else None
             try:
                 counts = _write_epoch(
-                    loader, store, load, plan, rows, lambda session: _copy(session, load, upserts, ends)
+                    loader, store, load, plan, rows, lambda session: _copy(session, load, upserts, deleted)
                 )
             except UniqueError:
                 new_keys.note_failure()
@@ -174,12 +174,14 @@ def write_table(
     return _write_epoch(loader, store, load, plan, rows, merge)
 
 
-def _copy(session: LoadSession, load: LoadContext, upserts: pa.Table, deletes: pa.Table) -> WriteCounts:
-    """Apply deletes, and COPY new rows into the target. Raise UniqueError for a key that is there."""
+def _copy(
+    session: LoadSession, load: LoadContext, upserts: pa.Table, deleted: pa.Table | None
+) -> WriteCounts:
+    """Apply the deletes, and COPY new rows into the target. Raise UniqueError for a key that is there."""
     counts = WriteCounts(upserts.num_rows, upserts.num_rows, 0, 0)
-    if deletes.num_rows:
+    if deleted is not None:
         stage = load.create_temporary(session, one_per_key=True)
-        session.load(TEMPORARY, deletes, schema=None)
+        session.load(TEMPORARY, deleted, schema=None)
         counts += StagedMerge(load.target, stage, load.policy).delete(session)
     session.load(load.target.table, upserts.select(load.schema.names), schema=load.target.schema)
     return counts

@@ -280,7 +280,7 @@ class EpochWriter:
                 return None
             if route.transforms:
                 found = TransformedSplits(found, route.transforms)
-            spread = self._has_spread_keys(plan, name, route)
+            spread = route.keys_spread and self._has_spread_keys(plan, name, route)
             return sink.write_direct(plan, found, self._planner.spark, keys_spread=spread)
         return None
 

@@ -105,16 +105,19 @@ def world(services: Services, pg: str, ch_db: str, tmp_path: Path) -> Iterator[H
     found.close()
 
 
-@pytest.mark.parametrize(
-    ("point", "nth"),
-    [
-        ("split-loaded", 2),
-        pytest.param("planned", 1, marks=pytest.mark.slow),
-        *(pytest.param("split-loading", nth, marks=pytest.mark.slow) for nth in (1, 2, 3)),
-        *(pytest.param("delta-file-written", nth, marks=pytest.mark.slow) for nth in (1, 3)),
-        *(pytest.param("delta-committed", nth, marks=pytest.mark.slow) for nth in (5, 6)),
-        *(pytest.param("sinks-written", nth, marks=pytest.mark.slow) for nth in (1, 2)),
-    ],
+def at_kill_points(**slow: tuple[int, ...]) -> pytest.MarkDecorator:
+    """Kill the run after its second split, and in the slow suite at the named points."""
+    points = [(name.replace("_", "-"), nth) for name, numbers in slow.items() for nth in numbers]
+    slow_points = [pytest.param(*point, marks=pytest.mark.slow) for point in points]
+    return pytest.mark.parametrize(("point", "nth"), [("split-loaded", 2), *slow_points])
+
+
+@at_kill_points(
+    planned=(1,),
+    split_loading=(1, 2, 3),
+    delta_file_written=(1, 3),
+    delta_committed=(5, 6),
+    sinks_written=(1, 2),
 )
 def test_stored_rows_of_a_killed_run(world: HistoryWorld, point: str, nth: int) -> None:
     world.fill_table()
@@ -127,16 +130,7 @@ def test_stored_rows_of_a_killed_run(world: HistoryWorld, point: str, nth: int) 
     assert leftovers(world) == []
 
 
-@pytest.mark.parametrize(
-    ("point", "nth"),
-    [
-        ("split-loaded", 2),
-        *(pytest.param("split-loading", nth, marks=pytest.mark.slow) for nth in (1, 3)),
-        *(pytest.param("delta-file-written", nth, marks=pytest.mark.slow) for nth in (1, 3)),
-        *(pytest.param("delta-committed", nth, marks=pytest.mark.slow) for nth in (5, 6)),
-        pytest.param("sinks-written", 1, marks=pytest.mark.slow),
-    ],
-)
+@at_kill_points(split_loading=(1, 3), delta_file_written=(1, 3), delta_committed=(5, 6), sinks_written=(1,))
 def test_rows_after_sql_of_a_killed_run(world: HistoryWorld, point: str, nth: int) -> None:
     world.fill_table()
     world.file.write_text(FILTERED.format(name=world.name, folder=world.folder))
@@ -162,16 +156,7 @@ def test_an_epoch_is_finished_after_its_index_was_dropped(world: HistoryWorld) -
     assert not world.has_started_spark()
 
 
-@pytest.mark.parametrize(
-    ("point", "nth"),
-    [
-        ("split-loaded", 2),
-        *(pytest.param("split-loaded", nth, marks=pytest.mark.slow) for nth in (1, 3)),
-        *(pytest.param("split-loading", nth, marks=pytest.mark.slow) for nth in (2, 3)),
-        *(pytest.param("delta-file-written", nth, marks=pytest.mark.slow) for nth in (1, 2)),
-        pytest.param("sinks-written", 1, marks=pytest.mark.slow),
-    ],
-)
+@at_kill_points(split_loaded=(1, 3), split_loading=(2, 3), delta_file_written=(1, 2), sinks_written=(1,))
 def test_rows_of_a_key_in_several_splits_keep_their_order(world: HistoryWorld, point: str, nth: int) -> None:
     world.fill_table()
     world.execute(
