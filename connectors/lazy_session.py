@@ -63,6 +63,7 @@ class LazyFrame:
     def __init__(self, create: Callable[[], DataFrame], columns: StructType) -> None:
         self._create = create
         self._frame: DataFrame | None = None
+        self._lock = threading.RLock()
         self.schema = columns
 
     @property
@@ -72,9 +73,10 @@ class LazyFrame:
 
     def start(self) -> DataFrame:
         """Return the frame."""
-        if self._frame is None:
-            self._frame = self._create()
-        return self._frame
+        with self._lock:
+            if self._frame is None:
+                self._frame = self._create()
+            return self._frame
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.start(), name)

@@ -93,6 +93,11 @@ def system_fields() -> tuple[StructField, ...]:
     return StructField(OP, StringType()), StructField(POS, from_arrow_type(POS_ARROW))
 
 
+def row_columns(payload: pa.Schema) -> pa.Schema:
+    """Return the Arrow columns of rows: the payload as rows store it, `_gs_op` and `_gs_pos`."""
+    return pa.schema([*stored(payload), (OP, pa.string()), (POS, POS_ARROW)])
+
+
 def arrow_schema(columns: StructType) -> pa.Schema:
     """Return the Arrow schema of Spark's columns. Raise PySparkException for a type that Arrow lacks."""
     from pyspark.sql.pandas.types import to_arrow_schema

@@ -12,21 +12,22 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from headrace.connectors import registry
-from headrace.connectors.lazy_session import LazySession, find_started_session, is_starting
+from headrace.connectors.lazy_session import LazySession, is_starting
 from headrace.connectors.ledger.factory import open_ledger
 from headrace.connectors.sink_base import SinkContext
 from headrace.connectors.source_base import BoundedSource
 from headrace.connectors.stream_base import UnboundedSource
 from headrace.jobs.dynamic_tables.factory import value_tables
-from headrace.jobs.planning.column_checks import unknown_check_columns, version_problems
+from headrace.jobs.planning.column_checks import unknown_check_columns
 from headrace.jobs.planning.compiled_pipeline import node_types
-from headrace.jobs.planning.planner import FixedSchemaSource, PipelinePlanner
+from headrace.jobs.planning.planner import PipelinePlanner
 from headrace.jobs.planning.resolution import try_resolving
+from headrace.jobs.planning.source_schemas import FixedSchemaSource
+from headrace.jobs.planning.spark_needs import needs_spark
 from headrace.jobs.run.file_check import check_file
 from headrace.jobs.sources.pipeline_source import PipelineSource, create_pipeline_sources
 from headrace.jobs.sources.side_outputs import check_side_outputs
 from headrace.jobs.spark.errors import as_headrace_error
-from headrace.jobs.transforms.retractions import retractions_of, shared_problems
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import (
     HeadraceError,
@@ -37,7 +38,6 @@ from headrace.pipeline.errors import (
 )
 from headrace.pipeline.file.loader import PipelineFile
 from headrace.pipeline.model import graph
-from headrace.pipeline.model.error_outputs import with_errors
 from headrace.pipeline.model.graph import key_of
 from headrace.pipeline.model.telemetry import event_time_problem
 from headrace.pipeline.protocol.epochs import SinkKey
@@ -68,23 +68,6 @@ class PreflightResult:
         for error in errors:
             file.locate(error)
             self.errors.append(error)
-
-
-def needs_spark(file: PipelineFile) -> bool:
-    """Return whether the checks of a file certainly need Spark.
-
-    It does for transforms, filters, and connectors that have no other means to check.
-    """
-    filtered = (
-        getattr(source, "filter", None)
-        for source in registry.connector_sources(file.model)
-        if not source.capabilities.computes_sql
-    )
-    return (
-        bool(file.model.transforms)
-        or any(filtered)
-        or not all(able.without_spark for able in registry.connector_capabilities(file.model))
-    )
 
 
 def check_pipeline(file: PipelineFile, settings: Settings, session: Session) -> PreflightResult:
@@ -198,14 +181,6 @@ def _check_scripts(file: PipelineFile, settings: Settings, findings: PreflightRe
 def _check_sql(
     file: PipelineFile, settings: Settings, spark: SparkSession, findings: PreflightResult
 ) -> None:
-    if find_started_session(spark) is None:
-        findings.add(file, *shared_problems(file, retractions_of(file.model)))
-        findings.schemas = with_errors(file.model, findings.schemas)
-        for name, sink in file.model.sinks.items():
-            findings.schemas |= {name: findings.schemas[sink.from_]} if sink.from_ in findings.schemas else {}
-            if name in findings.schemas:
-                findings.add(file, *version_problems(file, name, findings.schemas[name]))
-        return
     known = {
         name: FixedSchemaSource(findings.schemas[name])
         for name in file.model.sources

@@ -17,7 +17,8 @@ from headrace.connectors.source_base import BoundedSource
 from headrace.jobs.explain.model import HistorySplits, SplitSummary
 from headrace.jobs.planning.column_checks import missing_key, version_problems
 from headrace.jobs.planning.compiled_pipeline import node_types
-from headrace.jobs.planning.planner import FixedSchemaSource, PipelinePlanner
+from headrace.jobs.planning.planner import PipelinePlanner
+from headrace.jobs.planning.source_schemas import FixedSchemaSource
 from headrace.jobs.sources.declared_columns import declared_columns
 from headrace.jobs.sources.pipeline_source import PipelineSource, create_pipeline_sources
 from headrace.jobs.spark.session import start_session, stop_session, without_optimizing_compiler
@@ -110,12 +111,14 @@ class SchemaDiscovery:
             self._started = True
         return self._spark
 
+    def _lazy_session(self) -> SparkSession:
+        """Return the session. If none was started, its first use starts it."""
+        return self._spark or cast("SparkSession", LazySession(self._session))
+
     def _session_for(self, source: PipelineSource) -> SparkSession:
-        """Return the session, which is lazy if none was started and the source may do without."""
+        """Return the session, which is lazy if the source may do without."""
         lone = all(part.capabilities.without_spark for part in source.bounded)
-        if lone and self._spark is None:
-            return cast("SparkSession", LazySession(self._session))
-        return self._session()
+        return self._lazy_session() if lone else self._session()
 
     def columns(self, *, spark_plan: bool) -> DiscoveredSchemas:
         """Return the columns of all nodes that are known.
@@ -172,19 +175,13 @@ class SchemaDiscovery:
                 found.unchecked[name] = [f"SQL and types: the columns of `{missing[0]}` are not known"]
         if not known:
             return
+        sources = {name: FixedSchemaSource(payload) for name, payload in found.payloads.items()}
         try:
-            session = self._session()
+            planner = PipelinePlanner(self.file, self._lazy_session(), sources, self._settings)
+            found.nodes |= planner.schemas
+            found.plan = planner.plan_text() if spark_plan else ""
         except ServiceError as error:
             found.unchecked |= {name: [f"SQL and types: {error.message}"] for name in known}
-            return
-        planner = PipelinePlanner(
-            self.file,
-            session,
-            {name: FixedSchemaSource(payload) for name, payload in found.payloads.items()},
-            self._settings,
-        )
-        found.nodes |= planner.schemas
-        found.plan = planner.plan_text() if spark_plan else ""
 
     def _sinks(self, found: DiscoveredSchemas) -> None:
         found.nodes |= with_errors(self.file.model, found.nodes)

@@ -1,4 +1,4 @@
-"""Computes portable SQL over Arrow batches, in the tasks of a bulk copy."""
+"""Computes portable SQL over Arrow batches, in the tasks of a bulk copy and for small epochs."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from headrace.jobs.planning.portable_sql import PortableSelect
 from headrace.jobs.planning.portable_values import Expression, arrow_of
 from headrace.pipeline.errors import DataError
 from headrace.pipeline.protocol.epochs import Json
+from headrace.pipeline.sql.filter_marking import FAILED
+from headrace.pipeline.sql.system_columns import OP, POS
 
 pc: Any = pyarrow.compute
 """Its functions are made at import, so type checkers do not see them."""
@@ -33,19 +35,40 @@ class ArrowSelect:
 
     def compute(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows of a batch. Raise DataError for an integer that overflows."""
-        batch = cast_batch(batch, self.schema, self.node)
-        try:
-            if self.select.condition is not None:
-                batch = batch.filter(_array(self.select.condition, batch))
-            columns = [_array(value, batch) for _, value in self.select.outputs]
-        except pa.ArrowInvalid as error:
-            msg = f"a result of its SQL is too large for its integer type: {error}"
-            raise DataError(msg, node=self.node, hint="Cast an operand: CAST(column AS BIGINT).") from error
-        return pa.RecordBatch.from_arrays(columns, names=[name for name, _ in self.select.outputs])
+        batch = _filter(self.select.condition, cast_batch(batch, self.schema, self.node))
+        return pa.RecordBatch.from_arrays(self._compute_columns(batch), names=self._names)
+
+    def compute_epoch(self, rows: pa.Table, *, marks: bool) -> pa.Table:
+        """Return rows of an epoch, which have the types of `schema`, with the system columns.
+
+        With `marks`, mark rows that the filter drops, see `headrace.pipeline.sql.filter_marking`. Raise
+        DataError for an integer that overflows.
+        """
+        found = []
+        for batch in rows.combine_chunks().to_batches():
+            kept = _filter(self.select.lasting if marks else self.select.condition, batch)
+            positions = kept.column(POS)
+            if marks and self.select.condition is not None:
+                positions = _mark_positions(positions, _array(self.select.condition, kept))
+            columns = [*self._compute_columns(kept), kept.column(OP), positions]
+            found.append(pa.RecordBatch.from_arrays(columns, names=[*self._names, OP, POS]))
+        system = [rows.schema.field(OP), rows.schema.field(POS)]
+        return pa.Table.from_batches(found, schema=pa.schema([*self.read_schema(), *system]))
 
     def read_schema(self) -> pa.Schema:
         """Return the columns of the result."""
         return self.compute(pa.RecordBatch.from_pylist([], self.schema)).schema
+
+    @property
+    def _names(self) -> list[str]:
+        return [name for name, _ in self.select.outputs]
+
+    def _compute_columns(self, batch: pa.RecordBatch) -> list[pa.Array]:
+        try:
+            return [_array(value, batch) for _, value in self.select.outputs]
+        except pa.ArrowInvalid as error:
+            msg = f"a result of its SQL is too large for its integer type: {error}"
+            raise DataError(msg, node=self.node, hint="Cast an operand: CAST(column AS BIGINT).") from error
 
 
 @dataclass
@@ -64,6 +87,19 @@ class TransformedSplits(SplitReader):
         """Return the rows of a split after the last transform."""
         for batch in self.reader.fetch(split):
             yield functools.reduce(lambda rows, one: one.compute(rows), self.transforms, batch)
+
+
+def _filter(condition: Expression | None, batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch if condition is None else batch.filter(_array(condition, batch))
+
+
+def _mark_positions(positions: pa.StructArray, passes: pa.Array) -> pa.StructArray:
+    """Mark the positions of rows that do not pass. Rows that are marked already keep their mark."""
+    sub = positions.field("sub")
+    keeps = pc.or_(pc.less(sub, 0), pc.fill_null(passes, fill_value=False))
+    parts = {field.name: positions.field(field.name) for field in positions.type}
+    parts["sub"] = pc.if_else(keeps, sub, pa.scalar(FAILED, sub.type))
+    return pa.StructArray.from_arrays(list(parts.values()), fields=list(positions.type))
 
 
 def _array(found: Expression, batch: pa.RecordBatch) -> pa.Array:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
+from headrace.connectors.lazy_session import create_frame
 from headrace.connectors.local_relation import collect_local_rows, compute_by_job, compute_locally
 from headrace.jobs.planning.column_checks import has_types
+from headrace.jobs.planning.portable_nodes import PortableNodes
 from headrace.jobs.sources.source_batch import SourceBatch
 from headrace.jobs.spark.errors import as_headrace_error
 from headrace.pipeline.errors import DataError
@@ -16,7 +18,7 @@ from headrace.pipeline.model.nodes import PipelineModel
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 
 class LocalNodes:
@@ -28,14 +30,18 @@ class LocalNodes:
     def __init__(
         self,
         model: PipelineModel,
+        spark: SparkSession,
         retractions: Retractions,
         texts: Mapping[str, str],
         schemas: Mapping[str, pa.Schema],
+        portable: PortableNodes,
     ) -> None:
         self._model = model
+        self._spark = spark
         self._retractions = retractions
         self._texts = texts
         self._schemas = schemas
+        self._portable = portable
         self._needs_jobs: set[str] = set()
         """The nodes that Spark did not compute in the driver from local rows: joins, functions in Python …"""
 
@@ -53,14 +59,11 @@ class LocalNodes:
             sources = graph.upstream_sources(self._model, name)
             if name in self._needs_jobs or not all(readings[source].is_local for source in sources):
                 continue
-            if (
-                name not in self._retractions.marked
-                and name in readings
-                and (table := readings[name].table) is not None
-            ):
-                frames[name], tables[name] = views[name], table
-                continue
             try:
+                if (rows := self._compute_rows(name, sources, readings)) is not None:
+                    tables[name] = rows
+                    frames[name] = views[name] if name in readings else self._create_frame(name, rows)
+                    continue
                 frame = self.compute_node(name, views[name])
                 table = collect_local_rows(frame) if frame is not None else None
             except Exception as error:
@@ -72,6 +75,18 @@ class LocalNodes:
             if table is not None and has_types(table, self._schemas[name]):
                 tables[name] = table
         return frames, tables
+
+    def _compute_rows(
+        self, name: str, sources: Collection[str], readings: Mapping[str, SourceBatch]
+    ) -> pa.Table | None:
+        """Return the rows of a node without Spark, or None if it needs Spark."""
+        # The filter of a source marks rows of its frame. Its table has no marks.
+        is_marked = not self._retractions.marked.isdisjoint(sources)
+        return None if is_marked else self._portable.compute(name, readings)
+
+    def _create_frame(self, name: str, rows: pa.Table) -> DataFrame:
+        # Spark makes no frame of a table without batches.
+        return create_frame(self._spark, rows if rows.num_rows else [], self._schemas[name])
 
     def compute_node(self, name: str, view: DataFrame) -> DataFrame | None:
         """Return the rows of a node in the driver, or None if they need a Spark job."""

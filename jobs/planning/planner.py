@@ -7,16 +7,17 @@ Payload columns and types come from Spark's own analyzer. `pipeline.sql.statemen
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
 from headrace.connectors.frame import EpochFrame
-from headrace.connectors.lazy_session import create_frame
+from headrace.connectors.lazy_session import create_frame, defer_frame, ensure_started
+from headrace.connectors.spark_types import row_columns
 from headrace.jobs.dynamic_tables.base import (
     DynamicTableBackend,
     EmptyLookup,
@@ -27,7 +28,9 @@ from headrace.jobs.dynamic_tables.base import (
 from headrace.jobs.planning.column_checks import missing_key, version_problems
 from headrace.jobs.planning.estimates import estimate_bytes, estimate_rows
 from headrace.jobs.planning.local_nodes import LocalNodes
+from headrace.jobs.planning.portable_nodes import PortableNodes
 from headrace.jobs.planning.rejections import EpochRejections
+from headrace.jobs.planning.source_schemas import HasSchema
 from headrace.jobs.planning.sql_nodes import SqlNodePlanner
 from headrace.jobs.sources.source_batch import SourceBatch
 from headrace.jobs.spark.columns import check_staged, payload_of
@@ -54,26 +57,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from headrace.jobs.monitoring.frame_observer import FrameObserver
-
-
-class HasSchema(Protocol):
-    """What the planner needs of a source."""
-
-    def schema(self, spark: SparkSession) -> pa.Schema:
-        """Return the schema of the payload."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class FixedSchemaSource:
-    """A source whose columns were already read."""
-
-    payload: pa.Schema
-
-    def schema(self, spark: SparkSession) -> pa.Schema:
-        """See `HasSchema`."""
-        del spark
-        return self.payload
 
 
 class PipelinePlanner:
@@ -108,14 +91,20 @@ class PipelinePlanner:
         )
         self.retractions = retractions_of(file.model)
         self._steps = graph.steps(file.model)
-        self._read_by_transforms = frozenset(
-            upstream for name in self._steps for upstream in graph.inputs_of(file.model, name)
-        )
         self._order = graph.in_order(file.model)
+        self._views_lock = threading.RLock()
+        """Guards the temporary views, which a statement finds by name."""
+        self._view_names = {
+            name: "hr_" + re.sub(r"\W", "_", name) + f"_{index}"
+            for index, name in enumerate([*self.source_schemas, *self._order])
+        }
         self._sql_nodes = SqlNodePlanner(file, self.spark, self.retractions)
         self.texts: Mapping[str, str] = self._sql_nodes.texts
         """The last SQL that Spark got for each sql node."""
-        self._local_nodes = LocalNodes(file.model, self.retractions, self.texts, self.schemas)
+        self._portable_nodes = PortableNodes(file, settings, self._sql_nodes)
+        self._local_nodes = LocalNodes(
+            file.model, self.spark, self.retractions, self.texts, self.schemas, self._portable_nodes
+        )
         self._errors = {one.node: one for one in errors_outputs(file.model).values()}
         if self._lookups:
             register(self.spark, self._lookups)
@@ -190,13 +179,6 @@ class PipelinePlanner:
             name: each(name, reading.frame) if each and reading.rows != 0 else reading.frame
             for name, reading in readings.items()
         }
-        names = {
-            name: "hr_" + re.sub(r"\W", "_", name) + f"_{index}"
-            for index, name in enumerate([*found, *self._order])
-        }
-        for name, frame in found.items():
-            if name in self._read_by_transforms:
-                frame.createOrReplaceTempView(names[name])
         for name in self._steps:
             if problems is not None and any(
                 upstream not in found for upstream in graph.inputs_of(self.file.model, name)
@@ -204,9 +186,9 @@ class PipelinePlanner:
                 continue
             try:
                 if name in self._lookups:
-                    self._table(name, names, plan)
+                    self._table(name, found, plan)
                     continue
-                found |= self._outputs(name, found, names, plan, rejections)
+                found |= self._outputs(name, found, plan, rejections)
             except UserError as error:
                 if not error.keys and self.file.model.transforms[name].type in ("sql", "dynamic_table"):
                     error.keys = ("sql",)
@@ -218,44 +200,39 @@ class PipelinePlanner:
             kept = staged.get(name) if staged else None
             found[name] = kept(name, found[name]).frame if kept else found[name]
             found[name] = each(name, found[name], staged=kept is not None) if each else found[name]
-            if name in self._read_by_transforms:
-                found[name].createOrReplaceTempView(names[name])
         return found
 
     def _outputs(
         self,
         name: str,
         found: Mapping[str, DataFrame],
-        views: dict[str, str],
         plan: EpochPlan | None,
         rejections: EpochRejections | None,
     ) -> dict[str, DataFrame]:
         """Return a transform's rows, and its rejected rows if it has an errors output."""
         output = self._errors.get(name)
         if output is None:
-            return {name: self._frame(name, found, views, plan)}
+            return {name: self._frame(name, found, plan)}
         if rejections is None or name not in rejections.nodes:
             empty = create_frame(self.spark, [], output.schema)
-            return {name: self._frame(name, found, views, plan), output.name: empty}
+            return {name: self._frame(name, found, plan), output.name: empty}
         (upstream,) = graph.inputs_of(self.file.model, name)
-
-        def compute(rows: DataFrame) -> DataFrame:
-            rows.createOrReplaceTempView(views[upstream])
-            return self._frame(name, {upstream: rows}, views, plan)
-
-        try:
-            good, rejected = rejections.separate(output, found[upstream], self.keys[upstream], compute)
-        finally:
-            found[upstream].createOrReplaceTempView(views[upstream])
+        good, rejected = rejections.separate(
+            output,
+            found[upstream],
+            self.keys[upstream],
+            lambda rows: self._frame(name, {upstream: rows}, plan),
+        )
         return {name: good, output.name: rejected}
 
-    def _frame(
-        self, name: str, found: Mapping[str, DataFrame], views: dict[str, str], plan: EpochPlan | None
-    ) -> DataFrame:
+    def _frame(self, name: str, found: Mapping[str, DataFrame], plan: EpochPlan | None) -> DataFrame:
         """Return a transform's rows, computed from the frames of its inputs."""
         node: Any = self.file.model.transforms[name]
         if node.type == "sql":
-            return self._sql_nodes.select(name, views, plan)
+            columns = self._portable_nodes.find_columns(name, found)
+            if columns is None:
+                return self._select(name, found, plan)
+            return defer_frame(self.spark, partial(self._select, name, found, plan), columns)
         (upstream,) = node.inputs(name)
         if name not in self._transforms:
             self._transforms[name] = self._open_transform(name, node, payload_of(found[upstream]))
@@ -263,14 +240,24 @@ class PipelinePlanner:
             self._transforms[name], name, upstream, found[upstream], plan, self.retractions
         )
 
-    def _table(self, name: str, views: dict[str, str], plan: EpochPlan | None) -> None:
+    def _select(self, name: str, found: Mapping[str, DataFrame], plan: EpochPlan | None) -> DataFrame:
+        """Return the result of a node's SQL in Spark. Its inputs become temporary views."""
+        inputs = {
+            upstream: ensure_started(found[upstream]) for upstream in graph.inputs_of(self.file.model, name)
+        }
+        with self._views_lock:
+            for upstream, frame in inputs.items():
+                frame.createOrReplaceTempView(self._view_names[upstream])
+            return self._sql_nodes.select(name, self._view_names, plan)
+
+    def _table(self, name: str, found: Mapping[str, DataFrame], plan: EpochPlan | None) -> None:
         """Load this epoch's rows into a dynamic table, and expose its contents to the SQL that looks it up.
 
         Without a plan, only validate.
         """
         node: Any = self.file.model.transforms[name]
         if node.inputs(name) and (plan is None or self.tables[name].needs_values(plan)):
-            frame = self._sql_nodes.select(name, views, plan)
+            frame = self._select(name, found, plan)
             frame = (
                 without_marked(frame) if not self.retractions.marked.isdisjoint(node.inputs(name)) else frame
             ).drop(*HIDDEN)
@@ -334,8 +321,9 @@ class PipelinePlanner:
 
     def _complete(self, readings: Mapping[str, SourceBatch]) -> dict[str, SourceBatch]:
         return {
-            name: readings.get(name) or SourceBatch(self._empty(name), 0, is_local=True)
-            for name in self.source_schemas
+            name: readings.get(name)
+            or SourceBatch(self._empty(name), 0, table=row_columns(payload).empty_table(), is_local=True)
+            for name, payload in self.source_schemas.items()
         }
 
     @contextmanager

@@ -40,6 +40,7 @@ from headrace.jobs.planning.portable_values import (
 )
 from headrace.pipeline.errors import UserError
 from headrace.pipeline.sql import statements
+from headrace.pipeline.sql.filter_marking import Marking, find_conditions_for_good
 
 _CASTS = {
     "TINYINT": "Int8",
@@ -61,10 +62,18 @@ class PortableSelect:
 
     outputs: tuple[tuple[str, Expression], ...]
     condition: Expression | None
+    lasting: Expression | None = None
+    """The part of the condition that drops rows permanently, see `Marking`. The rest marks them."""
 
 
 def parse_portable(
-    sql: str, source_name: str, schema: pa.Schema, *, any_year: bool = False, integers: bool = False
+    sql: str,
+    source_name: str,
+    schema: pa.Schema,
+    *,
+    any_year: bool = False,
+    integers: bool = False,
+    marking: Marking | None = None,
 ) -> PortableSelect | None:
     """Return a transform, or None if its meaning may differ between engines.
 
@@ -74,6 +83,7 @@ def parse_portable(
         schema: the payload of that node as Spark sees it.
         any_year: the input may have dates of all years.
         integers: the engine refuses integers that overflow, as Spark does.
+        marking: how the transform keeps rows that its filter drops.
     """
     try:
         found = statements.parse(sql)
@@ -81,8 +91,9 @@ def parse_portable(
         return None
     if not isinstance(found, exp.Select) or "\\" in sql:  # what a backslash means in text differs by engine
         return None
+    parser = _SelectParser(source_name, schema, any_year=any_year, integers=integers)
     try:
-        return _SelectParser(source_name, schema, any_year=any_year, integers=integers).parse(found)
+        return parser.parse(found, find_conditions_for_good(found, marking) if marking else ())
     except UntranslatableError:
         return None
 
@@ -109,8 +120,8 @@ class _SelectParser:
             exp.Cast: self._cast, exp.TryCast: self._cast, exp.DPipe: self._concat, exp.Concat: self._concat,
         }  # fmt: skip
 
-    def parse(self, found: exp.Select) -> PortableSelect:
-        """Return the whole statement."""
+    def parse(self, found: exp.Select, lasting: Sequence[exp.Expr] = ()) -> PortableSelect:
+        """Return the whole statement. `lasting` are conditions of its WHERE."""
         if set(_present_arguments(found)) - {"expressions", "from_", "where", "kind"} or found.args.get(
             "kind"
         ):
@@ -131,7 +142,11 @@ class _SelectParser:
         if len(set(names)) != len(names):
             raise leave_out(found)
         where = found.args.get("where")
-        return PortableSelect(outputs, self._truth(where.this) if where else None)
+        return PortableSelect(
+            outputs,
+            self._truth(where.this) if where else None,
+            boolean("and", *map(self._truth, lasting)) if lasting else None,
+        )
 
     def _outputs(self, node: exp.Expr) -> list[tuple[str, Expression]]:
         """Return the names and values of one item of the SELECT list.

@@ -79,11 +79,25 @@ class SqlNodePlanner:
                 refuse_relative_timestamps(self._spark.sql(still), node.sql, name, calls)
         return frame
 
+    def is_plain(self, name: str) -> bool:
+        """Return whether a node's SQL needs no frames to be compiled: no types decide what it means.
+
+        Raise UserError if it cannot be compiled.
+        """
+        node: Any = self._file.model.transforms[name]
+        if node.dialect == "spark" and double_quoted(node.sql):
+            return False
+        query = node.query(name)
+        if needs_types(query, wide=False):
+            return False
+        self._compile_at(name, query, {}, None, self.find_marking(name))
+        return True
+
     def _compile(self, name: str, query: exp.Query, views: dict[str, str], plan: EpochPlan | None) -> str:
         """Return the SQL that Spark gets. `views` are the same in all epochs."""
         if name in self._timeless:
             return self._timeless[name]
-        marking = self._marking(name)
+        marking = self.find_marking(name)
         text = self._compile_at(name, query, views, plan.planned_at if plan else None, marking)
         if plan is not None:
             other = plan.planned_at + timedelta(days=1, seconds=1, microseconds=1)
@@ -153,7 +167,7 @@ class SqlNodePlanner:
                 hint += f" for the text write '{text}'."
                 raise SchemaError(msg, hint=hint, node=name)
 
-    def _marking(self, name: str) -> Marking | None:
+    def find_marking(self, name: str) -> Marking | None:
         """Return how a node's SQL keeps rows that its filter rejects, or None.
 
         A dynamic table is filled only by rows that pass.

@@ -1,4 +1,4 @@
-"""Spark starts while the code of a run is imported, for pipelines that certainly use it."""
+"""Spark starts while the code of a run is imported, for pipelines that probably use it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from headrace.connectors.java_classes import java_class
 from headrace.jobs.planning.compiled_pipeline import node_types
+from headrace.jobs.planning.spark_needs import needs_spark
 from headrace.jobs.spark.jvm import needs_jvm
 from headrace.jobs.spark.session import discard_prepared, prepare_session
 from headrace.pipeline.config.settings import Settings
@@ -24,7 +25,9 @@ _CASE_TABLES = "org.apache.spark.sql.catalyst.util.CollationAwareUTF8String"
 
 @contextmanager
 def spark_in_background(files: Sequence[PipelineFile], settings: Settings) -> Iterator[None]:
-    """Start Spark in a thread if one of the pipelines has SQL. End it afterwards if nothing has used it.
+    """Start Spark in a thread if one of the pipelines has SQL that needs it.
+
+    End it afterwards if nothing has used it.
 
     `start_session` returns the session for the same settings and all node types of the files. It raises the
     error of a start that fails.
@@ -35,7 +38,7 @@ def spark_in_background(files: Sequence[PipelineFile], settings: Settings) -> It
         for node in file.model.transforms.values()
         if isinstance(node, SqlTransformConfig)
     ]
-    if statements and needs_jvm():
+    if statements and any(map(needs_spark, files)) and needs_jvm():
         kinds = frozenset().union(*map(node_types, files))
         uses_case = any(map(_CASE_FUNCTIONS.search, statements))
         with suppress(HeadraceError):  # the pipeline meets it where it first uses Spark

@@ -178,15 +178,25 @@ def leaves_for_good(query: exp.Query, keys: Collection[str], plain: Collection[s
 
     `keys` and `plain` are those of `Marking`.
     """
+    return all(for_good for _, for_good in _judge_conditions(query, keys, plain))
+
+
+def find_conditions_for_good(query: exp.Query, marking: Marking) -> list[exp.Expr]:
+    """Return the conditions of a statement that drop rows permanently."""
+    return [part for part, for_good in _judge_conditions(query, marking.keys, marking.plain) if for_good]
+
+
+def _judge_conditions(
+    query: exp.Query, keys: Collection[str], plain: Collection[str]
+) -> Iterator[tuple[exp.Expr, bool]]:
+    """Yield the conditions of the WHERE clauses, and whether they drop rows permanently."""
     query = query.copy()
     trace_plain(query, keys)
     inputs = plain_inputs(query, plain)
-    return all(
-        is_for_good(part, select.meta.get(PLAIN, set()), inputs)
-        for select in query.find_all(exp.Select)
-        if (where := select.args.get("where")) is not None
-        for part in _conjuncts(where.this)
-    )
+    for select in query.find_all(exp.Select):
+        if (where := select.args.get("where")) is not None:
+            for part in _conjuncts(where.this):
+                yield part, is_for_good(part, select.meta.get(PLAIN, set()), inputs)
 
 
 def is_for_good(part: exp.Expr, keys: Collection[str], plain: Collection[str] = ()) -> bool:

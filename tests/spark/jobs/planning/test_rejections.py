@@ -14,7 +14,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from headrace.connectors.frame import EpochFrame
 from headrace.jobs.planning import rejections
-from headrace.jobs.planning.planner import FixedSchemaSource, PipelinePlanner
+from headrace.jobs.planning.planner import PipelinePlanner
+from headrace.jobs.planning.source_schemas import FixedSchemaSource
 from headrace.jobs.sources.source_batch import SourceBatch
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import DataError, UserError

@@ -11,7 +11,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from headrace.jobs.planning.planner import FixedSchemaSource, PipelinePlanner
+from headrace.connectors.lazy_session import create_frame
+from headrace.jobs.planning.planner import PipelinePlanner
+from headrace.jobs.planning.source_schemas import FixedSchemaSource
 from headrace.jobs.sources.source_batch import SourceBatch
 from headrace.jobs.spark.errors import as_headrace_error
 from headrace.pipeline.config.settings import Settings
@@ -395,7 +397,7 @@ def test_rows_made_of_rows_have_no_bound(plan: Plan, spark: SparkSession) -> Non
             {"t": FixedSchemaSource(SCHEMA)},
             Settings(),
         )
-        with planner.frames(epoch, {"t": SourceBatch(planner.spark.table("hr_t_0"), 3)}, ["out"]) as frames:
+        with planner.frames(epoch, {"t": SourceBatch(create_frame(planner.spark, [], SCHEMA), 3)}, ["out"]) as frames:
             assert (frames["out"].estimate, frames["out"].likely) == (bound, likely)
 
 

@@ -14,7 +14,8 @@ from pyspark.sql import SparkSession
 
 from headrace.connectors.http.call_metrics import drain_call_metrics
 from headrace.connectors.spark_types import spark_schema
-from headrace.jobs.planning.planner import FixedSchemaSource, PipelinePlanner
+from headrace.jobs.planning.planner import PipelinePlanner
+from headrace.jobs.planning.source_schemas import FixedSchemaSource
 from headrace.jobs.sources.source_batch import SourceBatch
 from headrace.jobs.spark.errors import as_headrace_error
 from headrace.pipeline.config.settings import Settings

@@ -19,7 +19,8 @@ from pyspark.sql import SparkSession
 
 from headrace.connectors.filter_marks import mark_filtered_rows
 from headrace.connectors.spark_types import arrow_schema
-from headrace.jobs.planning.planner import FixedSchemaSource, PipelinePlanner
+from headrace.jobs.planning.planner import PipelinePlanner
+from headrace.jobs.planning.source_schemas import FixedSchemaSource
 from headrace.jobs.sources.source_batch import SourceBatch
 from headrace.jobs.spark.errors import as_headrace_error
 from headrace.jobs.transforms.retractions import SinkBoundary

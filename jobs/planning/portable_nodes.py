@@ -1,0 +1,102 @@
+"""Nodes with portable SQL: their columns are known, and rows in the driver are computed, without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from headrace.jobs.planning.arrow_sql import ArrowSelect
+from headrace.jobs.planning.column_checks import has_types
+from headrace.jobs.planning.portable_sql import parse_portable
+from headrace.jobs.planning.portable_values import OTHER
+from headrace.jobs.planning.sql_nodes import SqlNodePlanner
+from headrace.jobs.sources.source_batch import SourceBatch
+from headrace.jobs.spark.columns import payload_of
+from headrace.jobs.staging.determinism import nondeterminism_reason
+from headrace.pipeline.config.settings import Settings
+from headrace.pipeline.file.loader import PipelineFile
+from headrace.pipeline.model import graph
+from headrace.pipeline.model.error_outputs import errors_outputs
+from headrace.pipeline.sql import statements
+from headrace.pipeline.sql.portable_syntax import has_portable_syntax
+from headrace.pipeline.types.int256 import is_wide
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+
+def refuses_overflow(settings: Settings) -> bool:
+    """Return whether Spark is left to refuse integers that overflow, which is its default."""
+    return settings.spark.conf.get("spark.sql.ansi.enabled", "true").lower() == "true"
+
+
+class PortableNodes:
+    """The sql nodes of a pipeline that Arrow computes as Spark would."""
+
+    def __init__(self, file: PipelineFile, settings: Settings, sql_nodes: SqlNodePlanner) -> None:
+        self._file = file
+        self._sql_nodes = sql_nodes
+        self._refuses_overflow = refuses_overflow(settings)
+        self._rejecting = {output.node for output in errors_outputs(file.model).values()}
+        # Spark computes no column that a later transform does not read, so none of them may fail.
+        self._read_by_transforms = {
+            upstream for name in graph.steps(file.model) for upstream in graph.inputs_of(file.model, name)
+        }
+        self._selects: dict[str, ArrowSelect | None] = {}
+
+    def find_columns(self, name: str, frames: Mapping[str, DataFrame]) -> pa.Schema | None:
+        """Return the payload of a sql node, or None if only Spark computes it.
+
+        `frames` are those of its inputs. Raise UserError if its SQL cannot be compiled.
+        """
+        if name not in self._selects:
+            self._selects[name] = self._plan(name, frames)
+        select = self._selects[name]
+        return None if select is None else select.read_schema()
+
+    def compute(self, name: str, readings: Mapping[str, SourceBatch]) -> pa.Table | None:
+        """Return the rows of a node, or None if they are not in the driver or only Spark computes them.
+
+        Raise DataError for an integer that overflows.
+        """
+        if name in readings:
+            return readings[name].table
+        select = self._selects.get(name)
+        if select is None:
+            return None
+        (upstream,) = graph.inputs_of(self._file.model, name)
+        rows = self.compute(upstream, readings)
+        if rows is None or not has_types(rows, select.schema):
+            return None
+        return select.compute_epoch(rows, marks=self._sql_nodes.find_marking(name) is not None)
+
+    def _plan(self, name: str, frames: Mapping[str, DataFrame]) -> ArrowSelect | None:
+        node: Any = self._file.model.transforms[name]
+        inputs = statements.table_uses(node.sql, node=name, dialect=node.dialect)
+        if (
+            len(inputs) != 1
+            or name in self._rejecting
+            or not has_portable_syntax(node.query(name))
+            or nondeterminism_reason(self._file.model, name)
+            or not self._sql_nodes.is_plain(name)
+        ):
+            return None
+        (upstream,) = inputs
+        payload = payload_of(frames[upstream])
+        names = {column.lower() for column in payload.names}
+        if len(names) < len(payload) or any(is_wide(field.type) for field in payload):
+            return None
+        marking = self._sql_nodes.find_marking(name)
+        select = parse_portable(
+            node.spark_sql(name),
+            upstream,
+            payload,
+            any_year=True,
+            # For marked rows Spark computes only what cannot fail.
+            integers=self._refuses_overflow and name not in self._read_by_transforms and marking is None,
+            marking=marking,
+        )
+        if select is None or any(value.kind == OTHER for _, value in select.outputs):
+            return None
+        return ArrowSelect(name, select, payload)

@@ -1,0 +1,33 @@
+"""Whether a pipeline file needs Spark, as far as the file alone tells."""
+
+from __future__ import annotations
+
+from headrace.connectors import registry
+from headrace.pipeline.file.loader import PipelineFile
+from headrace.pipeline.model.error_outputs import errors_outputs
+from headrace.pipeline.model.transforms import SqlTransformConfig
+from headrace.pipeline.sql.portable_syntax import has_portable_syntax
+
+
+def needs_spark(file: PipelineFile) -> bool:
+    """Return whether checks and small epochs of a file certainly need Spark.
+
+    It does for programs, SQL that is not portable, filters of most sources, and connectors that have no other
+    means to check.
+    """
+    filtered = (
+        getattr(source, "filter", None)
+        for source in registry.connector_sources(file.model)
+        if not source.capabilities.computes_sql
+    )
+    rejecting = {output.node for output in errors_outputs(file.model).values()}
+    return (
+        any(
+            not isinstance(node, SqlTransformConfig)
+            or name in rejecting
+            or not has_portable_syntax(node.query(name))
+            for name, node in file.model.transforms.items()
+        )
+        or any(filtered)
+        or not all(able.without_spark for able in registry.connector_capabilities(file.model))
+    )
