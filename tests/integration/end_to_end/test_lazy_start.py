@@ -200,9 +200,11 @@ def hidden_session(spark: SparkSession) -> Iterator[LazySession]:
 
 TRANSFORMS = {
     "sql": "type: sql, sql: 'select id, upper(v) as v from src'",
+    "portable": "type: sql, sql: \"select id, v || '!' as v from src where id <> 3\"",
     "script": "type: script, from: src, language: javascript, script: 'const invoke = (row) => row'",
     "handler": "type: handler, from: src, url: '{url}'",
 }
+PORTABLE_ROWS = [(at, f"v{at}!") for at in range(ROWS) if at != 3]
 _DAILY_SOURCES = ("parquet", "avro-stream", "csv-stream", "clickhouse", "kafka-filter", "hybrid-cursor")
 _DAILY_SINKS = ("delta", "file-parquet")
 _PARTNERS = {"sources": ("kafka-json", "clickhouse"), "sinks": ("postgres", "kafka")}
@@ -293,6 +295,45 @@ def test_a_transform_starts_spark_before_it_uses_columns(
     inputs: Inputs, world: World, transform: str
 ) -> None:
     assert run_lazily(inputs, world, "kafka-json", "postgres", None, TRANSFORMS[transform]).result.epochs >= 1
+
+
+_PORTABLE_DAILY = [("kafka-json", "kafka"), ("kafka-avro", "kafka"), ("clickhouse", "kafka")]
+_PORTABLE_SINKS = ("postgres", "delta", "clickhouse", "redis", "postgres_aggregate")
+_PORTABLE_SOURCES = ("kafka-metadata", "kafka-protobuf", "parquet")
+
+
+@pytest.mark.parametrize(
+    ("source", "sink"),
+    [
+        *_PORTABLE_DAILY,
+        *(pytest.param("kafka-json", sink, marks=pytest.mark.slow) for sink in _PORTABLE_SINKS),
+        *(pytest.param(source, "kafka", marks=pytest.mark.slow) for source in _PORTABLE_SOURCES),
+    ],
+)
+def test_portable_sql_never_starts_spark(inputs: Inputs, world: World, source: str, sink: str) -> None:
+    outcome = run_lazily(inputs, world, source, sink, None, TRANSFORMS["portable"])
+    assert not outcome.has_started_spark
+    assert outcome.result.caught_up
+    if sink == "kafka":
+        sent = read_messages(world.services.kafka.brokers, f"{world.name}-out")
+        rows = [json.loads(one.value) for one in sent if one.operation == "c" and one.value]
+        assert sorted((row["id"], row["v"]) for row in rows) == PORTABLE_ROWS
+    if sink == "postgres":
+        with psycopg.connect(world.conninfo) as connection:
+            assert connection.execute("SELECT id, v FROM target ORDER BY id").fetchall() == PORTABLE_ROWS
+
+
+@pytest.mark.parametrize(("source", "sink"), [("kafka-json", "postgres"), ("parquet", "iceberg")])
+def test_portable_sql_starts_spark_where_an_epoch_needs_it(
+    inputs: Inputs, world: World, source: str, sink: str
+) -> None:
+    """Its columns are known without Spark, which then computes the rows."""
+    outcome = run_lazily(inputs, world, source, sink, 1, TRANSFORMS["portable"])
+    assert outcome.has_started_spark
+    assert outcome.result.caught_up or outcome.result.history_complete
+    if sink == "postgres":
+        with psycopg.connect(world.conninfo) as connection:
+            assert connection.execute("SELECT id, v FROM target ORDER BY id").fetchall() == PORTABLE_ROWS
 
 
 @dataclass(frozen=True)

@@ -107,6 +107,58 @@ def test_small_epochs_start_no_jvm(stream: Stream, point: str, nth: int) -> None
     assert leftovers(stream) == []
 
 
+WITH_SQL = """
+name: {name}
+sources: {{src: {{type: kafka, topic: {topic}, primary_key: id, schema: {{id: int64, v: int64}}}}}}
+transforms:
+  small: {{type: sql, sql: "SELECT id, v, CASE WHEN v < 700 THEN 'first' ELSE 'second' END AS half FROM src WHERE v < 1400"}}
+  named: {{type: sql, sql: "SELECT id, half || '-' || CAST(id AS STRING) AS name FROM small WHERE half IS NOT NULL"}}
+sinks:
+  pg: {{type: postgres, from: small, table: target}}
+  ch: {{type: clickhouse, from: named, table: {database}.target}}
+  lake: {{type: delta, from: named, path: '{lake}'}}
+epoch: {{interval: 0s, stream_rows: 200}}
+"""
+"""An update can make a row fail the filter of the first transform. Both transforms get its deletes."""
+
+
+@pytest.mark.parametrize(
+    ("point", "nth"),
+    [
+        ("sinks-written", 3),
+        *(
+            pytest.param(point, nth, marks=pytest.mark.slow)
+            for point, nth in [("postgres-committed", 2), ("delta-committed", 4), ("stage-attached", 3)]
+        ),
+    ],
+)
+def test_small_epochs_of_portable_sql_start_no_jvm(
+    stream: Stream, spark: SparkSession, point: str, nth: int
+) -> None:
+    lake = stream.folder / "lake"
+    stream.file.write_text(
+        WITH_SQL.format(name=stream.name, topic=stream.topic, database=stream.database, lake=lake)
+    )
+    newest = dict(SENT) | {key: 5000 - key * 7 for key in range(0, 500, 3)}
+    producer = Producer({"bootstrap.servers": stream.services.kafka.brokers})
+    for key in range(0, 500, 3):
+        producer.produce(stream.topic, json.dumps({"id": key, "v": newest[key]}))
+    assert producer.flush(30) == 0
+    assert stream.crash(point, nth) != 0
+    assert until(lambda: stream.run()["code"] == 0, "a run after the lease of the first", 300)
+    halves = {key: "first" if v < 700 else "second" for key, v in newest.items() if v < 1400}
+    with psycopg.connect(stream.conninfo) as connection:
+        rows = connection.execute("SELECT id, v, half FROM target").fetchall()
+    assert sorted(rows) == sorted((key, newest[key], half) for key, half in halves.items())
+    names = sorted((key, f"{half}-{key}") for key, half in halves.items())
+    with clickhouse_connect.get_client(**stream.services.clickhouse.client_arguments()) as client:
+        found = client.query(f"SELECT id, name FROM {stream.database}.target FINAL").result_rows
+    assert sorted(tuple(row) for row in found) == names
+    rows = spark.read.format("delta").load(str(lake)).collect()
+    assert sorted((row["id"], row["name"]) for row in rows) == names
+    assert not stream.has_started_spark()
+
+
 INTO_REDIS = """
 name: {name}
 sources: {{src: {{type: kafka, topic: {topic}, primary_key: id, schema: {{id: int64, v: int64}}}}}}

@@ -8,22 +8,27 @@ from __future__ import annotations
 import math
 import pickle
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from pyspark.errors import ArithmeticException
 
 from headrace.connectors.clickhouse.config import ClickHouseSourceConfig
 from headrace.connectors.clickhouse.source import ClickHouseTable
+from headrace.connectors.spark_types import POS_ARROW
 from headrace.jobs.planning.arrow_sql import ArrowSelect
 from headrace.jobs.planning.clickhouse_sql import translate
 from headrace.jobs.planning.portable_sql import parse_portable
 from headrace.pipeline.config.sections import ClickHouseConnection
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import DataError
+from headrace.pipeline.sql.filter_marking import Marking
+from headrace.pipeline.sql.statements import compile_statement
+from headrace.pipeline.sql.system_columns import HIDDEN, OP, POS
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -53,9 +58,20 @@ COLUMNS = {
 ROWS = 60
 
 
+@dataclass
+class _Rows:
+    """The rows of `s`: in a snapshot of ClickHouse, as Arrow, and as a view of a Spark session."""
+
+    source: ClickHouseTable
+    snapshot: Any
+    splits: list[Any]
+    schema: pa.Schema
+    whole: pa.Table
+    session: Any
+
+
 @pytest.fixture(scope="module")
-def engines(services: Any, spark: Any) -> Iterator[Any]:
-    """`ask(sql)` answers with the rows of a transform over `s`, from Spark, from ClickHouse and over Arrow."""
+def rows(services: Any, spark: Any) -> Iterator[_Rows]:
     import clickhouse_connect
 
     client = clickhouse_connect.get_client(
@@ -67,11 +83,11 @@ def engines(services: Any, spark: Any) -> Iterator[Any]:
         f" {', '.join(f'{name} {kind}' for name, (kind, _) in COLUMNS.items())}) ENGINE = MergeTree ORDER"
         " BY n"
     )
-    rows = [
+    values_of_rows = [
         f"({n}, {', '.join(values[(n * (place + 1) + n // len(values)) % len(values)] for place, (_, values) in enumerate(COLUMNS.values()))})"
         for n in range(ROWS)
     ]
-    client.command(f"INSERT INTO test_direct.t VALUES {', '.join(rows)}")
+    client.command(f"INSERT INTO test_direct.t VALUES {', '.join(values_of_rows)}")
     connection = ClickHouseConnection(
         url=services.clickhouse.url, user=services.clickhouse.username, password=services.clickhouse.password
     )
@@ -91,6 +107,18 @@ def engines(services: Any, spark: Any) -> Iterator[Any]:
         ]
     )
     session.createDataFrame(whole).createOrReplaceTempView("s")
+    yield _Rows(source, snapshot, splits, schema, whole, session)
+    source.release_snapshot(snapshot)
+    source.close()
+    client.command("DROP DATABASE test_direct SYNC")
+    client.close()
+
+
+@pytest.fixture(scope="module")
+def engines(rows: _Rows) -> Any:
+    """`ask(sql)` answers with the rows of a transform over `s`, from Spark, from ClickHouse and over Arrow."""
+    source, snapshot, splits = rows.source, rows.snapshot, rows.splits
+    schema, whole, session = rows.schema, rows.whole, rows.session
 
     def ask(sql: str, then: str = "") -> tuple[pa.Table, pa.Table, pa.Table]:
         query = translate(sql, "s", schema)
@@ -111,11 +139,7 @@ def engines(services: Any, spark: Any) -> Iterator[Any]:
         clickhouse = pa.Table.from_batches(batches) if batches else expected.slice(0, 0)
         return expected, clickhouse, pa.Table.from_batches(arrow)
 
-    yield ask
-    source.release_snapshot(snapshot)
-    source.close()
-    client.command("DROP DATABASE test_direct SYNC")
-    client.close()
+    return ask
 
 
 def arrow_transform(sql: str, source: str, schema: pa.Schema, **options: bool) -> ArrowSelect:
@@ -289,6 +313,43 @@ RESULT = st.one_of(
 def test_all_engines_agree(engines: Any, results: list[str], condition: str | None) -> None:
     listed = ", ".join(f"{result} as c{place}" for place, result in enumerate(results))
     agree(engines, f"select n, {listed} from s" + (f" where {condition}" if condition else ""))
+
+
+@settings(
+    max_examples=12,
+    deadline=None,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+@given(
+    results=st.lists(RESULT, min_size=2, max_size=6),
+    condition=CONDITION,
+    not_null=st.none() | st.sampled_from(["n is not null", "s is not null"]),
+    marked=st.booleans(),
+)
+@example(results=["v"], condition="n > 7", not_null=None, marked=True).via("a filter on a plain column")
+def test_filters_mark_rows_as_in_spark(
+    rows: _Rows, results: list[str], condition: str, not_null: str | None, marked: bool
+) -> None:
+    """Rows that a filter drops stay, with a mark. `n is not null` tests only the key: it drops them."""
+    listed = ", ".join(f"{result} as c{place}" for place, result in enumerate(results))
+    sql = f"select n, {listed} from s where {condition}" + (f" and {not_null}" if not_null else "")
+    marking = Marking(frozenset({"n"}), marked, frozenset({"n"}), frozenset({"n"}))
+    marks = {4: -1, 7: -2} if marked else {}
+    parts = {"source": 3, "part": 1}
+    positions = [parts | {"off": at, "sub": marks.get(at, at % 2)} for at in range(ROWS)]
+    table = rows.whole.append_column(OP, [["iud"[at % 3] for at in range(ROWS)]])
+    table = table.append_column(POS, pa.chunked_array([pa.array(positions, POS_ARROW)]))
+    rows.session.createDataFrame(table).createOrReplaceTempView("marked_s")
+    text = compile_statement(sql, HIDDEN, rename={"s": "marked_s"}, marking=marking)
+    expected = rows.session.sql(text).toArrow()
+    select = parse_portable(sql, "s", rows.schema, any_year=False, marking=marking)
+    assert select is not None
+    found = ArrowSelect("t", select, rows.schema).compute_epoch(table, marks=True)
+    assert found.schema.names == expected.schema.names
+    assert differences(found.select(["n", OP, POS]), expected.select(["n", OP, POS])) == {}
+    passed = [one["sub"] >= 0 for one in expected[POS].to_pylist()]
+    assert differences(found.filter(passed), expected.filter(passed)) == {}
 
 
 @pytest.mark.parametrize(

@@ -397,7 +397,9 @@ def test_rows_made_of_rows_have_no_bound(plan: Plan, spark: SparkSession) -> Non
             {"t": FixedSchemaSource(SCHEMA)},
             Settings(),
         )
-        with planner.frames(epoch, {"t": SourceBatch(create_frame(planner.spark, [], SCHEMA), 3)}, ["out"]) as frames:
+        with planner.frames(
+            epoch, {"t": SourceBatch(create_frame(planner.spark, [], SCHEMA), 3)}, ["out"]
+        ) as frames:
             assert (frames["out"].estimate, frames["out"].likely) == (bound, likely)
 
 

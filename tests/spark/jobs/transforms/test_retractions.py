@@ -117,6 +117,8 @@ CASES = {
                  " 10", one(lambda c: large(c) and c[2] != 20)),
     "asks_operation": Case("SELECT id, v FROM t WHERE _gs_op = 'd' OR v > 10", one(large)),
 }  # fmt: skip
+PORTABLE = {"plain", "no_rows", "chain"}
+"""The cases that Arrow computes."""
 KEPT = "SELECT id, v FROM t WHERE _gs_op <> 'd' AND v > 10"
 """Deletes are kept out by the user's own word: a row that was deleted stays."""
 
@@ -164,25 +166,31 @@ def planner(
 Deliver = Callable[[PipelinePlanner, Any, int], Iterator[tuple[str, Rows, list[str]]]]
 
 
-@pytest.fixture(params=["in_tasks", "in_the_driver"])
+@pytest.fixture(params=["in_tasks", "in_the_driver", "over_arrow"])
 def delivered(request: pytest.FixtureRequest) -> Deliver:
-    """Computes an epoch whose source's rows are read by Spark's tasks, or by the driver."""
-    return functools.partial(deliver, is_local=request.param == "in_the_driver")
+    """Computes an epoch whose source's rows are read by Spark's tasks, by the driver, or as Arrow."""
+    return functools.partial(deliver, route=request.param)
 
 
 in_tasks_daily = pytest.mark.parametrize(
-    "delivered", ["in_tasks", pytest.param("in_the_driver", marks=pytest.mark.slow)], indirect=True
+    "delivered",
+    ["in_tasks", *(pytest.param(one, marks=pytest.mark.slow) for one in ("in_the_driver", "over_arrow"))],
+    indirect=True,
 )
-"""For rules of the plan, which both routes share."""
+"""For rules of the plan, which all routes share."""
 
 
 def deliver(
-    made: PipelinePlanner, frame: Any, count: int, *, is_local: bool
+    made: PipelinePlanner, frame: Any, count: int, *, route: str
 ) -> Iterator[tuple[str, Rows, list[str]]]:
     """By sink: the rows of an epoch in their order, each with its operation in front; and the columns."""
     plan = EpochPlan(1, Phase.LIVE, {}, {}, "h", datetime(2025, 1, 1, tzinfo=UTC))
-    readings = {"t": SourceBatch(frame, count, is_local=is_local)}
+    is_local = route != "in_tasks"
+    table = frame.toArrow() if route == "over_arrow" else None
+    readings = {"t": SourceBatch(frame, count, table=table, is_local=is_local)}
     with made.frames(plan, readings, list(made.file.model.sinks)) as frames:
+        for name in PORTABLE.intersection(made.file.model.transforms):
+            assert (made._portable_nodes.compute(name, readings) is None) == (table is None), name
         for sink in frames if is_local else ():
             node = made.file.model.sinks[sink].from_
             needs_tasks = node in CASES and re.search("explode|UNION", CASES[node].sql) is not None
