@@ -10,8 +10,7 @@ from headrace.jobs.explain import descriptions
 from headrace.jobs.explain.model import ExplainedColumn, ExplainedNode, ExplainedTarget, Explanation
 from headrace.jobs.explain.order import order_of
 from headrace.jobs.explain.schemas import DiscoveredSchemas, SchemaDiscovery, unreachable_reasons
-from headrace.jobs.planning.load_path import Columns, LoadPath, carried_key, plan_load_path
-from headrace.jobs.planning.portable_nodes import refuses_overflow
+from headrace.jobs.planning.load_path import Columns, LoadPath, carried_key, plan_load_path, refuses_overflow
 from headrace.jobs.planning.resolution import try_resolving
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.file.loader import PipelineFile

@@ -25,6 +25,20 @@ pc: Any = pyarrow.compute
 """Its functions are made at import, so type checkers do not see them."""
 
 
+_PLAIN_NUMBERS = {
+    "Int8": r"^-?[0-9]{1,2}$",
+    "Int16": r"^-?[0-9]{1,4}$",
+    "Int32": r"^-?[0-9]{1,9}$",
+    "Int64": r"^-?[0-9]{1,18}$",
+    "Float64": r"^-?[0-9]{1,15}([.][0-9]{1,15})?$",
+}
+"""Texts that are numbers in all engines."""
+
+
+class UnprovenValuesError(Exception):
+    """A guarded operation got values for which Spark may give another result, or an error."""
+
+
 @dataclass(frozen=True, slots=True)
 class ArrowSelect:
     """A transform of a pipeline file over the columns of `schema`. Picklable."""
@@ -36,24 +50,31 @@ class ArrowSelect:
     def compute(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows of a batch. Raise DataError for an integer that overflows."""
         batch = _filter(self.select.condition, cast_batch(batch, self.schema, self.node))
-        return pa.RecordBatch.from_arrays(self._compute_columns(batch), names=self._names)
+        try:
+            return pa.RecordBatch.from_arrays(self._compute_columns(batch), names=self._names)
+        except pa.ArrowInvalid as error:
+            msg = f"a result of its SQL is too large for its integer type: {error}"
+            raise DataError(msg, node=self.node, hint="Cast an operand: CAST(column AS BIGINT).") from error
 
     def compute_epoch(self, rows: pa.Table, *, marks: bool) -> pa.Table:
         """Return rows of an epoch, which have the types of `schema`, with the system columns.
 
         With `marks`, mark rows that the filter drops, see `headrace.pipeline.sql.filter_marking`. Raise
-        DataError for an integer that overflows.
+        UnprovenValuesError if only Spark can compute the rows.
         """
         found = []
-        for batch in rows.combine_chunks().to_batches():
-            kept = _filter(self.select.lasting if marks else self.select.condition, batch)
-            positions = kept.column(POS)
-            if marks and self.select.condition is not None:
-                positions = _mark_positions(positions, _array(self.select.condition, kept))
-            columns = [*self._compute_columns(kept), kept.column(OP), positions]
-            found.append(pa.RecordBatch.from_arrays(columns, names=[*self._names, OP, POS]))
-        system = [rows.schema.field(OP), rows.schema.field(POS)]
-        return pa.Table.from_batches(found, schema=pa.schema([*self.read_schema(), *system]))
+        batches = rows.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], rows.schema)]
+        try:
+            for batch in batches:
+                kept = _filter(self.select.lasting if marks else self.select.condition, batch)
+                positions = kept.column(POS)
+                if marks and self.select.condition is not None:
+                    positions = _mark_positions(positions, _array(self.select.condition, kept))
+                columns = [*self._compute_columns(kept), kept.column(OP), positions]
+                found.append(pa.RecordBatch.from_arrays(columns, names=[*self._names, OP, POS]))
+        except pa.ArrowInvalid as error:
+            raise UnprovenValuesError(self.node) from error
+        return pa.Table.from_batches(found)
 
     def read_schema(self) -> pa.Schema:
         """Return the columns of the result."""
@@ -64,11 +85,7 @@ class ArrowSelect:
         return [name for name, _ in self.select.outputs]
 
     def _compute_columns(self, batch: pa.RecordBatch) -> list[pa.Array]:
-        try:
-            return [_array(value, batch) for _, value in self.select.outputs]
-        except pa.ArrowInvalid as error:
-            msg = f"a result of its SQL is too large for its integer type: {error}"
-            raise DataError(msg, node=self.node, hint="Cast an operand: CAST(column AS BIGINT).") from error
+        return [_array(value, batch) for _, value in self.select.outputs]
 
 
 @dataclass
@@ -129,6 +146,37 @@ def _case(found: Expression, batch: pa.RecordBatch) -> Any:
     return pc.case_when(conditions, *parts[branches:])
 
 
+def _prove(condition: Any, operation: str) -> None:
+    """Raise UnprovenValuesError unless the condition is true for all rows, or NULL."""
+    every = condition.as_py() if isinstance(condition, pa.Scalar) else pc.all(condition).as_py()
+    if every is False:
+        raise UnprovenValuesError(operation)
+
+
+def _parse(found: Expression, batch: pa.RecordBatch) -> Any:
+    text = _evaluate(found.arguments[0], batch)
+    _prove(pc.match_substring_regex(text, _PLAIN_NUMBERS[found.kind]), found.operation)
+    return pc.cast(text, arrow_of(found.kind))
+
+
+def _truncate(found: Expression, batch: pa.RecordBatch) -> Any:
+    return pc.floor_temporal(_evaluate(found.arguments[0], batch), unit=found.text)
+
+
+def _map_case(function: Callable[[Any], Any], text: Any) -> Any:
+    _prove(pc.string_is_ascii(text), "case mapping")
+    return function(text)
+
+
+def _divide_nonzero(dividend: Any, divisor: Any) -> Any:
+    _prove(pc.not_equal(divisor, 0.0), "division")
+    return pc.divide(dividend, divisor)
+
+
+def _remainder(dividend: Any, divisor: Any) -> Any:
+    return pc.subtract(dividend, pc.multiply(pc.divide(dividend, divisor), divisor))
+
+
 def _constant(found: Expression, _: pa.RecordBatch) -> pa.Scalar:
     kind = arrow_of(found.kind)
     if pa.types.is_decimal(kind):
@@ -160,6 +208,8 @@ _SPECIAL: dict[str, Callable[[Expression, pa.RecordBatch], Any]] = {
     "constant": _constant,
     "cast": _cast,
     "case": _case,
+    "parse": _parse,
+    "truncate": _truncate,
 }
 _OPERATIONS: dict[str, Callable[..., Any]] = {
     "and": lambda *parts: functools.reduce(pc.and_kleene, parts),
@@ -173,6 +223,12 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "float_greater": _float_greater,
     "float_greater_equal": _float_greater_equal,
     "float_equal": _float_equal,
+    "trim": lambda text: pc.utf8_trim(text, characters=" "),
+    "length": pc.utf8_length,
+    "ascii_upper": functools.partial(_map_case, pc.ascii_upper),
+    "ascii_lower": functools.partial(_map_case, pc.ascii_lower),
+    "divide_nonzero": _divide_nonzero,
+    "remainder": _remainder,
     **{
         name: getattr(pc, name)
         for name in (

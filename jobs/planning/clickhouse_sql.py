@@ -48,7 +48,8 @@ _TEMPLATES = {
     "float_greater": "(({0} > {1}) OR (isNaN({0}) AND NOT isNaN({1})))",
     "float_greater_equal": "(({0} >= {1}) OR (isNaN({0}) AND isNotNull({1})))",
     "float_equal": "(({0} = {1}) OR (isNaN({0}) AND isNaN({1})))", "coalesce": "coalesce({listed})",
-    "concat": "concat({listed})",
+    "concat": "concat({listed})", "trim": "trimBoth({0})", "length": "lengthUTF8({0})",
+    "remainder": "({0} % {1})",
 }  # fmt: skip
 
 

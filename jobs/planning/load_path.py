@@ -10,7 +10,6 @@ from headrace.connectors import registry
 from headrace.jobs.planning.arrow_sql import ArrowSelect
 from headrace.jobs.planning.clickhouse_sql import translate
 from headrace.jobs.planning.planner import PipelinePlanner
-from headrace.jobs.planning.portable_nodes import refuses_overflow
 from headrace.jobs.planning.portable_sql import parse_portable
 from headrace.jobs.sources.pipeline_source import PipelineSource
 from headrace.jobs.staging.determinism import nondeterministic_upstream
@@ -72,6 +71,11 @@ class Columns:
     ].explain_key_spread(key)
     refuses_overflow: bool = True
     """Whether Spark refuses integers that overflow."""
+
+
+def refuses_overflow(settings: Settings) -> bool:
+    """Return whether Spark is left to refuse integers that overflow, which is its default."""
+    return settings.spark.conf.get("spark.sql.ansi.enabled", "true").lower() == "true"
 
 
 def plan_load_paths(

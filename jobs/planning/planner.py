@@ -101,7 +101,7 @@ class PipelinePlanner:
         self._sql_nodes = SqlNodePlanner(file, self.spark, self.retractions)
         self.texts: Mapping[str, str] = self._sql_nodes.texts
         """The last SQL that Spark got for each sql node."""
-        self._portable_nodes = PortableNodes(file, settings, self._sql_nodes)
+        self._portable_nodes = PortableNodes(file, self._sql_nodes)
         self._local_nodes = LocalNodes(
             file.model, self.spark, self.retractions, self.texts, self.schemas, self._portable_nodes
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from headrace.jobs.planning.arrow_sql import ArrowSelect
+from headrace.jobs.planning.arrow_sql import ArrowSelect, UnprovenValuesError
 from headrace.jobs.planning.column_checks import has_types
 from headrace.jobs.planning.portable_sql import parse_portable
 from headrace.jobs.planning.portable_values import OTHER
@@ -13,7 +13,7 @@ from headrace.jobs.planning.sql_nodes import SqlNodePlanner
 from headrace.jobs.sources.source_batch import SourceBatch
 from headrace.jobs.spark.columns import payload_of
 from headrace.jobs.staging.determinism import nondeterminism_reason
-from headrace.pipeline.config.settings import Settings
+from headrace.pipeline.errors import DataError
 from headrace.pipeline.file.loader import PipelineFile
 from headrace.pipeline.model import graph
 from headrace.pipeline.model.error_outputs import errors_outputs
@@ -26,24 +26,15 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-def refuses_overflow(settings: Settings) -> bool:
-    """Return whether Spark is left to refuse integers that overflow, which is its default."""
-    return settings.spark.conf.get("spark.sql.ansi.enabled", "true").lower() == "true"
-
-
 class PortableNodes:
     """The sql nodes of a pipeline that Arrow computes as Spark would."""
 
-    def __init__(self, file: PipelineFile, settings: Settings, sql_nodes: SqlNodePlanner) -> None:
+    def __init__(self, file: PipelineFile, sql_nodes: SqlNodePlanner) -> None:
         self._file = file
         self._sql_nodes = sql_nodes
-        self._refuses_overflow = refuses_overflow(settings)
         self._rejecting = {output.node for output in errors_outputs(file.model).values()}
-        # Spark computes no column that a later transform does not read, so none of them may fail.
-        self._read_by_transforms = {
-            upstream for name in graph.steps(file.model) for upstream in graph.inputs_of(file.model, name)
-        }
         self._selects: dict[str, ArrowSelect | None] = {}
+        self._columns: dict[str, pa.Schema] = {}
 
     def find_columns(self, name: str, frames: Mapping[str, DataFrame]) -> pa.Schema | None:
         """Return the payload of a sql node, or None if only Spark computes it.
@@ -52,14 +43,10 @@ class PortableNodes:
         """
         if name not in self._selects:
             self._selects[name] = self._plan(name, frames)
-        select = self._selects[name]
-        return None if select is None else select.read_schema()
+        return self._columns.get(name)
 
     def compute(self, name: str, readings: Mapping[str, SourceBatch]) -> pa.Table | None:
-        """Return the rows of a node, or None if they are not in the driver or only Spark computes them.
-
-        Raise DataError for an integer that overflows.
-        """
+        """Return the rows of a node, or None if they are not in the driver or only Spark computes them."""
         if name in readings:
             return readings[name].table
         select = self._selects.get(name)
@@ -69,7 +56,10 @@ class PortableNodes:
         rows = self.compute(upstream, readings)
         if rows is None or not has_types(rows, select.schema):
             return None
-        return select.compute_epoch(rows, marks=self._sql_nodes.find_marking(name) is not None)
+        try:
+            return select.compute_epoch(rows, marks=self._sql_nodes.find_marking(name) is not None)
+        except UnprovenValuesError:
+            return None
 
     def _plan(self, name: str, frames: Mapping[str, DataFrame]) -> ArrowSelect | None:
         node: Any = self._file.model.transforms[name]
@@ -77,7 +67,7 @@ class PortableNodes:
         if (
             len(inputs) != 1
             or name in self._rejecting
-            or not has_portable_syntax(node.query(name))
+            or not has_portable_syntax(node.query(name), guarded=True)
             or nondeterminism_reason(self._file.model, name)
             or not self._sql_nodes.is_plain(name)
         ):
@@ -88,15 +78,13 @@ class PortableNodes:
         if len(names) < len(payload) or any(is_wide(field.type) for field in payload):
             return None
         marking = self._sql_nodes.find_marking(name)
-        select = parse_portable(
-            node.spark_sql(name),
-            upstream,
-            payload,
-            any_year=True,
-            # For marked rows Spark computes only what cannot fail.
-            integers=self._refuses_overflow and name not in self._read_by_transforms and marking is None,
-            marking=marking,
-        )
+        text = node.spark_sql(name)
+        select = parse_portable(text, upstream, payload, any_year=True, guarded=True, marking=marking)
         if select is None or any(value.kind == OTHER for _, value in select.outputs):
             return None
-        return ArrowSelect(name, select, payload)
+        found = ArrowSelect(name, select, payload)
+        try:
+            self._columns[name] = found.read_schema()
+        except (UnprovenValuesError, DataError):  # of a literal
+            return None
+        return found

@@ -3,9 +3,12 @@
 It is a whitelist, typed from the schema of the source, so that values and types are as Spark would give them.
 Everything else runs in Spark. Left out on purpose, because the engines differ: arithmetic on decimals and,
 except over Arrow, on integers (Spark refuses overflows, ClickHouse wraps), division by anything but a literal
-(Spark refuses zero), casts that can fail or round, string functions, clocks. Translated with care: floating
-point (in Spark NaN equals NaN and is the largest number), columns hidden by aliases (ClickHouse would take
-the alias).
+(Spark refuses zero), casts that can fail or round, most string functions, clocks. Translated with care:
+floating point (in Spark NaN equals NaN and is the largest number), columns hidden by aliases (ClickHouse
+would take the alias).
+
+Over rows in the driver more is portable: what means the same for most values. There Arrow checks the values,
+and leaves rows with others to Spark (`guarded`).
 """
 
 from __future__ import annotations
@@ -73,6 +76,7 @@ def parse_portable(
     *,
     any_year: bool = False,
     integers: bool = False,
+    guarded: bool = False,
     marking: Marking | None = None,
 ) -> PortableSelect | None:
     """Return a transform, or None if its meaning may differ between engines.
@@ -83,6 +87,7 @@ def parse_portable(
         schema: the payload of that node as Spark sees it.
         any_year: the input may have dates of all years.
         integers: the engine refuses integers that overflow, as Spark does.
+        guarded: the engine leaves rows to Spark if an operation may mean something else for their values.
         marking: how the transform keeps rows that its filter drops.
     """
     try:
@@ -91,7 +96,7 @@ def parse_portable(
         return None
     if not isinstance(found, exp.Select) or "\\" in sql:  # what a backslash means in text differs by engine
         return None
-    parser = _SelectParser(source_name, schema, any_year=any_year, integers=integers)
+    parser = _SelectParser(source_name, schema, any_year=any_year, integers=integers, guarded=guarded)
     try:
         return parser.parse(found, find_conditions_for_good(found, marking) if marking else ())
     except UntranslatableError:
@@ -101,10 +106,13 @@ def parse_portable(
 class _SelectParser:
     """Parses one SELECT over one input."""
 
-    def __init__(self, source_name: str, schema: pa.Schema, *, any_year: bool, integers: bool) -> None:
+    def __init__(
+        self, source_name: str, schema: pa.Schema, *, any_year: bool, integers: bool, guarded: bool
+    ) -> None:
         self._source = source_name
         self._any_year = any_year
-        self._integers = integers
+        self._integers = integers or guarded
+        self._guarded = guarded
         self._columns = {field.name: kind_of(field.type) for field in schema}
         self._names = {source_name}
         self._rules: dict[type[exp.Expr], Callable[[Any], Expression]] = {
@@ -118,6 +126,9 @@ class _SelectParser:
             exp.Like: self._like, exp.And: self._logic, exp.Or: self._logic, exp.Not: self._not,
             exp.Is: self._is, exp.Case: self._case, exp.If: self._if, exp.Coalesce: self._coalesce,
             exp.Cast: self._cast, exp.TryCast: self._cast, exp.DPipe: self._concat, exp.Concat: self._concat,
+            exp.Nullif: self._null_if, exp.Trim: self._trim, exp.Length: self._length,
+            exp.Mod: self._remainder, exp.Upper: self._case_mapping, exp.Lower: self._case_mapping,
+            exp.TimestampTrunc: self._truncation,
         }  # fmt: skip
 
     def parse(self, found: exp.Select, lasting: Sequence[exp.Expr] = ()) -> PortableSelect:
@@ -207,7 +218,7 @@ class _SelectParser:
         operation = {exp.Add: "add", exp.Sub: "subtract", exp.Mul: "multiply"}[type(node)]
         if "Float64" in (left.kind, right.kind):
             return Expression(operation, "Float64", (double(left), double(right)))
-        if not self._integers or node.find_ancestor(*_LAZY):
+        if not self._integers or (not self._guarded and node.find_ancestor(*_LAZY)):
             raise leave_out(node)
         whole = [to_integer(one) if one.kind == NUMBER else one for one in (left, right)]
         if not {one.kind for one in whole} <= set(INTS):
@@ -217,9 +228,22 @@ class _SelectParser:
 
     def _division(self, node: exp.Div) -> Expression:
         left, right = self.value(node.left), self.value(node.right)
-        if left.kind != "Float64" or right.kind != NUMBER or not float(right.text):
+        if right.kind == NUMBER and float(right.text) and (left.kind == "Float64" or self._guarded):
+            return Expression("divide", "Float64", (double(left), double(right)))
+        if not self._guarded or left.literal or right.literal:
             raise leave_out(node)
-        return Expression("divide", "Float64", (left, double(right)))
+        return Expression("divide_nonzero", "Float64", (double(left), double(right)))
+
+    def _remainder(self, node: exp.Mod) -> Expression:
+        """Integers by a literal, whose sign is that of the dividend in all engines."""
+        left, right = self.value(node.this), self.value(node.expression)
+        if left.kind not in INTS or right.kind != NUMBER:
+            raise leave_out(node)
+        right = to_integer(right)
+        if int(right.text) <= 0:
+            raise leave_out(node)
+        kind = common([left, right])
+        return Expression("remainder", kind, (typed(left, kind), typed(right, kind)))
 
     def _comparison(self, node: exp.Binary) -> Expression:
         return compare(type(node), self.value(node.left), self.value(node.right))
@@ -296,6 +320,44 @@ class _SelectParser:
         kind = common(found)
         return Expression("coalesce", kind, tuple(typed(one, kind) for one in found))
 
+    def _null_if(self, node: exp.Nullif) -> Expression:
+        found = self.value(node.this)
+        if found.literal:
+            raise leave_out(node)
+        equal = compare(exp.EQ, found, self.value(node.expression))
+        return Expression("case", found.kind, (equal, typed(NOTHING, found.kind), found))
+
+    def _text(self, node: exp.Expr, *arguments: str) -> Expression:
+        """Return the text that is the only argument of a function."""
+        found = self.value(node.this)
+        if found.kind != "String" or set(_present_arguments(node)) - {"this", *arguments}:
+            raise leave_out(node)
+        return found
+
+    def _trim(self, node: exp.Trim) -> Expression:
+        return Expression("trim", "String", (self._text(node),))
+
+    def _length(self, node: exp.Length) -> Expression:
+        return typed(Expression("length", "UInt64", (self._text(node),)), "Int32")
+
+    def _case_mapping(self, node: exp.Upper | exp.Lower) -> Expression:
+        """Only ASCII: other letters change with the version of Unicode."""
+        if not self._guarded:
+            raise leave_out(node)
+        operation = "ascii_upper" if isinstance(node, exp.Upper) else "ascii_lower"
+        return Expression(operation, "String", (self._text(node),))
+
+    def _truncation(self, node: exp.TimestampTrunc) -> Expression:
+        found, unit = self.value(node.this), node.text("unit").lower()
+        if (
+            not self._guarded
+            or found.kind != TIMESTAMP
+            or unit not in ("second", "minute", "hour", "day")
+            or set(_present_arguments(node)) - {"this", "unit"}
+        ):
+            raise leave_out(node)
+        return Expression("truncate", TIMESTAMP, (found,), text=unit)
+
     def _concat(self, node: exp.DPipe | exp.Concat) -> Expression:
         parts = [node.left, node.right] if isinstance(node, exp.DPipe) else node.expressions
         found = [self.value(part) for part in parts]
@@ -310,6 +372,8 @@ class _SelectParser:
         found, type_text = self.value(node.this), node.to.sql(dialect="").upper()
         if found.kind == TEXT and type_text in ("DATE", "TIMESTAMP", "TIMESTAMPTZ"):
             return to_timestamp_literal(found, "Date32" if type_text == "DATE" else TIMESTAMP)
+        if self._guarded and found.kind == TIMESTAMP and type_text == "DATE":
+            return Expression("cast", "Date32", (Expression("truncate", TIMESTAMP, (found,), text="day"),))
         if node.to.expressions:
             raise leave_out(node)
         wanted = _CASTS.get(type_text)
@@ -326,6 +390,8 @@ class _SelectParser:
         # Years outside of 0 to 9999 are written in different ways.
         plain_years = found.kind == "Date32" and not self._any_year
         written = wanted == "String" and (found.kind in INTS or plain_years)
+        if self._guarded and found.kind == "String" and wanted in (*INTS, "Float64"):
+            return Expression("parse", wanted, (found,))
         if not (widens or exact or written):
             raise leave_out(node)
         return typed(found, wanted)

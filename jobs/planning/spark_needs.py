@@ -9,8 +9,8 @@ from headrace.pipeline.model.transforms import SqlTransformConfig
 from headrace.pipeline.sql.portable_syntax import has_portable_syntax
 
 
-def needs_spark(file: PipelineFile) -> bool:
-    """Return whether checks and small epochs of a file certainly need Spark.
+def needs_spark(file: PipelineFile, *, reads_history: bool) -> bool:
+    """Return whether a file certainly needs Spark: to check it, or for small epochs and for its history.
 
     It does for programs, SQL that is not portable, filters of most sources, and connectors that have no other
     means to check.
@@ -20,12 +20,16 @@ def needs_spark(file: PipelineFile) -> bool:
         for source in registry.connector_sources(file.model)
         if not source.capabilities.computes_sql
     )
+    # History is larger than what the driver reads.
+    guarded = not reads_history or not any(
+        source.capabilities.bounded for source in registry.connector_sources(file.model)
+    )
     rejecting = {output.node for output in errors_outputs(file.model).values()}
     return (
         any(
             not isinstance(node, SqlTransformConfig)
             or name in rejecting
-            or not has_portable_syntax(node.query(name))
+            or not has_portable_syntax(node.query(name), guarded=guarded)
             for name, node in file.model.transforms.items()
         )
         or any(filtered)

@@ -8,14 +8,21 @@ VALUES: tuple[type[exp.Expr], ...] = (
     *(exp.Column, exp.Paren, exp.Literal, exp.Neg, exp.Boolean, exp.Null, exp.Add, exp.Sub, exp.Mul, exp.Div),
     *(exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.Between, exp.In, exp.Like, exp.And, exp.Or),
     *(exp.Not, exp.Is, exp.Case, exp.If, exp.Coalesce, exp.Cast, exp.TryCast, exp.DPipe, exp.Concat),
+    *(exp.Nullif, exp.Trim, exp.Length, exp.Mod),
 )
 """The expressions that portable SQL may have."""
+GUARDED_VALUES: tuple[type[exp.Expr], ...] = (exp.Upper, exp.Lower, exp.TimestampTrunc)
+"""More of them, which are portable only for rows in the driver."""
 _CLAUSES: tuple[type[exp.Expr], ...] = (
     *(exp.Select, exp.From, exp.Where, exp.Table, exp.TableAlias, exp.Identifier, exp.Alias, exp.Star),
-    *(exp.DataType, exp.DataTypeParam),
+    *(exp.DataType, exp.DataTypeParam, exp.Var),
 )
 
 
-def has_portable_syntax(query: exp.Query) -> bool:
-    """Return whether a statement has nothing but the syntax of portable SQL."""
-    return isinstance(query, exp.Select) and all(type(part) in (*VALUES, *_CLAUSES) for part in query.walk())
+def has_portable_syntax(query: exp.Query, *, guarded: bool) -> bool:
+    """Return whether a statement has nothing but the syntax of portable SQL.
+
+    `guarded`: its rows are in the driver.
+    """
+    allowed = {*VALUES, *_CLAUSES, *(GUARDED_VALUES if guarded else ())}
+    return isinstance(query, exp.Select) and all(type(part) in allowed for part in query.walk())

@@ -38,7 +38,7 @@ report = lambda **values: print(json.dumps(values))
 """
 
 USED = """
-file = pipeline("SELECT upper(cast(value AS string)) AS value FROM src")
+file = pipeline("SELECT initcap(cast(value AS string)) AS value FROM src")
 with spark_in_background([file], settings()):
     booting = any(thread.name == "headrace-spark" for thread in threading.enumerate())
     spark = start_session(settings(), ["rate", "sql", "blackhole"])
@@ -51,7 +51,7 @@ report(stopped=jvms() == [])
 """
 
 UNUSED = """
-with spark_in_background([pipeline("SELECT value FROM src")], settings()):
+with spark_in_background([pipeline("SELECT abs(value) AS value FROM src")], settings()):
     pass
 report(jvms=jvms(), threads=[thread.name for thread in threading.enumerate()])
 spark = start_session(settings(), [])
@@ -60,7 +60,7 @@ stop_session(spark)
 """
 
 OTHER_SETTINGS = """
-with spark_in_background([pipeline("SELECT value FROM src")], settings()):
+with spark_in_background([pipeline("SELECT abs(value) AS value FROM src")], settings()):
     spark = start_session(settings(conf={"spark.sql.shuffle.partitions": "7"}), ["rate", "sql", "blackhole"])
     report(jvms=len(jvms()), partitions=spark.conf.get("spark.sql.shuffle.partitions"))
     stop_session(spark)
@@ -68,7 +68,7 @@ with spark_in_background([pipeline("SELECT value FROM src")], settings()):
 
 REFUSED = """
 try:
-    with spark_in_background([pipeline("SELECT value FROM src")], settings(jvm_options="-Xms8g")):
+    with spark_in_background([pipeline("SELECT abs(value) AS value FROM src")], settings(jvm_options="-Xms8g")):
         start_session(settings(jvm_options="-Xms8g"), ["rate", "sql", "blackhole"])
 except HeadraceError as error:
     report(message=error.message, hint=error.hint)
@@ -139,3 +139,13 @@ def test_case_functions_are_recognized_in_statements(sql: str) -> None:
 
     assert _CASE_FUNCTIONS.search(sql)
     assert not _CASE_FUNCTIONS.search("SELECT uppermost, follower FROM src")
+
+
+PORTABLE = """
+with spark_in_background([pipeline("SELECT upper(cast(value AS string)) AS value FROM src")], settings()):
+    report(threads=[thread.name for thread in threading.enumerate()])
+"""
+
+
+def test_portable_sql_starts_no_session(tmp_path: Path) -> None:
+    assert run_script(PORTABLE, tmp_path) == [{"threads": ["MainThread"]}]
