@@ -14,7 +14,7 @@ import psycopg
 import pytest
 from confluent_kafka import KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
-from helpers.pipeline_world import World
+from helpers.pipeline_world import World, until
 from pyspark.sql import SparkSession
 
 from headrace.jobs.checks.audit import audit
@@ -267,8 +267,9 @@ def renew(world: World, topic: str) -> None:
         except KafkaException:
             time.sleep(0.1)
         else:
-            return
-    raise AssertionError
+            break
+    # The broker answers before all of its requests see the topic.
+    until(lambda: admin.list_topics(topic, timeout=10).topics[topic].error is None, "the new topic")
 
 
 def test_rows_that_cannot_be_read_again_are_refused_before_anything_changes(

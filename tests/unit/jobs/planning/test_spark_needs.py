@@ -1,0 +1,54 @@
+"""Which files certainly need Spark."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from headrace.jobs.planning.portable_sql import _SelectParser
+from headrace.jobs.planning.spark_needs import needs_spark
+from headrace.pipeline.file.loader import parse_pipeline
+from headrace.pipeline.sql.portable_syntax import GUARDED_VALUES, VALUES
+
+KAFKA = "type: kafka, topic: t, primary_key: id, schema: {id: int64, v: string}"
+CLICKHOUSE = "type: clickhouse, table_name: t, primary_key: id"
+PLAIN = "SELECT id, v FROM src WHERE id > 3"
+MAPPED = "SELECT id, upper(v) AS v FROM src"
+POSTGRES = "postgres, table: x"
+FILE = """
+name: p
+sources: {{src: {{{source}}}}}
+transforms: {{t: {{type: sql, sql: "{sql}"{more}}}}}
+sinks:
+  out: {{from: t, type: {sink}}}
+"""
+
+
+def test_syntax_and_parser_have_the_same_expressions() -> None:
+    parser = _SelectParser("t", pa.schema([]), any_year=False, integers=False, guarded=False)
+    assert set(parser._rules) == {*VALUES, *GUARDED_VALUES}
+
+
+@pytest.mark.parametrize(
+    ("source", "sql", "sink", "reads_history", "needed"),
+    [
+        (KAFKA, PLAIN, POSTGRES, True, False),
+        (KAFKA, MAPPED, POSTGRES, True, False),
+        (CLICKHOUSE, PLAIN, POSTGRES, True, False),
+        (CLICKHOUSE, MAPPED, POSTGRES, True, True),
+        (CLICKHOUSE, MAPPED, POSTGRES, False, False),
+        (KAFKA, "SELECT id, initcap(v) AS v FROM src", POSTGRES, False, True),
+        (KAFKA, "SELECT id FROM src UNION ALL SELECT id FROM src", POSTGRES, False, True),
+        (KAFKA, PLAIN, "iceberg, table_name: a.b", False, True),
+        (KAFKA + ", filter: id > 3", PLAIN, POSTGRES, False, True),
+    ],
+)
+def test_needs_of_files(source: str, sql: str, sink: str, reads_history: bool, needed: bool) -> None:
+    file = parse_pipeline(FILE.format(source=source, sql=sql, sink=sink, more=""), "f.yaml")
+    assert needs_spark(file, reads_history=reads_history) is needed
+
+
+def test_a_transform_with_dead_letters_needs_spark() -> None:
+    text = FILE.format(source=KAFKA, sql=PLAIN, sink=POSTGRES, more=", on_error: dead_letter")
+    file = parse_pipeline(text + "  bad: {type: postgres, table: bad, from: t.errors}\n", "f.yaml")
+    assert needs_spark(file, reads_history=False)
