@@ -74,7 +74,9 @@ CONNECTORS: tuple[Connector, ...] = (
         source=SourceEntry(
             config=f"{_PACKAGE}.delta.config:DeltaSourceConfig",
             implementation=f"{_PACKAGE}.delta.source:DeltaTable",
-            capabilities=SourceCapabilities(bounded=True, stable_snapshot=True),
+            capabilities=SourceCapabilities(
+                bounded=True, stable_snapshot=True, direct=True, without_spark=True
+            ),
         ),
         sink=SinkEntry(
             config=f"{_PACKAGE}.delta.config:DeltaSinkConfig",

@@ -12,12 +12,14 @@ from headrace.connectors.filters import (
     EVERYTHING,
     apply_filter,
     apply_scope,
+    check_columns,
     position_column,
     quote_identifier,
     read_end_offsets,
     scope_of,
     select_columns,
 )
+from headrace.connectors.lazy_session import ensure_session
 from headrace.connectors.source_base import BoundedSource, Snapshot
 from headrace.connectors.splitting import PACKED, is_full
 from headrace.pipeline.errors import InternalError, SchemaError
@@ -30,6 +32,7 @@ from headrace.pipeline.sql.system_columns import HIDDEN, OP, POS
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 _FILE, _PART = "_headrace_file", "_headrace_part"
 
@@ -65,6 +68,10 @@ class VersionedTable(ABC):
         Raise PipelineStateError if the table no longer has the version, TargetError if there is no table.
         """
 
+    def read_columns(self, spark: SparkSession, version: Json | None) -> StructType:
+        """Return the columns of `frame`, perhaps without Spark."""
+        return self.frame(spark, version).schema
+
     @abstractmethod
     def files(self, spark: SparkSession, version: Json) -> Mapping[str, TableFile]:
         """Return the data files by location, in the order in which rows were added. The order never changes.
@@ -99,6 +106,7 @@ class LakehouseSource(BoundedSource):
         self.ordinal = ordinal
         self.name = name
         self._table = table
+        self._session: SparkSession | None = None
 
     @abstractmethod
     def open_table(self, name: str) -> VersionedTable:
@@ -117,19 +125,27 @@ class LakehouseSource(BoundedSource):
         from pyspark.errors import PySparkException
         from pyspark.sql.pandas.types import to_arrow_schema
 
+        self._session = spark
         wanted = getattr(self.node, self.version_keys[0])
-        whole = self._table.frame(spark, None if wanted is None else self._choose(spark))
-        frame = self._narrow(whole, self.node.columns)
-        if taken := [name for name in frame.columns if name.lower() in HIDDEN]:
+        columns = self._read_columns(spark, None if wanted is None else self._choose(spark))
+        if taken := [name for name in columns.names if name.lower() in HIDDEN]:
             msg = f"`{taken[0]}` is a name that Headrace keeps for itself"
             raise SchemaError(msg, hint="List the other columns under `columns`.", node=self.name)
         try:
-            return to_arrow_schema(frame.schema)
+            return to_arrow_schema(columns)
         except PySparkException as error:
             msg = f"a column of `{self._table.name}` has a type that is not available yet: {error}"
             raise SchemaError(
                 msg, hint="List the columns to read under `columns`.", node=self.name
             ) from error
+
+    def _read_columns(self, spark: SparkSession, version: Json | None) -> StructType:
+        """Return the columns of a version that the node reads. Raise SchemaError for one that it lacks."""
+        from pyspark.sql.types import StructType
+
+        every = self._table.read_columns(spark, version)
+        check_columns(every.names, self.node.columns, self._table.name, self.name)
+        return StructType([every[name] for name in self.node.columns]) if self.node.columns else every
 
     def _narrow(self, frame: DataFrame, wanted: Sequence[str]) -> DataFrame:
         return select_columns(frame, wanted, self._table.name, self.name)
@@ -141,15 +157,18 @@ class LakehouseSource(BoundedSource):
         """
         del token
         version = self._choose(spark)
-        self._scoped(self._table.frame(spark, version), EVERYTHING)
+        if self.node.filter:
+            apply_filter(self._table.frame(spark, version), self.node.filter, self.name)
         handle = {"pinned": True, "table": self._table.name} | dict.fromkeys(self.version_keys)
         return Snapshot(handle | (version or {}), is_stable=True)
 
     def check(self, spark: SparkSession, columns: Sequence[str]) -> None:
         """Check filter and columns against the table's own schema."""
-        frame = self._table.frame(spark, self._choose(spark))
-        self._narrow(frame, columns)
-        apply_filter(frame, self.node.filter, self.name)
+        version = self._choose(spark)
+        names = self._table.read_columns(spark, version).names
+        check_columns(names, columns, self._table.name, self.name)
+        if self.node.filter:
+            apply_filter(self._table.frame(spark, version), self.node.filter, self.name)
 
     def describe_snapshot(self, spark: SparkSession) -> Snapshot:
         """Return the same snapshot as `create_snapshot`, which creates nothing."""
@@ -212,6 +231,7 @@ class LakehouseSource(BoundedSource):
         """
         from pyspark.sql import functions as F  # noqa: N812
 
+        spark = ensure_session(spark)
         version = self._version(snapshot)
         files = [(location, ordinal) for split in splits for ordinal, location in split["files"]]
         scope = splits[0]["scope"] if splits else EVERYTHING
@@ -235,10 +255,11 @@ class LakehouseSource(BoundedSource):
         """Return the largest offset plus one per topic partition. Call it before `create_snapshot`."""
         from pyspark.sql import SparkSession
 
-        spark = SparkSession.getActiveSession()
-        if spark is None:
-            msg = "the offsets of a table were asked for without a Spark session"
+        session = self._session or SparkSession.getActiveSession()
+        if session is None:
+            msg = "the offsets of a table were read before its columns"
             raise InternalError(msg, node=self.name)
+        spark = ensure_session(session)
         found = self.open_table(table.table_name) if table.table_name else self._table
         return read_end_offsets(found.frame(spark, None), table, topic, found.name, self.name)
 

@@ -22,6 +22,7 @@ from pyarrow import parquet
 from headrace.connectors.delta.commit_metadata import NO_TABLE, TableVersion
 from headrace.connectors.delta.data_files import DataFile
 from headrace.connectors.delta.table_log import TableSnapshot
+from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.protocol.epochs import Json
 
 if TYPE_CHECKING:
@@ -59,6 +60,10 @@ _HIGHEST_PROTOCOL = (3, 7)
 """The versions of readers and writers in which a table lists its features."""
 
 
+_OWN_LOG = ("spark.delta.logStore.", "spark.databricks.delta.properties.defaults.")
+"""Options of a user for the log of tables, which only Delta's own classes follow."""
+
+
 class UnsupportedLogError(Exception):
     """A log in a format that this module does not read."""
 
@@ -69,6 +74,12 @@ def local_folder(path: str) -> Path | None:
     if not parts.scheme:
         return Path(path)
     return Path(unquote(parts.path)) if parts.scheme == "file" and not parts.netloc else None
+
+
+def find_local_table(path: str, settings: Settings) -> Path | None:
+    """Return the folder of a table whose log this module may read, or None if it is left to Delta."""
+    is_default = not any(name.startswith(_OWN_LOG) for name in settings.spark.conf)
+    return local_folder(path) if is_default and settings.spark.master.startswith("local") else None
 
 
 def absolute_path(path: str) -> str:
@@ -134,6 +145,19 @@ def read_snapshot(before: LocalSnapshot) -> LocalSnapshot:
     return newest
 
 
+def read_version(folder: Path, number: int) -> LocalSnapshot:
+    """Return one version of a table. Raise UnsupportedLogError if the log no longer has it, as above."""
+    try:
+        found = _read_from_start(folder, number)
+        if found.version.number != number:
+            msg = f"the log has no version {number}"
+            raise UnsupportedLogError(msg)
+        _check_format(found)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UnsupportedLogError(str(error)) from error
+    return found
+
+
 def _has_newest_commit(snapshot: LocalSnapshot) -> bool:
     """Return whether the file of the newest commit is the one that was read."""
     if snapshot.file_identity is None:
@@ -146,28 +170,29 @@ def _has_newest_commit(snapshot: LocalSnapshot) -> bool:
         return False
 
 
-def _read_from_start(folder: Path) -> LocalSnapshot:
-    """Return the newest version from the newest checkpoint and the commits after it."""
+def _read_from_start(folder: Path, most: int | None = None) -> LocalSnapshot:
+    """Return the newest version, or version `most`, from a checkpoint and the commits after it."""
     try:
         names = sorted(entry.name for entry in (folder / "_delta_log").iterdir())
     except (FileNotFoundError, NotADirectoryError):
         return LocalSnapshot(folder)
+    names = [name for name in names if most is None or not name[:20].isdigit() or int(name[:20]) <= most]
     commits = [int(name[:20]) for name in names if _COMMIT.fullmatch(name)]
     checkpoints = [name for name in names if _CHECKPOINT.fullmatch(name)]
     if not any(name[:20].isdigit() for name in names):
         return LocalSnapshot(folder)
     start = _read_checkpoint(folder, checkpoints[-1]) if checkpoints else LocalSnapshot(folder)
-    newest = _replay(start)
+    newest = _replay(start, most)
     if newest.version.number < max(commits, default=0) or not newest.version.exists:
         msg = f"commit {newest.version.number + 1} is missing"
         raise UnsupportedLogError(msg)
     return newest
 
 
-def _replay(before: LocalSnapshot) -> LocalSnapshot:
-    """Return the version after all commits that follow `before`."""
+def _replay(before: LocalSnapshot, most: int | None = None) -> LocalSnapshot:
+    """Return the version after all commits that follow `before`, or after those up to version `most`."""
     number, state = before.version.number, _State(before)
-    while True:
+    while number != most:
         path = commit_path(before.folder, number + 1)
         try:
             with path.open(encoding="utf-8") as file:

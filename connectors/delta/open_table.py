@@ -8,7 +8,7 @@ from headrace.connectors.delta.commit_history import CommitHistory
 from headrace.connectors.delta.epoch_writer import DeltaEpochWriter
 from headrace.connectors.delta.jvm_log import JvmTableLog
 from headrace.connectors.delta.local_log import LocalTableLog
-from headrace.connectors.delta.local_snapshot import local_folder
+from headrace.connectors.delta.local_snapshot import find_local_table
 from headrace.connectors.delta.session import open_session
 from headrace.connectors.delta.spark_writer import SparkWriter
 from headrace.connectors.delta.table_log import TableLog
@@ -18,9 +18,6 @@ from headrace.pipeline.errors import TransientError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-_OWN_LOG = ("spark.delta.logStore.", "spark.databricks.delta.properties.defaults.")
-"""Options of a user for the log of tables, which only Delta's own classes follow."""
 
 
 class OpenTable(NamedTuple):
@@ -48,9 +45,7 @@ def open_table(context: SinkContext, spark: SparkSession, path: str, target: str
 
 
 def _open_log(context: SinkContext, session: SparkSession, path: str) -> TableLog:
-    settings, folder = context.settings.spark, local_folder(path)
-    is_default = not any(name.startswith(_OWN_LOG) for name in settings.conf)
-    if folder is not None and is_default and settings.master.startswith("local"):
+    if (folder := find_local_table(path, context.settings)) is not None:
         checkpoint = lambda: JvmTableLog(ensure_session(session), path).write_checkpoint()  # noqa: E731
         log = LocalTableLog(folder, context.key.sink, checkpoint)
         try:

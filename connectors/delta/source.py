@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
+import pyarrow as pa
+
 from headrace.connectors.delta.config import DeltaSourceConfig, describe_table
+from headrace.connectors.delta.split_reader import OFF, PART, DeltaSplitReader
 from headrace.connectors.delta.versions import TABLE_ID, VERSION, DeltaVersions
+from headrace.connectors.filters import EVERYTHING
+from headrace.connectors.lakehouse_rows import DRIVER_ROWS
 from headrace.connectors.lakehouse_source import LakehouseSource
+from headrace.connectors.local_rows import collect_rows, place_rows
+from headrace.connectors.source_base import Snapshot
+from headrace.connectors.spark_types import arrow_schema
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.model.capabilities import SourceCapabilities
 from headrace.pipeline.model.connectors import source_entries
 from headrace.pipeline.protocol.epochs import Json
+from headrace.pipeline.types.arrow import is_nested
 
 
 class DeltaTable(LakehouseSource):
@@ -24,13 +34,62 @@ class DeltaTable(LakehouseSource):
 
         `name` is the node's name in errors. It defaults to the path.
         """
-        del settings
+        self._settings = settings
         self.name = name or node.path
-        super().__init__(node, self.open_table(node.path), ordinal, self.name)
+        self._versions = self.open_table(node.path)
+        super().__init__(node, self._versions, ordinal, self.name)
 
     def open_table(self, name: str) -> DeltaVersions:
         """See `LakehouseSource.open_table`. The name is a path."""
-        return DeltaVersions(name, self.name)
+        return DeltaVersions(name, self.name, self._settings)
+
+    def explain_direct_obstacle(self) -> str:
+        """See `BoundedSource.explain_direct_obstacle`."""
+        if self.node.filter:
+            return "Spark applies its filter"
+        return "" if self._versions.is_local else "only a log on a local disk is read without Spark"
+
+    def explain_key_spread(self, key: Sequence[str]) -> str:
+        """See `BoundedSource.explain_key_spread`."""
+        del key
+        return "several files may have rows of one key"
+
+    def create_split_reader(
+        self, snapshot: Snapshot, splits: Sequence[Json], query: str | None, key: Sequence[str] = ()
+    ) -> DeltaSplitReader | None:
+        """Return a reader of whole data files. There is none for files that only Spark reads."""
+        del key
+        assert query is None  # noqa: S101  the source has not `SourceCapabilities.computes_sql`
+        return self._split_reader(snapshot, splits, self.node.columns)
+
+    def read_table(
+        self, snapshot: Snapshot, splits: Sequence[Json], columns: Sequence[str]
+    ) -> pa.Table | None:
+        """See `BoundedSource.read_table`."""
+        if sum(split["rows"] for split in splits) > DRIVER_ROWS:
+            return None
+        if (reader := self._split_reader(snapshot, splits, columns)) is None:
+            return None
+        rows = collect_rows(reader.read_placed(), reader.placed_schema)
+        return None if rows is None else place_rows(rows, self.ordinal, PART, OFF)
+
+    def _split_reader(
+        self, snapshot: Snapshot, splits: Sequence[Json], columns: Sequence[str]
+    ) -> DeltaSplitReader | None:
+        version = self._version(snapshot)
+        local = self._versions.find_local(version) if version is not None else None
+        if local is None or self.node.filter or any(split["scope"] != EVERYTHING for split in splits):
+            return None
+        every = arrow_schema(local.read_columns())
+        schema = pa.schema([every.field(name) for name in columns or every.names])
+        wanted = {location for split in splits for _, location in split["files"]}
+        files = self._versions.locate_files(local)
+        if not wanted <= files.keys() or any(is_nested(field.type) for field in schema):
+            return None
+        reader = DeltaSplitReader(
+            self.name, schema, tuple(splits), {location: files[location] for location in wanted}
+        )
+        return reader if reader.is_readable() else None
 
     def describe(self) -> Json:
         """Return the type, asset key and location."""

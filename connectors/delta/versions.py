@@ -1,4 +1,4 @@
-"""The versions of a Delta table, through Delta's own classes in the JVM."""
+"""The versions of a Delta table, from a local log, or through Delta's own classes in the JVM."""
 
 from __future__ import annotations
 
@@ -10,15 +10,19 @@ from typing import TYPE_CHECKING, Any, cast
 
 from headrace.connectors.delta.data_files import DataFile
 from headrace.connectors.delta.jvm_log import open_delta_log, parse_action, update_delta_log
-from headrace.connectors.delta.local_snapshot import absolute_path
+from headrace.connectors.delta.local_snapshot import LocalSnapshot, absolute_path
+from headrace.connectors.delta.local_versions import LocalVersions
 from headrace.connectors.java_classes import java_class
 from headrace.connectors.lakehouse_source import TableFile, VersionedTable
+from headrace.connectors.lazy_session import ensure_session
 from headrace.connectors.local_relation import wrap_java_frame
+from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import PipelineStateError, TargetError, TransientError
 from headrace.pipeline.protocol.epochs import Json
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 VERSION, TABLE_ID = "version", "table_id"
 
@@ -29,20 +33,46 @@ class DeltaVersions(VersionedTable):
     file_column = "_metadata.file_path"
     place_column = "_metadata.row_index"
 
-    def __init__(self, path: str, node: str) -> None:
+    def __init__(self, path: str, node: str, settings: Settings) -> None:
         self.name = absolute_path(path)
         self._node = node
+        self._local = LocalVersions(self.name, settings)
         self._files: dict[int, dict[str, Json]] = {}
 
     def choose_version(self, spark: SparkSession, wanted: int | None) -> Json | None:
         """See `VersionedTable.choose_version`."""
+        if (found := self._local.find(wanted)) is not None:
+            return {VERSION: found.version.number, TABLE_ID: found.version.identity}
         log = self._log(spark)
         newest = self._update(log)
         version = newest if wanted is None else self._load(log, wanted)
         return {VERSION: int(version.version()), TABLE_ID: str(version.metadata().id())}
 
+    def read_columns(self, spark: SparkSession, version: Json | None) -> StructType:
+        """See `VersionedTable.read_columns`."""
+        found = self._local.find() if version is None else self.find_local(version)
+        return found.read_columns() if found is not None else super().read_columns(spark, version)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether Headrace may read the log itself."""
+        return self._local.folder is not None
+
+    def find_local(self, version: Json) -> LocalSnapshot | None:
+        """Return a version of a handle, or None if Headrace does not read it itself."""
+        found = self._local.find(version[VERSION])
+        return found if found is not None and found.version.identity == version[TABLE_ID] else None
+
+    def locate_files(self, snapshot: LocalSnapshot) -> dict[str, DataFile]:
+        """Return the data files of a local version by location, in the order of `files`."""
+        ordered = sorted(
+            snapshot.read_files(), key=lambda file: (file.add["modificationTime"], file.add["path"])
+        )
+        return {self._local.locate(file): file for file in ordered}
+
     def frame(self, spark: SparkSession, version: Json | None) -> DataFrame:
         """See `VersionedTable.frame`."""
+        spark = ensure_session(spark)
         log, session = self._log(spark), cast("Any", spark)
         snapshot = self._update(log) if version is None else self._find(log, version)
         options = java_class(session._jvm, "scala.Option")  # noqa: SLF001
@@ -67,6 +97,7 @@ class DeltaVersions(VersionedTable):
         """See `VersionedTable.read_files`. Only these files are opened."""
         from pyspark.sql import functions as F  # noqa: N812
 
+        spark = ensure_session(spark)
         log = self._log(spark)
         snapshot = self._find(log, version)
         adds = self._adds(spark, version)
@@ -85,6 +116,8 @@ class DeltaVersions(VersionedTable):
     def _adds(self, spark: SparkSession, version: Json) -> dict[str, Json]:
         """Return the `add` actions of a version by location. They are read once."""
         number = version[VERSION]
+        if number not in self._files and (found := self.find_local(version)) is not None:
+            self._files[number] = {name: file.add for name, file in self.locate_files(found).items()}
         if number not in self._files:
             log = self._log(spark)
             listed = self._find(log, version).allFiles().toJSON().collectAsList()
@@ -104,7 +137,7 @@ class DeltaVersions(VersionedTable):
         return str(java_class(jvm, "org.apache.hadoop.fs.Path")(uri).toUri().toString())
 
     def _log(self, spark: SparkSession) -> Any:
-        return open_delta_log(spark, self.name)
+        return open_delta_log(ensure_session(spark), self.name)
 
     def _update(self, log: Any) -> Any:
         """Return the newest version. Raise TargetError if there is no table."""
