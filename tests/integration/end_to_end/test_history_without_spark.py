@@ -6,6 +6,7 @@ Spark starts only to analyse SQL.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from helpers.pipeline_world import World, leftovers, until
+from pyspark.sql import SparkSession
 
 from headrace.connectors import lazy_session
 from headrace.connectors.files import source
@@ -57,6 +59,16 @@ sinks:
 """
 
 
+LAKE = """
+name: {name}
+sources: {{src: {{type: delta, path: "{folder}/original", primary_key: id}}}}
+sinks:
+  pg: {{type: postgres, from: src, table: target}}
+  lake: {{type: delta, from: src, path: "{folder}/lake"}}
+epoch: {{history_rows: 250000}}
+"""
+
+
 class HistoryWorld(World):
     """Rows `id`, `v`, `digits` in Postgres and in a Delta table, which come from a table or from files."""
 
@@ -75,6 +87,12 @@ class HistoryWorld(World):
         for first in (0, 1_000):
             columns = {"v": [f"v{n}" for n in range(first, first + 1_000)], "id": range(first, first + 1_000)}
             pq.write_table(pa.table(columns), folder / f"{first}.parquet", row_group_size=100)
+
+    def add_lake_rows(self, first: int, end: int, v: int) -> None:
+        """Append a file to the Delta table that is read. Later files have later modification times."""
+        rows = pa.table({"id": range(first, end), "v": pa.repeat(v, end - first)})
+        deltalake.write_deltalake(self.folder / "original", rows, mode="append")
+        time.sleep(0.01)
 
     def execute(self, *statements: str) -> list[Any]:
         """Return the rows of the last statement."""
@@ -172,6 +190,29 @@ def test_rows_of_a_key_in_several_splits_keep_their_order(world: HistoryWorld, p
     assert sorted(zip(lake["id"], lake["v"], strict=True)) == expected
     checks = json.loads(world.run_cli("audit", str(world.file), "--json"))
     assert {check["passed"] for check in checks} == {True, None}
+
+
+@at_kill_points(
+    planned=(1,), split_loading=(2, 3), delta_file_written=(1, 2), delta_committed=(5,), sinks_written=(1, 2)
+)
+def test_rows_of_a_delta_table_of_a_killed_run(
+    world: HistoryWorld, spark: SparkSession, point: str, nth: int
+) -> None:
+    """The last file has newer rows of some keys, which Spark merges into the Delta table."""
+    world.file.write_text(LAKE.format(name=world.name, folder=world.folder))
+    for first in range(0, ROWS, 100_000):
+        world.add_lake_rows(first, first + 100_000, 1)
+    world.add_lake_rows(50_000, 150_000, 2)
+    assert world.crash(point, nth) != 0
+    # The version that was read before the crash counts.
+    world.add_lake_rows(0, 10, 3)
+    assert until(lambda: world.run()["code"] == 0, "a run after the lease of the first", 300)
+    counts = "SELECT v, count(*), count(DISTINCT id), min(id), max(id) FROM target GROUP BY v ORDER BY v"
+    expected = [(1, ROWS - 100_000, ROWS - 100_000, 0, ROWS - 1), (2, 100_000, 100_000, 50_000, 149_999)]
+    assert world.execute(counts) == expected
+    spark.read.format("delta").load(str(world.lake)).createOrReplaceTempView("target")
+    assert sorted(map(tuple, spark.sql(counts).collect())) == expected
+    assert leftovers(world) == []
 
 
 @pytest.mark.parametrize("key", ["", "primary_key: id, "], ids=["appended", "keyed"])

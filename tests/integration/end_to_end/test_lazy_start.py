@@ -23,6 +23,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
+from deltalake import write_deltalake
 from helpers import protobuf_messages
 from helpers.avro_files import write_avro
 from helpers.avro_messages import encode, frame, record
@@ -75,6 +76,8 @@ SOURCES = {
     "postgres": "type: postgres, table: history, primary_key: id",
     "clickhouse": _CLICKHOUSE,
     "clickhouse-filter": _CLICKHOUSE + ", filter: id >= 0",
+    "delta": "type: delta, path: '{folder}/delta', primary_key: id",
+    "delta-filter": "type: delta, path: '{folder}/delta', primary_key: id, filter: id >= 0",
     "iceberg": "type: iceberg, table_name: n.rows, warehouse: '{folder}/warehouse', primary_key: id",
     "kafka-json": _JSON,
     "kafka-filter": _JSON + ", filter: id >= 0",
@@ -131,6 +134,7 @@ def inputs(
     for day in (1, 2):
         (folder / "folders" / f"day={day}").mkdir(parents=True)
         pq.write_table(TABLE, folder / "folders" / f"day={day}" / "part.parquet")
+    write_deltalake(folder / "delta", TABLE)
     pa_csv.write_csv(TABLE, folder / "rows.csv")
     (folder / "rows.json").write_text("".join(json.dumps(row) + "\n" for row in TABLE.to_pylist()))
     record = {
@@ -245,7 +249,7 @@ def test_a_run_starts_spark_before_it_uses_columns(
 @pytest.mark.parametrize(
     "source",
     with_slow(
-        ("kafka-metadata", "kafka-avro-errors"),
+        ("kafka-metadata", "kafka-avro-errors", "delta"),
         (
             "kafka-json",
             "kafka-metadata",
@@ -253,6 +257,7 @@ def test_a_run_starts_spark_before_it_uses_columns(
             "kafka-avro-errors",
             "kafka-protobuf",
             "clickhouse",
+            "delta",
             "parquet",
             "parquet-stream",
         ),
@@ -299,7 +304,7 @@ def test_a_transform_starts_spark_before_it_uses_columns(
 
 _PORTABLE_DAILY = [("kafka-json", "kafka"), ("kafka-avro", "kafka"), ("clickhouse", "kafka")]
 _PORTABLE_SINKS = ("postgres", "delta", "clickhouse", "redis", "postgres_aggregate")
-_PORTABLE_SOURCES = ("kafka-metadata", "kafka-protobuf", "parquet")
+_PORTABLE_SOURCES = ("kafka-metadata", "kafka-protobuf", "parquet", "delta")
 
 
 @pytest.mark.parametrize(
