@@ -19,7 +19,7 @@ from headrace.pipeline.file.loader import load_pipeline
 
 TRANSFORM = """\
 transforms:
-  shaped: {{type: sql, sql: "select id, day, upper(name) as name, amount * 2 as amount from src"}}
+  shaped: {{type: sql, sql: "select id, day, upper(name) as name, amount * 2 div 1 as amount from src"}}
 """
 SINK = """\
 sinks:

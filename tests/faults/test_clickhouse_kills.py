@@ -29,7 +29,7 @@ from headrace.pipeline.file.loader import load_pipeline
 
 SINK = """\
 transforms:
-  shaped: {{type: sql, sql: "select id, day, upper(name) as name, amount * 2 as amount from src{where}"}}
+  shaped: {{type: sql, sql: "select id, day, upper(name) as name, amount * 2 div 1 as amount from src{where}"}}
 sinks:
   out: {{type: clickhouse, from: shaped, table: {database}.target, append_only_mode: {appends}}}
 epoch: {{interval: 0s, stream_rows: 250, history_rows: 1000}}

@@ -28,7 +28,7 @@ from headrace.pipeline.file.loader import load_pipeline
 SCHEMA = pa.schema([("id", pa.int64()), ("day", pa.date32()), ("name", pa.string()), ("amount", pa.int64())])
 SINK = """\
 transforms:
-  shaped: {{type: sql, sql: "select id, day, upper(name) as name, amount * 2 as amount from src"}}
+  shaped: {{type: sql, sql: "select id, day, upper(name) as name, amount * 2 div 1 as amount from src"}}
 sinks:
   out: {{type: redis, from: shaped, prefix: rows, url: "{url}"}}
 epoch: {{interval: 0s, stream_rows: 250, history_rows: 1000}}

@@ -41,7 +41,7 @@ sources:
     unbounded_source: {{source_type: kafka, topic: {name}, schema: {{id: int64, day: date32, name: string, amount: int64}}}}
     offset_table: {{}}
 transforms:
-  shaped: {{type: sql, sql: "select id, day, upper(name) as name, amount * 2 as amount from src where name <> '${{HIDDEN_FILTER}}'"}}
+  shaped: {{type: sql, sql: "select id, day, upper(name) as name, amount * 2 div 1 as amount from src where name <> '${{HIDDEN_FILTER}}'"}}
 sinks:
   pg: {{type: postgres, from: shaped, table: target}}
   lake: {{type: delta, from: shaped, path: lake}}

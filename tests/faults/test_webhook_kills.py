@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 
 SINK = """\
 transforms:
-  shaped: {{type: sql, sql: "select id, day, upper(name) as name, amount * 2 as amount from src"}}
+  shaped: {{type: sql, sql: "select id, day, upper(name) as name, amount * 2 div 1 as amount from src"}}
 sinks:
   out: {{type: webhook, from: shaped, url: "{url}", batch_size: 100, retry: {{timeout: 30s}}}}
 epoch: {{interval: 0s, stream_rows: 250, history_rows: 1000}}

@@ -17,7 +17,7 @@ PIPELINE = (
     SOURCE
     + """\
 transforms:
-  shaped: {{type: sql, sql: "select id, day, upper(name) as name, amount * 2 as amount from src"}}
+  shaped: {{type: sql, sql: "select id, day, upper(name) as name, amount * 2 div 1 as amount from src"}}
 sinks:
   pg: {{type: postgres, from: shaped, table: target}}
   lake: {{type: delta, from: shaped, path: {lake}}}

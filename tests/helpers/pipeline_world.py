@@ -68,13 +68,14 @@ PIPELINE = (
     HYBRID_SOURCE
     + """\
 transforms:
-  shaped: {{type: sql, sql: "select id, day, {change}(name) as name, amount * 2 as amount from src"}}
+  shaped: {{type: sql, sql: "select id, day, {change}(name) as name, amount * 2 div 1 as amount from src"}}
 sinks:
   pg: {{type: postgres, from: shaped, table: target, max_driver_rows: {max_driver_rows}}}
   lake: {{type: delta, from: shaped, path: {lake}}}
 """
     + MONTHS_AND_EPOCHS
 )
+"""`div` makes Spark compute the SQL. What Arrow computes has its own tests."""
 PIPELINE_WITHOUT_SPARK = (
     HYBRID_SOURCE
     + """\

@@ -99,13 +99,13 @@ def test_a_good_file_leaves_nothing_unchecked_and_no_trace(world: World, look: L
 
 def test_every_wrong_statement_is_told_and_what_reads_it_is_not(look: Look) -> None:
     more = (
-        'amount * 2 as amount from src"}\n'
+        'amount * 2 div 1 as amount from src"}\n'
         '  again: {type: sql, sql: "select id, nam from shaped"}\n'
         '  other: {type: sql, sql: "select id, dayy from src"}\n'
         '  below: {type: sql, sql: "select id, nothing from other"}'
     )
     found = look(
-        ('amount * 2 as amount from src"}', more),
+        ('amount * 2 div 1 as amount from src"}', more),
         ("from: shaped, table: target", "from: again, table: target"),
         ("from: shaped, path", "from: below, path"),
     )
