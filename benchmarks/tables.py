@@ -29,7 +29,7 @@ _FILES = 8
 
 
 def tables(runner: BenchmarkRunner, rows: int) -> list[str]:
-    """Measure whole runs: a Postgres table to keyed Delta, as it is and after SQL, then files to Postgres."""
+    """Measure whole runs: Postgres to keyed Delta, as it is and after SQL; files and Delta to Postgres."""
     name = _fill_table(runner, rows)
     bare = _seconds(lambda: _copy_table(runner, name))
     _add(runner, f"bare: COPY of a Postgres table to Delta, {rows:,} rows", rows, bare, bare)
@@ -49,15 +49,22 @@ def tables(runner: BenchmarkRunner, rows: int) -> list[str]:
 
 
 def _measure_files(runner: BenchmarkRunner, rows: int, table: str) -> None:
-    folder, bare_target, target = runner.folder / "parquet", _name(), _name()
+    folder, bare_target = runner.folder / "parquet", _name()
     _write_files(runner, folder, table)
     bare = _seconds(lambda: _copy_files(runner, folder, bare_target))
     assert runner.count_rows(bare_target) == rows
     _add(runner, f"bare: parquet files to Postgres by COPY, {rows:,} rows", rows, bare, bare)
-    source = f"{{type: file, path: {folder}/*.parquet, format: parquet, mode: bounded}}"
-    seconds = _run(runner, source, "", f"{{type: postgres, from: src, table: {target}}}")
-    assert runner.count_rows(target) == rows
-    _add(runner, "headrace, parquet files to Postgres", rows, seconds, bare)
+    lake = runner.folder / "original_lake"
+    for path in sorted(folder.iterdir()):
+        write_deltalake(lake, pq.read_table(path), mode="append")
+    for what, source in (
+        ("parquet files", f"{{type: file, path: {folder}/*.parquet, format: parquet, mode: bounded}}"),
+        ("a Delta table of these files", f"{{type: delta, path: {lake}}}"),
+    ):
+        target = _name()
+        seconds = _run(runner, source, "", f"{{type: postgres, from: src, table: {target}}}")
+        assert runner.count_rows(target) == rows
+        _add(runner, f"headrace, {what} to Postgres", rows, seconds, bare)
 
 
 def _run(runner: BenchmarkRunner, source: str, transforms: str, sink: str) -> float:
