@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Protocol
 from headrace.connectors.lazy_session import ensure_started
 from headrace.jobs.monitoring.errors import log_errors
 from headrace.jobs.monitoring.spark_observation import EpochObservation, observe_frame
+from headrace.jobs.monitoring.table_figures import figures_of_table
 from headrace.pipeline.model import graph
 from headrace.pipeline.model.nodes import PipelineModel
 from headrace.pipeline.model.telemetry import EventTime
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame
 
 log = logging.getLogger(__name__)
@@ -32,6 +34,13 @@ class FrameObserver(Protocol):
 
     def share(self, frame: DataFrame) -> None:
         """Record that a frame was persisted for several sinks."""
+        ...
+
+    def observe_rows(self, tables: Mapping[str, pa.Table]) -> bool:
+        """Record the rows of all nodes of an epoch, which are in the driver.
+
+        Return False, and record nothing, if frames are needed: for samples, or for nodes without a table.
+        """
         ...
 
 
@@ -69,6 +78,18 @@ class EpochObserver:
             return frame
         self.observation.waiting[name] = observation
         return observed
+
+    def observe_rows(self, tables: Mapping[str, pa.Table]) -> bool:
+        """See `FrameObserver.observe_rows`."""
+        if self.kept or not tables.keys() >= {*self.counted}:
+            return False
+        for name in self.counted:
+            self._count_rows(name, tables[name])
+        return True
+
+    @log_errors
+    def _count_rows(self, name: str, rows: pa.Table) -> None:
+        self.observation.known[name] = figures_of_table(rows, self.times.get(name, {}))
 
     @log_errors
     def share(self, frame: DataFrame) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Observation
 
 _LOOK_SECONDS = 0.02
-_MILLIS = {"seconds": 1000, "milliseconds": 1, "microseconds": 0.001}
+MILLIS = {"seconds": 1000, "milliseconds": 1, "microseconds": 0.001}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,8 @@ class EpochObservation:
     """The observations of one epoch by node. `frames` are the rows of nodes, for sampling."""
 
     waiting: dict[str, tuple[Observation, tuple[str, ...]]] = field(default_factory=dict)
+    known: dict[str, NodeFigures] = field(default_factory=dict)
+    """The figures of nodes whose rows were in the driver."""
     frames: dict[str, DataFrame] = field(default_factory=dict)
     shared: list[Any] = field(default_factory=list)
 
@@ -76,7 +78,7 @@ class EpochObservation:
         Spark reports them shortly after a query ends, and never for a node that no query reads. Call it once,
         after all queries of the epoch have ended.
         """
-        found = self._of_shared()
+        found = {**self.known, **self._of_shared()}
         deadline = time.monotonic() + within
         while self.waiting:
             for node in list(self.waiting):
@@ -159,7 +161,7 @@ def _millis(frame: DataFrame, event_time: EventTime) -> Column | None:
     if isinstance(found.dataType, (T.TimestampType, T.TimestampNTZType)):
         return F.unix_millis(column.cast("timestamp"))
     if isinstance(found.dataType, T.IntegralType):
-        millis = column.cast("double") * F.lit(_MILLIS[event_time.unit or "milliseconds"])
+        millis = column.cast("double") * F.lit(MILLIS[event_time.unit or "milliseconds"])
         return millis.try_cast("bigint")  # a meaningless value must not fail the epoch
     return None
 

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING
 from headrace.connectors.lazy_session import create_frame
 from headrace.connectors.local_relation import collect_local_rows, compute_by_job, compute_locally
 from headrace.jobs.planning.column_checks import has_types
-from headrace.jobs.planning.portable_nodes import PortableNodes
 from headrace.jobs.sources.source_batch import SourceBatch
 from headrace.jobs.spark.errors import as_headrace_error
 from headrace.pipeline.errors import DataError
-from headrace.pipeline.lineage.retractions import Retractions
 from headrace.pipeline.model import graph
 from headrace.pipeline.model.nodes import PipelineModel
 
@@ -31,40 +29,40 @@ class LocalNodes:
         self,
         model: PipelineModel,
         spark: SparkSession,
-        retractions: Retractions,
         texts: Mapping[str, str],
         schemas: Mapping[str, pa.Schema],
-        portable: PortableNodes,
     ) -> None:
         self._model = model
         self._spark = spark
-        self._retractions = retractions
         self._texts = texts
         self._schemas = schemas
-        self._portable = portable
         self._needs_jobs: set[str] = set()
         """The nodes that Spark did not compute in the driver from local rows: joins, functions in Python …"""
 
     def compute(
-        self, views: Mapping[str, DataFrame], readings: Mapping[str, SourceBatch], nodes: Collection[str]
+        self,
+        views: Mapping[str, DataFrame],
+        readings: Mapping[str, SourceBatch],
+        nodes: Collection[str],
+        known: Mapping[str, pa.Table],
     ) -> tuple[dict[str, DataFrame], dict[str, pa.Table]]:
         """Compute nodes in the driver if they need no Spark job.
 
-        Return their frames, and their rows as Arrow where they have the types of the payload. Raise the
-        errors of the rows.
+        Return their frames, and their rows as Arrow where they have the types of the payload. `known` are
+        rows that need not be computed. Raise the errors of the rows.
         """
         frames: dict[str, DataFrame] = {}
         tables: dict[str, pa.Table] = {}
         for name in nodes:
             sources = graph.upstream_sources(self._model, name)
-            if name in self._needs_jobs or not all(readings[source].is_local for source in sources):
+            if not all(readings[source].is_local for source in sources):
+                continue
+            if name in known:
+                tables[name] = known[name]
+                frames[name] = views[name] if name in readings else self._create_frame(name, known[name])
                 continue
             try:
-                if (rows := self._compute_rows(name, sources, readings)) is not None:
-                    tables[name] = rows
-                    frames[name] = views[name] if name in readings else self._create_frame(name, rows)
-                    continue
-                frame = self.compute_node(name, views[name])
+                frame = None if name in self._needs_jobs else self.compute_node(name, views[name])
                 table = collect_local_rows(frame) if frame is not None else None
             except Exception as error:
                 raise as_headrace_error(error, node=name, texts=self._texts) from error
@@ -75,14 +73,6 @@ class LocalNodes:
             if table is not None and has_types(table, self._schemas[name]):
                 tables[name] = table
         return frames, tables
-
-    def _compute_rows(
-        self, name: str, sources: Collection[str], readings: Mapping[str, SourceBatch]
-    ) -> pa.Table | None:
-        """Return the rows of a node without Spark, or None if it needs Spark."""
-        # The filter of a source marks rows of its frame. Its table has no marks.
-        is_marked = not self._retractions.marked.isdisjoint(sources)
-        return None if is_marked else self._portable.compute(name, readings)
 
     def _create_frame(self, name: str, rows: pa.Table) -> DataFrame:
         # Spark makes no frame of a table without batches.

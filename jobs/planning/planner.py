@@ -102,9 +102,7 @@ class PipelinePlanner:
         self.texts: Mapping[str, str] = self._sql_nodes.texts
         """The last SQL that Spark got for each sql node."""
         self._portable_nodes = PortableNodes(file, self._sql_nodes)
-        self._local_nodes = LocalNodes(
-            file.model, self.spark, self.retractions, self.texts, self.schemas, self._portable_nodes
-        )
+        self._local_nodes = LocalNodes(file.model, self.spark, self.texts, self.schemas)
         self._errors = {one.node: one for one in errors_outputs(file.model).values()}
         if self._lookups:
             register(self.spark, self._lookups)
@@ -353,13 +351,16 @@ class PipelinePlanner:
         with ExitStack() as stack:
             rejections = stack.enter_context(closing(self._rejections(plan, rejecting)))
             kept = dict.fromkeys(wanted, staging.load_or_compute) if staging else None
-            views = self._views(every, plan, staged=kept, each=each, rejections=rejections)
-            counts = staging.rows if staging else {}
             boundary = SinkBoundary(model, self.retractions, self.keys)
             from_ = [model.sinks[sink].from_ for sink in sinks if sink not in bulk_copied]
+            known = self._portable_nodes.compute(from_, every, self.retractions.marked)
+            if each is not None and known.keys() >= {*from_, *filled} and each.observe_rows(known):
+                each = None
+            views = self._views(every, plan, staged=kept, each=each, rejections=rejections)
+            counts = staging.rows if staging else {}
             shared = {node for node in from_ if from_.count(node) > 1}
             read = {*from_} - set(counts)
-            local, tables = self._local_nodes.compute(views, every, read) if each is None else ({}, {})
+            local, tables = self._local_nodes.compute(views, every, read, known) if each is None else ({}, {})
             there = {*counts, *local, *rejecting}
             there |= {name for name, one in every.items() if one.persisted is not None}
             for name in shared - there if readings else ():

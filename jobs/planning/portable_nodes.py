@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from headrace.jobs.planning.arrow_sql import ArrowSelect, UnprovenValuesError
@@ -45,15 +45,36 @@ class PortableNodes:
             self._selects[name] = self._plan(name, frames)
         return self._columns.get(name)
 
-    def compute(self, name: str, readings: Mapping[str, SourceBatch]) -> pa.Table | None:
-        """Return the rows of a node, or None if they are not in the driver or only Spark computes them."""
-        if name in readings:
-            return readings[name].table
+    def compute(
+        self, nodes: Collection[str], readings: Mapping[str, SourceBatch], marked: Collection[str]
+    ) -> dict[str, pa.Table]:
+        """Return the rows of nodes, and of those upstream of them, that Arrow computes in the driver.
+
+        `marked` are sources whose filters mark rows, of which their tables know nothing.
+        """
+        found: dict[str, pa.Table | None] = {
+            name: None if name in marked else batch.table for name, batch in readings.items()
+        }
+        wanted = {name for node in nodes for name in self._upstream(node)}
+        for name in graph.in_order(self._file.model):
+            if name in wanted:
+                found[name] = self._compute_node(name, found)
+        wanted |= {*nodes, *self._file.model.sources} & readings.keys()
+        return {name: rows for name, rows in found.items() if rows is not None and name in wanted}
+
+    def _upstream(self, node: str) -> Iterator[str]:
+        """Yield a transform and all transforms upstream of it."""
+        if node in self._file.model.transforms:
+            yield node
+            for upstream in graph.inputs_of(self._file.model, node):
+                yield from self._upstream(upstream)
+
+    def _compute_node(self, name: str, found: Mapping[str, pa.Table | None]) -> pa.Table | None:
         select = self._selects.get(name)
         if select is None:
             return None
         (upstream,) = graph.inputs_of(self._file.model, name)
-        rows = self.compute(upstream, readings)
+        rows = found.get(upstream)
         if rows is None or not has_types(rows, select.schema):
             return None
         try:

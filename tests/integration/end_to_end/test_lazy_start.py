@@ -29,6 +29,7 @@ from helpers.avro_files import write_avro
 from helpers.avro_messages import encode, frame, record
 from helpers.depth import with_slow
 from helpers.kafka_sink import read_messages
+from helpers.otlp_collector import Collector
 from helpers.pipeline_world import World, clickhouse_database
 from helpers.redis_server import redis_server
 from helpers.schema_registry import SchemaRegistry
@@ -43,6 +44,7 @@ from headrace.connectors.files import source as file_source
 from headrace.connectors.lazy_session import LazySession
 from headrace.jobs.run.events import RunResult, Until
 from headrace.jobs.run.runner import run
+from headrace.pipeline.config.monitoring import MetricsSettings
 from headrace.pipeline.file.loader import load_pipeline
 from headrace.services import Services
 
@@ -328,6 +330,23 @@ def test_portable_sql_never_starts_spark(inputs: Inputs, world: World, source: s
             assert connection.execute("SELECT id, v FROM target ORDER BY id").fetchall() == PORTABLE_ROWS
 
 
+def test_metrics_start_no_spark(inputs: Inputs, world: World) -> None:
+    collector = Collector()
+    try:
+        metrics = MetricsSettings(
+            ingestion_endpoint=collector.url, batch_interval_secs=0.5, prefix="streamling"
+        )
+        transform = TRANSFORMS["portable"]
+        outcome = run_lazily(inputs, world, "kafka-json", "kafka", None, transform, metrics)
+    finally:
+        collector.shutdown()
+        collector.server_close()
+    assert not outcome.has_started_spark
+    written = outcome.result.counts["out"].rows
+    found = collector.last("streamling_output_rows_total")
+    assert found == {"src": ROWS, "t": ROWS - 1, "out": written}
+
+
 @pytest.mark.parametrize(("source", "sink"), [("kafka-json", "postgres"), ("parquet", "iceberg")])
 def test_portable_sql_starts_spark_where_an_epoch_needs_it(
     inputs: Inputs, world: World, source: str, sink: str
@@ -350,7 +369,13 @@ class Outcome:
 
 
 def run_lazily(
-    inputs: Inputs, world: World, source: str, sink: str, driver_rows: int | None, transform: str = ""
+    inputs: Inputs,
+    world: World,
+    source: str,
+    sink: str,
+    driver_rows: int | None,
+    transform: str = "",
+    metrics: MetricsSettings | None = None,
 ) -> Outcome:
     with ExitStack() as stack:
         names = dict(inputs.names) | {"url": stack.enter_context(served()).url}
@@ -372,6 +397,8 @@ def run_lazily(
         settings = world.settings()
         kafka = settings.kafka_source.model_copy(update=changes)
         settings = settings.model_copy(update={"kafka_source": kafka})
+        if metrics is not None:
+            settings = settings.model_copy(update={"open_telemetry_metrics": metrics})
         if source == "postgres":
             with psycopg.connect(world.conninfo) as connection:
                 connection.execute("CREATE TABLE history AS SELECT 1::bigint AS id, 'v1' AS v")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pyspark.sql import SparkSession
 
 from headrace.jobs.monitoring.spark_observation import EpochObservation, NodeFigures, observe_frame
+from headrace.jobs.monitoring.table_figures import figures_of_table
 from headrace.pipeline.model.telemetry import EventTime
 
 LATEST = 1_735_689_600_000
@@ -69,3 +70,26 @@ def test_a_node_that_no_query_reads_is_not_waited_for_long(spark: SparkSession) 
 def test_of_two_words_the_larger_counts() -> None:
     found = NodeFigures(3, {"a": 5}).or_more(NodeFigures(7, {"a": 4, "b": 1}))
     assert found == NodeFigures(7, {"a": 5, "b": 1})
+
+
+def test_rows_in_the_driver_have_the_same_figures(spark: SparkSession) -> None:
+    """Marked rows do not count. Times before 1970 and of the last microsecond are rounded down."""
+    position = "named_struct('source', 0, 'part', 0, 'off', id, 'sub', if(id = 1, -1L, 0L)) as _gs_pos"
+    frame = spark.sql(
+        "select timestampadd(MICROSECOND, -id * 1500001, timestamp'1970-01-01 00:00:00Z') as at,"
+        " timestampadd(MICROSECOND, id * 999999, timestamp_ntz'2025-01-01 00:00:00.999999') as local,"
+        " date_add(date'1969-12-25', cast(id as int)) as day, cast(id as int) as secs, id * 1700000000123457"
+        f" as micros, if(id = 0, null, -id) as some, cast(null as bigint) as never, id * 4e18 as wide, {position}"
+        " from range(3)"
+    )
+    times = {name: EventTime(column=name) for name in ("at", "local", "day", "some", "never", "wide")}
+    times |= {"secs": EventTime(column="SECS", unit="seconds")}
+    times |= {"micros": EventTime(column="micros", unit="microseconds")}
+    seen = EpochObservation()
+    watched, seen.waiting["n"] = observe_frame(frame, times)
+    assert watched.count() == 3
+    expected = seen.figures(30)["n"]
+    assert expected.rows == 2
+    assert set(expected.latest) == {"at", "local", "day", "some", "secs", "micros"}
+    assert figures_of_table(frame.toArrow(), times) == expected
+    assert figures_of_table(frame.limit(0).toArrow(), times) == NodeFigures(0, {})
