@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -64,7 +64,7 @@ class _Rows:
 
     source: ClickHouseTable
     snapshot: Any
-    splits: list[Any]
+    splits: Sequence[Any]
     schema: pa.Schema
     whole: pa.Table
     session: Any
@@ -142,7 +142,7 @@ def engines(rows: _Rows) -> Any:
     return ask
 
 
-def arrow_transform(sql: str, source: str, schema: pa.Schema, **options: bool) -> ArrowSelect:
+def arrow_transform(sql: str, source: str, schema: pa.Schema, **options: Any) -> ArrowSelect:
     select = parse_portable(sql, source, schema, **options)
     assert select is not None, f"left out: {sql}"
     transform = pickle.loads(pickle.dumps(ArrowSelect("t", select, schema)))
