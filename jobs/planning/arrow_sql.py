@@ -160,7 +160,17 @@ def _parse(found: Expression, batch: pa.RecordBatch) -> Any:
 
 
 def _truncate(found: Expression, batch: pa.RecordBatch) -> Any:
-    return pc.floor_temporal(_evaluate(found.arguments[0], batch), unit=found.text)
+    moments = _moments(found, batch)
+    return pc.floor_temporal(moments, unit=found.text).view(arrow_of(found.kind))
+
+
+def _day(found: Expression, batch: pa.RecordBatch) -> Any:
+    return pc.floor_temporal(_moments(found, batch), unit="day").cast(pa.date32())
+
+
+def _moments(found: Expression, batch: pa.RecordBatch) -> pa.Array:
+    """Return timestamps without their zone UTC, for which Arrow would need a database of zones."""
+    return _array(found.arguments[0], batch).view(pa.timestamp("us"))
 
 
 def _map_case(function: Callable[[Any], Any], text: Any) -> Any:
@@ -210,6 +220,7 @@ _SPECIAL: dict[str, Callable[[Expression, pa.RecordBatch], Any]] = {
     "case": _case,
     "parse": _parse,
     "truncate": _truncate,
+    "day": _day,
 }
 _OPERATIONS: dict[str, Callable[..., Any]] = {
     "and": lambda *parts: functools.reduce(pc.and_kleene, parts),

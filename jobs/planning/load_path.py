@@ -131,7 +131,7 @@ def plan_load_path(
     where = "runs in the source" if query else "is computed over Arrow"
     why = f"history goes from source to sink as Arrow{f', the SQL {where}' if query or transforms else ''}"
     if spread:
-        why += f"; the sink keeps the order of splits, because {spread}"
+        why += f"; {spread}, so the sink loads splits in their order"
     return LoadPath(
         "direct", why, source.name, query, transforms, key, filters=bool(filtering), keys_spread=keeps_order
     )

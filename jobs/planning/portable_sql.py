@@ -373,7 +373,7 @@ class _SelectParser:
         if found.kind == TEXT and type_text in ("DATE", "TIMESTAMP", "TIMESTAMPTZ"):
             return to_timestamp_literal(found, "Date32" if type_text == "DATE" else TIMESTAMP)
         if self._guarded and found.kind == TIMESTAMP and type_text == "DATE":
-            return Expression("cast", "Date32", (Expression("truncate", TIMESTAMP, (found,), text="day"),))
+            return Expression("day", "Date32", (found,))
         if node.to.expressions:
             raise leave_out(node)
         wanted = _CASTS.get(type_text)

@@ -129,7 +129,7 @@ def test_the_last_row_of_a_key_wins_by_every_route(world: World, spark: SparkSes
         }
         spread = f"`{world.database}.by_time` {SPREAD}"
         assert assembly.load_paths["by_time"].reason == (
-            f"history goes from source to sink as Arrow; the sink keeps the order of splits, because {spread}"
+            f"history goes from source to sink as Arrow; {spread}, so the sink loads splits in their order"
         )
         assert assembly.load_paths["ch_by_time"].reason == f"{spread}, and the order of splits is not kept"
     finally:
