@@ -157,6 +157,7 @@ class LakehouseSource(BoundedSource):
         """
         del token
         version = self._choose(spark)
+        self._table.read_columns(spark, version)  # raises if the table no longer has the version
         if self.node.filter:
             apply_filter(self._table.frame(spark, version), self.node.filter, self.name)
         handle = {"pinned": True, "table": self._table.name} | dict.fromkeys(self.version_keys)

@@ -132,7 +132,7 @@ class TestWithoutSpark:
             raise ServiceError(msg)
 
         monkeypatch.setattr(schemas, "start_session", none)
-        transforms = "{t: {type: sql, sql: 'SELECT id, upper(name) AS up FROM src'}}"
+        transforms = "{t: {type: sql, sql: 'SELECT id, initcap(name) AS up FROM src'}}"
         nodes = explained_nodes(
             pipeline_text(f"{{src: {TOPIC}}}", transforms, "{out: {type: postgres, from: t, table: t}}"),
             tmp_path,
@@ -140,7 +140,7 @@ class TestWithoutSpark:
         assert nodes["t"].unchecked == ("SQL and types: no Java was found",)
         assert list(columns(nodes["out"])) == ["id", "up"]
         assert nodes["out"].complete
-        assert [step.expression for step in nodes["out"].lineage["up"].steps] == ["UPPER(name)"]
+        assert [step.expression for step in nodes["out"].lineage["up"].steps] == ["INITCAP(name)"]
 
 
 HYBRID = """\
