@@ -142,7 +142,7 @@ def test_a_version_that_the_table_has_left(spark: Any, tmp_path: Path) -> None:
     """Its log has a checkpoint before it and one after it."""
     session = spark.newSession()
     path = create_table(session, tmp_path, "checkpoint")
-    for version in range(6):
+    for version in (1, 3, 5):
         table, with_spark = open_tables(path, version=version)
         snapshot = table.create_snapshot(unused(), "token")
         assert snapshot == with_spark.create_snapshot(session, "token")
