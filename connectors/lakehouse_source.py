@@ -256,11 +256,10 @@ class LakehouseSource(BoundedSource):
         """Return the largest offset plus one per topic partition. Call it before `create_snapshot`."""
         from pyspark.sql import SparkSession
 
-        session = self._session or SparkSession.getActiveSession()
-        if session is None:
+        spark = self._session or SparkSession.getActiveSession()
+        if spark is None:
             msg = "the offsets of a table were read before its columns"
             raise InternalError(msg, node=self.name)
-        spark = ensure_session(session)
         found = self.open_table(table.table_name) if table.table_name else self._table
         return read_end_offsets(found.frame(spark, None), table, topic, found.name, self.name)
 

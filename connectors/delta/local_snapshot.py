@@ -146,7 +146,10 @@ def read_snapshot(before: LocalSnapshot) -> LocalSnapshot:
 
 
 def read_version(folder: Path, number: int) -> LocalSnapshot:
-    """Return one version of a table. Raise UnsupportedLogError if the log no longer has it, as above."""
+    """Return one version of a table.
+
+    Raise UnsupportedLogError if the log does not have it, or has another format.
+    """
     try:
         found = _read_from_start(folder, number)
         if found.version.number != number:

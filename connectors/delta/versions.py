@@ -65,9 +65,7 @@ class DeltaVersions(VersionedTable):
 
     def locate_files(self, snapshot: LocalSnapshot) -> dict[str, DataFile]:
         """Return the data files of a local version by location, in the order of `files`."""
-        ordered = sorted(
-            snapshot.read_files(), key=lambda file: (file.add["modificationTime"], file.add["path"])
-        )
+        ordered = sorted(snapshot.read_files(), key=lambda file: _place_in_order(file.add))
         return {self._local.locate(file): file for file in ordered}
 
     def frame(self, spark: SparkSession, version: Json | None) -> DataFrame:
@@ -97,7 +95,6 @@ class DeltaVersions(VersionedTable):
         """See `VersionedTable.read_files`. Only these files are opened."""
         from pyspark.sql import functions as F  # noqa: N812
 
-        spark = ensure_session(spark)
         log = self._log(spark)
         snapshot = self._find(log, version)
         adds = self._adds(spark, version)
@@ -121,9 +118,7 @@ class DeltaVersions(VersionedTable):
         if number not in self._files:
             log = self._log(spark)
             listed = self._find(log, version).allFiles().toJSON().collectAsList()
-            adds = sorted(
-                (json.loads(text) for text in listed), key=lambda add: (add["modificationTime"], add["path"])
-            )
+            adds = sorted(map(json.loads, listed), key=_place_in_order)
             root = str(log.dataPath().toUri().toString()).rstrip("/")
             self._files[number] = {self._locate(spark, root, add["path"]): add for add in adds}
         return self._files[number]
@@ -192,6 +187,11 @@ class DeltaVersions(VersionedTable):
         except Py4JJavaError as error:
             msg = f"the Delta table `{self.name}` no longer has version {number}: {_first_line(error)}"
             raise PipelineStateError(msg, hint=_START_OVER, node=self._node) from error
+
+
+def _place_in_order(add: Json) -> tuple[int, str]:
+    """Return the place of a data file among those of its version."""
+    return add["modificationTime"], add["path"]
 
 
 def _with_row_index(jvm: Any, log: Any, snapshot: Any) -> Any:

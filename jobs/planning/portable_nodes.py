@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from headrace.jobs.planning.arrow_sql import ArrowSelect, UnprovenValuesError
@@ -15,7 +17,6 @@ from headrace.jobs.spark.columns import payload_of
 from headrace.jobs.staging.determinism import nondeterminism_reason
 from headrace.pipeline.errors import DataError
 from headrace.pipeline.file.loader import PipelineFile
-from headrace.pipeline.model import graph
 from headrace.pipeline.model.error_outputs import errors_outputs
 from headrace.pipeline.sql import statements
 from headrace.pipeline.sql.portable_syntax import has_portable_syntax
@@ -26,6 +27,19 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
+@dataclass(frozen=True, slots=True)
+class _PortableNode:
+    """A sql node that Arrow computes from the rows of one node.
+
+    `marks`: it keeps the rows that its filter drops, and marks them.
+    """
+
+    select: ArrowSelect
+    columns: pa.Schema
+    upstream: str
+    marks: bool
+
+
 class PortableNodes:
     """The sql nodes of a pipeline that Arrow computes as Spark would."""
 
@@ -33,56 +47,47 @@ class PortableNodes:
         self._file = file
         self._sql_nodes = sql_nodes
         self._rejecting = {output.node for output in errors_outputs(file.model).values()}
-        self._selects: dict[str, ArrowSelect | None] = {}
-        self._columns: dict[str, pa.Schema] = {}
+        self._nodes: dict[str, _PortableNode | None] = {}
 
     def find_columns(self, name: str, frames: Mapping[str, DataFrame]) -> pa.Schema | None:
         """Return the payload of a sql node, or None if only Spark computes it.
 
         `frames` are those of its inputs. Raise UserError if its SQL cannot be compiled.
         """
-        if name not in self._selects:
-            self._selects[name] = self._plan(name, frames)
-        return self._columns.get(name)
+        if name not in self._nodes:
+            self._nodes[name] = self._plan(name, frames)
+        node = self._nodes[name]
+        return None if node is None else node.columns
 
     def compute(
         self, nodes: Collection[str], readings: Mapping[str, SourceBatch], marked: Collection[str]
     ) -> dict[str, pa.Table]:
-        """Return the rows of nodes, and of those upstream of them, that Arrow computes in the driver.
+        """Return the rows that are in the driver: of sources, and of nodes that Arrow computes from them.
 
-        `marked` are sources whose filters mark rows, of which their tables know nothing.
+        These are `nodes` and the nodes upstream of them. `marked` are sources whose filters mark rows, of
+        which their tables know nothing.
         """
-        found: dict[str, pa.Table | None] = {
-            name: None if name in marked else batch.table for name, batch in readings.items()
+        found = {
+            name: batch.table
+            for name, batch in readings.items()
+            if batch.table is not None and name not in marked
         }
-        wanted = {name for node in nodes for name in self._upstream(node)}
-        for name in graph.in_order(self._file.model):
-            if name in wanted:
-                found[name] = self._compute_node(name, found)
-        wanted |= {*nodes, *self._file.model.sources} & readings.keys()
-        return {name: rows for name, rows in found.items() if rows is not None and name in wanted}
+        for name in nodes:
+            self._add_rows(name, found)
+        return found
 
-    def _upstream(self, node: str) -> Iterator[str]:
-        """Yield a transform and all transforms upstream of it."""
-        if node in self._file.model.transforms:
-            yield node
-            for upstream in graph.inputs_of(self._file.model, node):
-                yield from self._upstream(upstream)
+    def _add_rows(self, name: str, found: dict[str, pa.Table]) -> None:
+        """Add the rows of a node, and of those upstream of it, to `found` if Arrow computes them."""
+        node = self._nodes.get(name)
+        if name in found or node is None:
+            return
+        self._add_rows(node.upstream, found)
+        rows = found.get(node.upstream)
+        if rows is not None and has_types(rows, node.select.schema):
+            with suppress(UnprovenValuesError):
+                found[name] = node.select.compute_epoch(rows, marks=node.marks)
 
-    def _compute_node(self, name: str, found: Mapping[str, pa.Table | None]) -> pa.Table | None:
-        select = self._selects.get(name)
-        if select is None:
-            return None
-        (upstream,) = graph.inputs_of(self._file.model, name)
-        rows = found.get(upstream)
-        if rows is None or not has_types(rows, select.schema):
-            return None
-        try:
-            return select.compute_epoch(rows, marks=self._sql_nodes.find_marking(name) is not None)
-        except UnprovenValuesError:
-            return None
-
-    def _plan(self, name: str, frames: Mapping[str, DataFrame]) -> ArrowSelect | None:
+    def _plan(self, name: str, frames: Mapping[str, DataFrame]) -> _PortableNode | None:
         node: Any = self._file.model.transforms[name]
         inputs = statements.table_uses(node.sql, node=name, dialect=node.dialect)
         if (
@@ -105,7 +110,6 @@ class PortableNodes:
             return None
         found = ArrowSelect(name, select, payload)
         try:
-            self._columns[name] = found.read_schema()
+            return _PortableNode(found, found.read_schema(), upstream, marks=marking is not None)
         except (UnprovenValuesError, DataError):  # of a literal
             return None
-        return found

@@ -23,13 +23,13 @@ from sqlglot import exp
 from headrace.jobs.planning.portable_values import (
     INTS,
     NOTHING,
-    NULL,
     NUMBER,
     TEXT,
     TIMESTAMP,
     Expression,
     UntranslatableError,
     boolean,
+    cast_without_loss,
     common,
     compare,
     double,
@@ -327,10 +327,10 @@ class _SelectParser:
         equal = compare(exp.EQ, found, self.value(node.expression))
         return Expression("case", found.kind, (equal, typed(NOTHING, found.kind), found))
 
-    def _text(self, node: exp.Expr, *arguments: str) -> Expression:
+    def _text(self, node: exp.Expr) -> Expression:
         """Return the text that is the only argument of a function."""
         found = self.value(node.this)
-        if found.kind != "String" or set(_present_arguments(node)) - {"this", *arguments}:
+        if found.kind != "String" or set(_present_arguments(node)) - {"this"}:
             raise leave_out(node)
         return found
 
@@ -379,22 +379,9 @@ class _SelectParser:
         wanted = _CASTS.get(type_text)
         if wanted is None or (found.kind == TEXT and wanted != "String"):
             raise leave_out(node)
-        if found.kind in (NULL, TEXT) or found.kind == wanted:
-            return typed(found, wanted)
-        if found.kind == NUMBER:
-            if wanted == "Float64":
-                return double(found)
-            found = to_integer(found)
-        widens = found.kind in INTS and wanted in INTS and INTS.index(found.kind) <= INTS.index(wanted)
-        exact = wanted == "Float64" and found.kind in (*INTS, "Float32")
-        # Years outside of 0 to 9999 are written in different ways.
-        plain_years = found.kind == "Date32" and not self._any_year
-        written = wanted == "String" and (found.kind in INTS or plain_years)
         if self._guarded and found.kind == "String" and wanted in (*INTS, "Float64"):
             return Expression("parse", wanted, (found,))
-        if not (widens or exact or written):
-            raise leave_out(node)
-        return typed(found, wanted)
+        return cast_without_loss(found, wanted, any_year=self._any_year)
 
 
 def _negated(node: exp.Expr, found: Expression) -> Expression:

@@ -130,6 +130,24 @@ def double(found: Expression) -> Expression:
     raise leave_out(found)
 
 
+def cast_without_loss(found: Expression, kind: str, *, any_year: bool) -> Expression:
+    """Return a cast that neither fails nor rounds. `any_year`: dates are not only of the years 0 to 9999."""
+    if found.kind in (NULL, TEXT) or found.kind == kind:
+        return typed(found, kind)
+    if found.kind == NUMBER:
+        if kind == "Float64":
+            return double(found)
+        found = to_integer(found)
+    widens = found.kind in INTS and kind in INTS and INTS.index(found.kind) <= INTS.index(kind)
+    exact = kind == "Float64" and found.kind in (*INTS, "Float32")
+    # Other years are written in different ways.
+    plain_years = found.kind == "Date32" and not any_year
+    written = kind == "String" and (found.kind in INTS or plain_years)
+    if not (widens or exact or written):
+        raise leave_out(found)
+    return typed(found, kind)
+
+
 def common(found: Sequence[Expression]) -> str:
     """Return the common type of several results.
 

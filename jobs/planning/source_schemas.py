@@ -20,7 +20,7 @@ class HasSchema(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FixedSchemaSource:
-    """A source whose columns were already read."""
+    """A source whose columns are known. It reads no system."""
 
     payload: pa.Schema
 

@@ -85,7 +85,7 @@ class SqlNodePlanner:
         Raise UserError if it cannot be compiled.
         """
         node: Any = self._file.model.transforms[name]
-        if node.dialect == "spark" and double_quoted(node.sql):
+        if _double_quoted_texts(node):
             return False
         query = node.query(name)
         if needs_types(query, wide=False):
@@ -152,7 +152,7 @@ class SqlNodePlanner:
 
         Such a file comes from another system.
         """
-        quoted = double_quoted(node.sql) if node.dialect == "spark" else ()
+        quoted = _double_quoted_texts(node)
         for upstream, frame in frames.items() if quoted else ():
             names = {column.lower(): column for column in frame.columns}
             if text := next((text for text in quoted if text.lower() in names), None):
@@ -197,3 +197,8 @@ class SqlNodePlanner:
         if not kinds:
             return frame
         return frame.select(*[marked(frame, column, kinds.get(column.lower())) for column in names], *HIDDEN)
+
+
+def _double_quoted_texts(node: Any) -> tuple[str, ...]:
+    """Return the texts in double quotes of a node's SQL. In other dialects they are names."""
+    return double_quoted(node.sql) if node.dialect == "spark" else ()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
@@ -30,18 +29,6 @@ from headrace.pipeline.yaml.reader import shorten
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-
-@dataclass(frozen=True, slots=True)
-class InputSource:
-    """A source without a server, for the planner."""
-
-    payload: pa.Schema
-
-    def schema(self, spark: SparkSession) -> pa.Schema:
-        """Return the payload, which the test or the pipeline file declares."""
-        del spark
-        return self.payload
 
 
 class InputTable(DynamicTableBackend):

@@ -10,7 +10,8 @@ import pyarrow as pa
 
 from headrace.connectors.clickhouse.config import ClickHouseSourceConfig
 from headrace.jobs.planning.planner import PipelinePlanner
-from headrace.jobs.testing.inputs import InputSource, declared_schema, file_schema
+from headrace.jobs.planning.source_schemas import FixedSchemaSource
+from headrace.jobs.testing.inputs import declared_schema, file_schema
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.file.loader import PipelineFile
 from headrace.pipeline.model import graph, nodes
@@ -72,7 +73,7 @@ class SubgraphPlanners:
             *(f"{name}: {schema}" for name, schema in roots.items()),
         )
         if known not in self._planners:
-            sources = {name: InputSource(roots[name]) for name in model.sources}
+            sources = {name: FixedSchemaSource(roots[name]) for name in model.sources}
             planner = self._planners[known] = PipelinePlanner(
                 replace(file, model=model), self._spark, sources, self._settings
             )
