@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import hypothesis
 import psutil
 import pytest
+from helpers.depth import choose_sql_engine
 from helpers.pipeline_world import World, clickhouse_database, filled_world, postgres_database
 from helpers.schema_registry import SchemaRegistry
 from helpers.spark_settings import SHORT_LIVED_SPARK
@@ -133,16 +134,23 @@ def ch_db(services: Services) -> Iterator[str]:
 
 
 @pytest.fixture
-def world(services: Services, pg: str, ch_db: str, tmp_path: Path) -> Iterator[World]:
+def sql_engine(request: pytest.FixtureRequest) -> str:
+    """What computes the SQL of a world's pipeline."""
+    call = getattr(request.node, "callspec", None)
+    return choose_sql_engine(request.node.nodeid, call.params.values() if call else ())
+
+
+@pytest.fixture
+def world(services: Services, pg: str, ch_db: str, tmp_path: Path, sql_engine: str) -> Iterator[World]:
     """A pipeline with history, a topic and two sinks, all of this test alone; its file is written."""
-    with filled_world(services, tmp_path, ch_db, pg) as made:
+    with filled_world(services, tmp_path, ch_db, pg, sql_engine) as made:
         yield made
 
 
 @pytest.fixture
-def empty_world(services: Services, pg: str, ch_db: str, tmp_path: Path) -> Iterator[World]:
+def empty_world(services: Services, pg: str, ch_db: str, tmp_path: Path, sql_engine: str) -> Iterator[World]:
     """A world without history, topic and pipeline file, for tests that have their own."""
-    made = World(services, tmp_path, ch_db, pg)
+    made = World(services, tmp_path, ch_db, pg, sql_engine=sql_engine)
     yield made
     made.close()
 

@@ -19,7 +19,7 @@ from headrace.pipeline.file.loader import load_pipeline
 
 TRANSFORM = """\
 transforms:
-  shaped: {{type: sql, sql: "select id, day, upper(name) as name, amount * 2 div 1 as amount from src"}}
+  shaped: {{type: sql, sql: "select id, day, upper(name) as name, {doubled} as amount from src"}}
 """
 SINK = """\
 sinks:
@@ -54,10 +54,9 @@ STEPS = [
 
 def with_totals(world: World, *, large: bool = False, shaped: bool = True) -> World:
     """The world with a pipeline into totals. Without a transform, a small epoch starts no JVM."""
-    values = {"name": world.name, "database": world.database, "topic": world.name}
     text = HYBRID_SOURCE + (TRANSFORM if shaped else "") + SINK
     node = "shaped" if shaped else "src"
-    world.file.write_text(text.format(**values, node=node, rows=1 if large else 20_000))
+    world.file.write_text(text.format(**world.file_values, node=node, rows=1 if large else 20_000))
     return world
 
 

@@ -158,7 +158,7 @@ def test_a_schema_that_the_registry_refuses_loses_nothing(
     assert answer.is_success
     sent = read_messages(world.services.kafka.brokers, f"{world.name}-out")
     produce_more(world)
-    write_topic_pipeline(world, "avro", "cast(amount as string)")
+    write_topic_pipeline(world, "avro", doubled="cast(amount as string)")
     with pytest.raises(SchemaError, match=f"refuses the schema of `{subject}`") as refused:
         world.run_here(spark)
     assert "compatibility of the subject" in str(refused.value.hint)

@@ -29,7 +29,7 @@ from headrace.pipeline.file.loader import load_pipeline
 
 SINK = """\
 transforms:
-  shaped: {{type: sql, sql: "select id, day, upper(name) as name, amount * 2 div 1 as amount from src{where}"}}
+  shaped: {{type: sql, sql: "select id, day, upper(name) as name, {doubled} as amount from src{where}"}}
 sinks:
   out: {{type: clickhouse, from: shaped, table: {database}.target, append_only_mode: {appends}}}
 epoch: {{interval: 0s, stream_rows: 250, history_rows: 1000}}
@@ -89,9 +89,8 @@ def own_server(world: World, fresh_home: Path) -> World:
 
 
 def with_table(world: World, *, keyed: bool = True, appends: bool = True) -> World:
-    values = {"name": world.name, "database": world.database, "topic": world.name}
     where = "" if keyed else " where _gs_op <> 'd'"
-    text = (HYBRID_SOURCE + SINK).format(**values, where=where, appends=str(appends).lower())
+    text = (HYBRID_SOURCE + SINK).format(**world.file_values, where=where, appends=str(appends).lower())
     if not keyed:
         text = text.replace("    primary_key: id\n", "")
         with connected(world) as client:

@@ -25,6 +25,11 @@ from headrace.orchestration.pipelines import read_pipeline
 KILLED = "Spark's JVM was ended by signal 9; the system may have run out of memory"
 
 
+@pytest.fixture(autouse=True)
+def _with_spark(world: World) -> None:
+    world.use_spark()
+
+
 def fail(world: World, point: str, nth: int = 1) -> dict[str, Any]:
     """A run whose JVM is killed; what a user reads."""
     process = world.start(point, nth, "jvm")

@@ -30,7 +30,7 @@ from headrace.pipeline.file.loader import load_pipeline
 
 SINK = """\
 transforms:
-  shaped: {{type: sql, sql: "select id, day, upper(name) as name, amount * 2 div 1 as amount from src{where}"}}
+  shaped: {{type: sql, sql: "select id, day, upper(name) as name, {doubled} as amount from src{where}"}}
 sinks:
   out: {{type: file, from: shaped, path: {path}, format: {format}, partition_by: [{by}]}}
 epoch: {{interval: 0s, stream_rows: 250, history_rows: 1000}}
@@ -59,15 +59,13 @@ STEPS = [
 
 def with_folder(world: World, *, keyed: bool) -> World:
     """The world with a pipeline into `out`: changes as parquet, or rows without a key as csv by day."""
-    values = {
-        "name": world.name,
-        "database": world.database,
-        "topic": world.name,
+    more = {
         "path": world.folder / "out",
+        "format": "parquet" if keyed else "csv",
+        "by": "" if keyed else "day",
     }
-    more = {"format": "parquet" if keyed else "csv", "by": "" if keyed else "day"}
     where = "" if keyed else " where _gs_op <> 'd'"
-    text = (HYBRID_SOURCE + SINK).format(**values, **more, where=where)
+    text = (HYBRID_SOURCE + SINK).format(**world.file_values, **more, where=where)
     world.file.write_text(text if keyed else text.replace("    primary_key: id\n", ""))
     return world
 

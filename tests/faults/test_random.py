@@ -20,6 +20,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.timeout(1800)
 def test_random_kills(world: World, spark: SparkSession) -> None:
+    world.use_spark()
     seed = int(os.environ.get("HEADRACE_SEED") or random.SystemRandom().randrange(10**6))
     print(f"HEADRACE_SEED={seed}")
     dice = random.Random(seed)

@@ -28,7 +28,7 @@ from headrace.pipeline.file.loader import load_pipeline
 SCHEMA = pa.schema([("id", pa.int64()), ("day", pa.date32()), ("name", pa.string()), ("amount", pa.int64())])
 SINK = """\
 transforms:
-  shaped: {{type: sql, sql: "select id, day, upper(name) as name, amount * 2 div 1 as amount from src"}}
+  shaped: {{type: sql, sql: "select id, day, upper(name) as name, {doubled} as amount from src"}}
 sinks:
   out: {{type: redis, from: shaped, prefix: rows, url: "{url}"}}
 epoch: {{interval: 0s, stream_rows: 250, history_rows: 1000}}
@@ -55,8 +55,7 @@ def server(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisServe
     """A server, and the world with a pipeline into it."""
     monkeypatch.setenv("HEADRACE_TEST_REDIS_ROWS", "100")
     with redis_server(world.folder / "redis") as started:
-        values = {"name": world.name, "database": world.database, "topic": world.name, "url": started.url}
-        world.file.write_text((HYBRID_SOURCE + SINK).format(**values))
+        world.file.write_text((HYBRID_SOURCE + SINK).format(**world.file_values, url=started.url))
         yield started
 
 

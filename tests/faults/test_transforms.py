@@ -117,15 +117,8 @@ SAMPLE = [("delta-only", 3, "group")]
 def test_both_sinks_hold_what_the_service_said_once(
     world: World, service: Service, spark: SparkSession, point: str, nth: int, who: str
 ) -> None:
-    values = {
-        "name": world.name,
-        "database": world.database,
-        "topic": world.name,
-        "lake": world.lake,
-        "url": service.url,
-        "batch": 100 if FULL else 500,
-    }
-    world.file.write_text(PIPELINE.format(**values))
+    batch = 100 if FULL else 500
+    world.file.write_text(PIPELINE.format(**world.file_values, url=service.url, batch=batch))
     if not FULL:
         world.enlarge_epochs()
     assert world.crash(point, nth, who) != 0

@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 
 SINK = """\
 transforms:
-  shaped: {{type: sql, sql: "select id, day, upper(name) as name, amount * 2 div 1 as amount from src"}}
+  shaped: {{type: sql, sql: "select id, day, upper(name) as name, {doubled} as amount from src"}}
 sinks:
   out: {{type: webhook, from: shaped, url: "{url}", batch_size: 100, retry: {{timeout: 30s}}}}
 epoch: {{interval: 0s, stream_rows: 250, history_rows: 1000}}
@@ -50,8 +50,7 @@ def hooked(world: World) -> Iterator[tuple[Service, Receiver]]:
     """A service, and the world with a pipeline into it."""
     receiver = Receiver()
     with served(receiver) as service:
-        values = {"name": world.name, "database": world.database, "topic": world.name, "url": service.url}
-        world.file.write_text((HYBRID_SOURCE + SINK).format(**values))
+        world.file.write_text((HYBRID_SOURCE + SINK).format(**world.file_values, url=service.url))
         yield service, receiver
 
 

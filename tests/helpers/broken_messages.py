@@ -17,7 +17,7 @@ PIPELINE = (
     SOURCE
     + """\
 transforms:
-  shaped: {{type: sql, sql: "select id, day, upper(name) as name, amount * 2 div 1 as amount from src"}}
+  shaped: {{type: sql, sql: "select id, day, upper(name) as name, {doubled} as amount from src"}}
 sinks:
   pg: {{type: postgres, from: shaped, table: target}}
   lake: {{type: delta, from: shaped, path: {lake}}}
@@ -53,14 +53,7 @@ class BrokenWorld:
     def write_file(self, rate: float) -> None:
         """Write the pipeline file with a limit of rejected rows."""
         self.world.file.write_text(
-            PIPELINE.format(
-                name=self.world.name,
-                database=self.world.database,
-                topic=self.world.name,
-                lake=self.world.lake,
-                rate=rate,
-                epochs=self.epoch_sizes,
-            )
+            PIPELINE.format(**self.world.file_values, rate=rate, epochs=self.epoch_sizes)
         )
 
     def send(self, rounds: int = 20) -> None:

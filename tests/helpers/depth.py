@@ -1,6 +1,7 @@
 """How much of a long suite runs: a sample, or all of it in `make test-faults`."""
 
 import os
+import zlib
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
@@ -30,3 +31,14 @@ def diagonal(rows: Collection[str], columns: Mapping[str, tuple[Any, ...]]) -> l
         for at, row in enumerate(rows)
         for place, (name, values) in enumerate(columns.items())
     ]
+
+
+def choose_sql_engine(node_id: str, parameters: Iterable[Any]) -> str:
+    """Return what computes the SQL of a test's pipeline, `arrow` or `spark`.
+
+    By day it is Arrow, as in most pipelines: runs start no JVM. `make test-faults` takes Spark for every second
+    test, the same ones each time. A test that kills the JVM needs one.
+    """
+    if "jvm" in parameters:
+        return "spark"
+    return "spark" if FULL and zlib.crc32(node_id.encode()) % 2 else "arrow"

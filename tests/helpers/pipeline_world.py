@@ -47,6 +47,8 @@ SHORT_LEASE_ENVIRONMENT = {f"HEADRACE__{key.upper()}": str(value) for key, value
 HISTORY = 3_000
 FROM_TOPIC = 100
 MESSAGES = 900
+DOUBLED = {"arrow": "amount * 2", "spark": "amount * 2 div 1"}
+"""The amounts of `World.check`. Arrow has no `div`, so Spark computes the transform, and a run starts a JVM."""
 Row = tuple[int, date, str, int]
 
 HYBRID_SOURCE = """
@@ -68,14 +70,13 @@ PIPELINE = (
     HYBRID_SOURCE
     + """\
 transforms:
-  shaped: {{type: sql, sql: "select id, day, {change}(name) as name, amount * 2 div 1 as amount from src"}}
+  shaped: {{type: sql, sql: "select id, day, {change}(name) as name, {doubled} as amount from src"}}
 sinks:
   pg: {{type: postgres, from: shaped, table: target, max_driver_rows: {max_driver_rows}}}
   lake: {{type: delta, from: shaped, path: {lake}}}
 """
     + MONTHS_AND_EPOCHS
 )
-"""`div` makes Spark compute the SQL. What Arrow computes has its own tests."""
 PIPELINE_WITHOUT_SPARK = (
     HYBRID_SOURCE
     + """\
@@ -97,6 +98,8 @@ class World:
     name: str = field(default_factory=lambda: f"w{secrets.token_hex(4)}")
     max_driver_rows: int = 20_000
     change: str = "upper"
+    sql_engine: str = "arrow"
+    """What computes the SQL of the file: a key of `DOUBLED`."""
     expected: dict[int, Row] = field(default_factory=dict)
     processes: list[subprocess.Popen[str]] = field(default_factory=list)
     other_clickhouse: ClickHouse | None = None
@@ -124,22 +127,31 @@ class World:
         """The SQLite ledger."""
         return self.folder / "home" / "ledger.db"
 
-    def write_file_without_spark(self) -> None:
-        """Writes a pipeline file that a run executes without Spark, for tests of commands and processes."""
-        self.file.write_text(
-            PIPELINE_WITHOUT_SPARK.format(name=self.name, database=self.database, topic=self.name)
-        )
-
-    def write_file(self, **changes: Any) -> None:
-        """Writes the pipeline file, with changes to the world's own values."""
-        values = {
+    @property
+    def file_values(self) -> dict[str, Any]:
+        """The values of the templates of pipeline files."""
+        return {
             "name": self.name,
             "database": self.database,
             "topic": self.name,
             "lake": self.lake,
             "max_driver_rows": self.max_driver_rows,
+            "change": self.change,
+            "doubled": DOUBLED[self.sql_engine],
         }
-        self.file.write_text(PIPELINE.format(**(values | {"change": self.change} | changes)))
+
+    def use_spark(self) -> None:
+        """Write a pipeline file whose SQL Spark computes, for tests of Spark's own paths."""
+        self.sql_engine = "spark"
+        self.write_file()
+
+    def write_file_without_spark(self) -> None:
+        """Writes a pipeline file that a run executes without Spark, for tests of commands and processes."""
+        self.file.write_text(PIPELINE_WITHOUT_SPARK.format(**self.file_values))
+
+    def write_file(self, **changes: Any) -> None:
+        """Writes the pipeline file, with changes to the world's own values."""
+        self.file.write_text(PIPELINE.format(**(self.file_values | changes)))
 
     def enlarge_epochs(self) -> None:
         """Let a run have one epoch per history partition and two of the stream, where their number does not matter."""
@@ -413,9 +425,11 @@ def clickhouse_database(services: Services) -> Iterator[str]:
 
 
 @contextmanager
-def filled_world(services: Services, folder: Path, database: str, conninfo: str) -> Iterator[World]:
+def filled_world(
+    services: Services, folder: Path, database: str, conninfo: str, sql_engine: str = "arrow"
+) -> Iterator[World]:
     """A world with its data and its pipeline file; what it started is ended."""
-    made = World(services, folder, database, conninfo)
+    made = World(services, folder, database, conninfo, sql_engine=sql_engine)
     made.fill()
     made.write_file()
     yield made

@@ -43,8 +43,7 @@ class RejectingWorld:
     def write_file(self, rate: float) -> None:
         """Write the pipeline file with a limit of rejected rows."""
         world = self._world
-        values = {"name": world.name, "database": world.database, "topic": world.name, "lake": world.lake}
-        world.file.write_text(PIPELINE.format(**values, rate=rate, every=self._every))
+        world.file.write_text(PIPELINE.format(**world.file_values, rate=rate, every=self._every))
 
     def check(self, spark: SparkSession) -> None:
         """All four sinks have exactly the rows that they must have."""

@@ -15,7 +15,7 @@ PIPELINE = (
     HYBRID_SOURCE
     + """\
 transforms:
-  shaped: {{type: sql, sql: "select id, day, upper(name) as name, {amount} as amount from src"}}
+  shaped: {{type: sql, sql: "select id, day, upper(name) as name, {doubled} as amount from src"}}
 sinks:
   out: {{type: kafka, from: shaped, topic: {topic}-out, topic_partitions: 3, data_format: {data_format}}}
 epoch: {{interval: 0s, stream_rows: 250, history_rows: 1000}}
@@ -24,17 +24,9 @@ epoch: {{interval: 0s, stream_rows: 250, history_rows: 1000}}
 Changes = dict[int, list[tuple[str | None, dict[str, Any] | None]]]
 
 
-def write_topic_pipeline(world: World, data_format: str, amount: str = "amount * 2") -> None:
-    """Write the file of a pipeline into the topic. `amount` is an expression."""
-    world.file.write_text(
-        PIPELINE.format(
-            name=world.name,
-            database=world.database,
-            topic=world.name,
-            data_format=data_format,
-            amount=amount,
-        )
-    )
+def write_topic_pipeline(world: World, data_format: str, **changes: str) -> None:
+    """Write the file of a pipeline into the topic. `changes` replace values of the world."""
+    world.file.write_text(PIPELINE.format(**(world.file_values | changes), data_format=data_format))
 
 
 def read_changes(world: World, decode: Callable[[bytes], dict[str, Any]] = json.loads) -> Changes:

@@ -57,14 +57,7 @@ def look(world: World, spark: SparkSession) -> Look:
     """Checks the world's pipeline, with texts of its file replaced."""
 
     def at(*changes: tuple[str, str], settings: Settings | None = None) -> PreflightResult:
-        values = {
-            "name": world.name,
-            "database": world.database,
-            "topic": world.name,
-            "lake": world.lake,
-            "max_driver_rows": 20_000,
-        }
-        text = PIPELINE.format(**values, change="upper")
+        text = PIPELINE.format(**world.file_values)
         for old, new in changes:
             assert text.count(old) == 1, old
             text = text.replace(old, new)
@@ -99,13 +92,13 @@ def test_a_good_file_leaves_nothing_unchecked_and_no_trace(world: World, look: L
 
 def test_every_wrong_statement_is_told_and_what_reads_it_is_not(look: Look) -> None:
     more = (
-        'amount * 2 div 1 as amount from src"}\n'
+        'amount * 2 as amount from src"}\n'
         '  again: {type: sql, sql: "select id, nam from shaped"}\n'
         '  other: {type: sql, sql: "select id, dayy from src"}\n'
         '  below: {type: sql, sql: "select id, nothing from other"}'
     )
     found = look(
-        ('amount * 2 div 1 as amount from src"}', more),
+        ('amount * 2 as amount from src"}', more),
         ("from: shaped, table: target", "from: again, table: target"),
         ("from: shaped, path", "from: below, path"),
     )

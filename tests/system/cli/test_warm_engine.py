@@ -82,6 +82,7 @@ class WarmWorld:
 @pytest.fixture
 def warm(world: World) -> Iterator[WarmWorld]:
     """A pipeline whose first command ran cold, and left an engine."""
+    world.use_spark()
     found = WarmWorld(world)
     yield found
     for process in [*found.clients, *found.engines()]:

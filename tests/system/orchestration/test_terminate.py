@@ -126,6 +126,7 @@ def check_terminate_without_server(
     "policy", ["SAFE_TERMINATE", pytest.param("MARK_AS_CANCELED_IMMEDIATELY", marks=pytest.mark.slow)]
 )
 def test_terminate_without_server(ui: DagsterUi, world: World, policy: str) -> None:
+    world.use_spark()
     with traffic(world):
         check_terminate_without_server(ui, world, *start_stream(ui, world), policy)
 
