@@ -190,7 +190,7 @@ class LakehouseSource(BoundedSource):
             return []
         scope = scope_of(window, cut)
         files = self._table.files(spark, version)
-        counted = self._counts(spark, version, files, scope)
+        counted = self._count_rows(spark, version, files, scope)
         found: list[Json] = []
         for ordinal, (location, file) in enumerate(files.items()):
             if not (rows := counted.get(location, 0)):
@@ -204,7 +204,7 @@ class LakehouseSource(BoundedSource):
             found[-1]["bytes"] += size
         return found
 
-    def _counts(
+    def _count_rows(
         self, spark: SparkSession, version: Json, files: Mapping[str, TableFile], scope: Json
     ) -> dict[str, int]:
         """Return the rows by file, from the metadata if it is exact, else from the columns of the scope."""

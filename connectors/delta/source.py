@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 
+from headrace.connectors.arrow_partition import (
+    COUNTED_BYTES,
+    UnknownBoundError,
+    count_gap,
+    find_partition,
+)
 from headrace.connectors.delta.config import DeltaSourceConfig, describe_table
 from headrace.connectors.delta.split_reader import OFF, PART, DeltaSplitReader
 from headrace.connectors.delta.versions import TABLE_ID, VERSION, DeltaVersions
-from headrace.connectors.filters import EVERYTHING
+from headrace.connectors.filters import EVERYTHING, scope_of
 from headrace.connectors.lakehouse_rows import DRIVER_ROWS
-from headrace.connectors.lakehouse_source import LakehouseSource
+from headrace.connectors.lakehouse_source import LakehouseSource, TableFile
 from headrace.connectors.local_rows import collect_rows, place_rows
 from headrace.connectors.source_base import Snapshot
 from headrace.connectors.spark_types import arrow_schema
@@ -20,7 +27,12 @@ from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.model.capabilities import SourceCapabilities
 from headrace.pipeline.model.connectors import source_entries
 from headrace.pipeline.protocol.epochs import Json
+from headrace.pipeline.protocol.partitions import PartitionGap, UnpartitionedRows
+from headrace.pipeline.protocol.table_offsets import HandoffFilter
 from headrace.pipeline.types.arrow import is_nested
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 class DeltaTable(LakehouseSource):
@@ -76,20 +88,61 @@ class DeltaTable(LakehouseSource):
     def _split_reader(
         self, snapshot: Snapshot, splits: Sequence[Json], columns: Sequence[str]
     ) -> DeltaSplitReader | None:
-        version = self._version(snapshot)
+        scope = splits[0]["scope"] if splits else EVERYTHING
+        wanted = {location for split in splits for _, location in split["files"]}
+        if any(split["scope"] != scope for split in splits):
+            return None
+        reader = self._open_reader(self._version(snapshot), columns, scope, wanted)
+        return None if reader is None else replace(reader, splits=tuple(splits))
+
+    def _open_reader(
+        self, version: Json | None, columns: Sequence[str], scope: Json, wanted: Collection[str] | None = None
+    ) -> DeltaSplitReader | None:
+        """Return a reader of the wanted files, or of all. Return None if only Spark reads them."""
         local = self._versions.find_local(version) if version is not None else None
-        if local is None or self.node.filter or any(split["scope"] != EVERYTHING for split in splits):
+        if local is None or self.node.filter:
             return None
         every = arrow_schema(local.read_columns())
-        schema = pa.schema([every.field(name) for name in columns or every.names])
-        wanted = {location for split in splits for _, location in split["files"]}
         files = self._versions.locate_files(local)
-        if not wanted <= files.keys() or any(is_nested(field.type) for field in schema):
+        try:
+            partition = find_partition(scope, every)
+        except UnknownBoundError:
+            return None
+        schema = pa.schema([every.field(name) for name in columns or every.names])
+        wanted = files.keys() if wanted is None else wanted
+        if not files.keys() >= set(wanted) or any(is_nested(field.type) for field in schema):
             return None
         reader = DeltaSplitReader(
-            self.name, schema, tuple(splits), {location: files[location] for location in wanted}
+            self.name,
+            schema,
+            splits=(),
+            files={location: files[location] for location in wanted},
+            partition=partition,
+            partition_field=every.field(partition.column) if partition else None,
         )
         return reader if reader.is_readable() else None
+
+    def _count_rows(
+        self, spark: SparkSession, version: Json, files: Mapping[str, TableFile], scope: Json
+    ) -> dict[str, int]:
+        """See `LakehouseSource._count_rows`."""
+        window = scope["window"]
+        if window and sum(file.size for file in files.values()) <= COUNTED_BYTES:
+            reader = self._open_reader(version, [window["column"]], scope)
+            if reader is not None:
+                return reader.count_rows()
+        return super()._count_rows(spark, version, files, scope)
+
+    def count_unpartitioned_rows(
+        self, spark: SparkSession, snapshot: Snapshot, gap: PartitionGap, cut: HandoffFilter | None
+    ) -> UnpartitionedRows:
+        """See `BoundedSource.count_unpartitioned_rows`."""
+        reader = self._open_reader(self._version(snapshot), [gap.column], scope_of(None, cut))
+        if reader is not None:
+            counted = count_gap(reader.read_all(), reader.schema.field(gap.column), gap)
+            if counted is not None:
+                return counted
+        return super().count_unpartitioned_rows(spark, snapshot, gap, cut)
 
     def describe(self) -> Json:
         """Return the type, asset key and location."""

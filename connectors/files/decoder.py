@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from headrace.connectors.arrow_partition import UnknownBoundError, find_partition
 from headrace.connectors.avro.resolution import END, LAST, VALUE, resolve_blocks
 from headrace.connectors.avro.schema import AvroType, parse_record
 from headrace.connectors.avro.values import ValueConverter, column_of, has_broken_text
 from headrace.connectors.dead_letters import ERROR, REASON
 from headrace.connectors.files import reader, text_values
+from headrace.connectors.files.arrow_rows import ArrowRowReader, explain_unsupported
 from headrace.connectors.files.avro_file import read_header
 from headrace.connectors.files.config import FileSourceConfig
 from headrace.connectors.files.formats import BLOCK, LINE, TEXT_COLUMN, UNREADABLE, TextOptions
@@ -25,6 +27,7 @@ from headrace.connectors.filters import quote_identifier
 from headrace.connectors.kafka.json_decoder import checked, exact_text, parsed
 from headrace.connectors.row_errors import RowConditions
 from headrace.connectors.spark_types import spark_schema
+from headrace.pipeline.protocol.epochs import Json
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -116,6 +119,25 @@ class FileDecoder:
             folders=tuple(name for name in shape.folders if name in needed),
             text=TextOptions(tuple(shape.inner.names), node.header, node.delimiter, node.null_value),
             storage=self.storage,
+        )
+
+    def arrow_rows(self, shape: FileSchema, names: Sequence[str], scope: Json) -> ArrowRowReader | None:
+        """Return what reads the rows of a scope without Spark, or None if only Spark can."""
+        declared = {name: self.node.schema_[name] for name in shape.inner.names if name in self.node.schema_}
+        if self.node.filter or explain_unsupported(self.node.format, declared, shape.folders):
+            return None
+        try:
+            partition = find_partition(scope, shape.payload)
+        except UnknownBoundError:
+            return None
+        needed = {*names, *([partition.column] if partition else [])}
+        return ArrowRowReader(
+            scan=self.scan(shape, [name for name in shape.payload.names if name in needed]),
+            payload=shape.payload,
+            names=tuple(names),
+            declared=declared,
+            folders={name: shape.payload.field(name).type for name in shape.folders if name in needed},
+            partition=partition,
         )
 
     def rows_with_errors(

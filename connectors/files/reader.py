@@ -14,11 +14,8 @@ import pyarrow as pa
 from headrace.connectors.files.formats import UNREADABLE, FileContents, Rows, TextOptions, format_reader
 from headrace.connectors.files.listing import MISSING, File, changed
 from headrace.connectors.files.storage import FileStorage, LocalStorage, OpenFile
-from headrace.connectors.local_rows import collect_rows, place_rows
-from headrace.connectors.row_errors import task_error, translate_row_errors
-from headrace.connectors.source_base import SplitReader
+from headrace.connectors.row_errors import task_error
 from headrace.pipeline.errors import DataError, HeadraceError
-from headrace.pipeline.protocol.epochs import Json
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -120,23 +117,6 @@ class FileScan:
             yield pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
 
-@dataclass(frozen=True, slots=True)
-class FileSplitReader(SplitReader):
-    """Reads splits of files whose columns are Arrow's. `ranges` are the file ranges of a split, by its id."""
-
-    scan: FileScan
-    splits: Sequence[Json]
-    ranges: Mapping[str, Sequence[FileRange]]
-
-    def fetch(self, split: Json) -> Iterator[pa.RecordBatch]:
-        """Return the split's rows in the order of the files. For errors see `FileScan.rows`."""
-        names = self.scan.columns.names
-        with translate_row_errors():
-            for piece in self.ranges[split["id"]]:
-                for batch in self.scan.rows(piece):
-                    yield batch.select(names)
-
-
 def unreadable(path: str, kind: str, error: Exception, node: str) -> DataError:
     """Return the error for a file that is broken, or of another format."""
     msg = f"`{path}` cannot be read as {kind}: {' '.join(str(error).split())[:300]}"
@@ -196,18 +176,6 @@ def _look_up(values: Mapping[str, str | int], kind: str) -> Column:
 
     found = F.from_json(F.lit(json.dumps(values)), f"map<string,{kind}>")
     return F.element_at(found, F.col(PART).cast("string"))
-
-
-def read_table(
-    scan: FileScan, pieces: Sequence[FileRange], ordinal: int, part: int | None = None
-) -> pa.Table | None:
-    """Return the rows of file ranges with `_gs_op` and `_gs_pos`, or None if they exceed `DRIVER_BYTES`.
-
-    `part` replaces the index of the file in `_gs_pos`.
-    """
-    placed = [piece if part is None else replace(piece, ordinal=part) for piece in pieces]
-    rows = collect_rows((batch for piece in placed for batch in scan.rows(piece)), scan.schema)
-    return None if rows is None else place_rows(rows.drop_columns([GROUP]), ordinal, PART, OFF)
 
 
 def _task(

@@ -8,13 +8,23 @@ from typing import TYPE_CHECKING, ClassVar
 import pyarrow as pa
 
 from headrace.connectors import offsets
+from headrace.connectors.arrow_partition import COUNTED_BYTES, ArrowPartition, UnknownBoundError, parse_bound
 from headrace.connectors.files import listing, reader
+from headrace.connectors.files.arrow_rows import (
+    TEXT_FORMATS,
+    ArrowSplitReader,
+    count_rows,
+    count_unpartitioned_rows,
+    explain_unsupported,
+    parse_folder,
+    read_table,
+)
 from headrace.connectors.files.config import FileSourceConfig
 from headrace.connectors.files.decoder import FileDecoder
 from headrace.connectors.files.formats import format_reader
 from headrace.connectors.files.listing import File
 from headrace.connectors.files.locations import storage_of
-from headrace.connectors.files.reader import GROUP, OFF, PART, FileRange, FileSplitReader
+from headrace.connectors.files.reader import GROUP, OFF, PART, FileRange
 from headrace.connectors.files.schema import FileSchema, check_file, narrow_schema, shape_of, unpack
 from headrace.connectors.files.storage import list_files
 from headrace.connectors.filters import (
@@ -27,6 +37,7 @@ from headrace.connectors.filters import (
     scope_of,
 )
 from headrace.connectors.lakehouse_rows import DRIVER_ROWS
+from headrace.connectors.plain_text import UnprovenTextError
 from headrace.connectors.source_base import BoundedSource, Snapshot
 from headrace.connectors.splitting import is_full
 from headrace.pipeline.config.settings import Settings
@@ -43,8 +54,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _COUNTING = 64  # tasks
-_ARROW_FORMATS = ("parquet", "orc")
-"""Formats whose values Arrow reads. Those of others are text or blocks that Spark decodes."""
+_PLAIN = "plain"
+"""Key of a split whose rows Arrow reads as Spark does: all text in it is plain, see `plain_text`."""
 
 
 class Files(BoundedSource):
@@ -151,13 +162,14 @@ class Files(BoundedSource):
         scope = scope_of(window, cut)
         near = {at: file for at, file in enumerate(files) if _may_hold(file, shape, scope)}
         self._storage.check(list(near.values()), self.name)
-        counted = self._counts(spark, near, shape, scope)
+        counted, is_plain = self._counts(spark, near, shape, scope)
         found: list[Json] = []
         for (ordinal, group), rows in sorted(counted.items()):
             size = listing.unpacked_size(files[ordinal], group)
             if not found or is_full(found[-1], rows, size):
                 name = f"{'' if window is None else window.key + '/'}{len(found):05d}"
-                found.append({"id": name, "rows": 0, "bytes": 0, "files": [], "scope": scope})
+                split = {"id": name, "rows": 0, "bytes": 0, "files": [], "scope": scope}
+                found.append(split | ({_PLAIN: True} if is_plain else {}))
             listing.append_group(found[-1]["files"], ordinal, files[ordinal].path, group)
             found[-1]["rows"] += rows
             found[-1]["bytes"] += size
@@ -165,10 +177,11 @@ class Files(BoundedSource):
 
     def _counts(
         self, spark: SparkSession, files: Mapping[int, File], shape: FileSchema, scope: Json
-    ) -> dict[tuple[int, int], int]:
-        """Return non-zero row counts by file and row group.
+    ) -> tuple[Mapping[tuple[int, int], int], bool]:
+        """Return non-zero row counts by file and row group, and whether all text in them is plain.
 
-        They come from the footers if these are exact, else from reading the columns of the scope.
+        They come from the footers if these are exact, else from reading the columns of the scope. All text is
+        converted to learn its form.
         """
         if self._has_counts and not self.node.filter and scope == EVERYTHING:
             return {
@@ -176,14 +189,17 @@ class Files(BoundedSource):
                 for at, file in files.items()
                 for group, rows in enumerate(file.groups or ())
                 if rows
-            }
-        pieces = [
-            FileRange(at, file, 0, 1 if file.groups is None else len(file.groups))
-            for at, file in files.items()
-        ]
+            }, False
+        pieces = [_whole(at, file) for at, file in files.items()]
+        has_text = self.node.format in TEXT_FORMATS
+        rows = self._decoder.arrow_rows(shape, self._narrow(shape).names if has_text else (), scope)
+        if rows is not None and sum(file.size for file in files.values()) <= COUNTED_BYTES:
+            counts = count_rows(rows, pieces)
+            if counts is not None:
+                return counts, has_text
         tasks = [pieces[first::_COUNTING] for first in range(min(_COUNTING, len(pieces)))]
         frame = self._scoped(self._rows(spark, shape, tasks, self._needed(shape, scope, ())), scope)
-        return {(row[0], row[1]): int(row[2]) for row in frame.groupBy(PART, GROUP).count().collect()}
+        return {(row[0], row[1]): int(row[2]) for row in frame.groupBy(PART, GROUP).count().collect()}, False
 
     def _needed(self, shape: FileSchema, scope: Json, wanted: Sequence[str]) -> list[str]:
         """Return the columns to read; a filter needs every column whose name appears in it."""
@@ -229,22 +245,22 @@ class Files(BoundedSource):
     def read_table(
         self, snapshot: Snapshot, splits: Sequence[Json], columns: Sequence[str]
     ) -> pa.Table | None:
-        """Return the rows of whole parquet files if they are few. Other values are text that Spark reads."""
+        """Return the rows if they are few, and if Arrow reads them as Spark does."""
         if sum(split["rows"] for split in splits) > DRIVER_ROWS:
             return None
         if (fetch := self._split_reader(snapshot, splits, columns)) is None:
             return None
         pieces = [piece for split in splits for piece in fetch.ranges[split["id"]]]
-        rows = reader.read_table(fetch.scan, pieces, self.ordinal)
+        rows = read_table(fetch.rows, pieces, self.ordinal)
         return None if rows is None else rows.select([*columns, OP, POS])
 
     def explain_direct_obstacle(self) -> str:
-        """See `BoundedSource.explain_direct_obstacle`. Only the columns of some formats are Arrow's."""
-        if self.node.format not in _ARROW_FORMATS:
-            return f"Spark decodes {self.node.format} files"
+        """See `BoundedSource.explain_direct_obstacle`. Text may still need Spark, which its form decides."""
         if self.node.filter:
             return "Spark applies its filter"
-        return "Spark converts the values of its folders" if self._list()[0].partitions else ""
+        files = self._list()
+        folders = {name: self.node.schema_.get(name, "string") for name in files[0].partitions}
+        return explain_unsupported(self.node.format, self.node.schema_, folders)
 
     def explain_key_spread(self, key: Sequence[str]) -> str:
         """See `BoundedSource.explain_key_spread`."""
@@ -253,8 +269,8 @@ class Files(BoundedSource):
 
     def create_split_reader(
         self, snapshot: Snapshot, splits: Sequence[Json], query: str | None, key: Sequence[str] = ()
-    ) -> FileSplitReader | None:
-        """Return a reader of whole row groups and files. There is none for rows that Spark filters."""
+    ) -> ArrowSplitReader | None:
+        """Return a reader of row groups and files. There is none for rows that only Spark reads."""
         del key
         assert query is None  # noqa: S101  the source has not `SourceCapabilities.computes_sql`
         _, shape = self._pinned(snapshot.handle)
@@ -262,13 +278,17 @@ class Files(BoundedSource):
 
     def _split_reader(
         self, snapshot: Snapshot, splits: Sequence[Json], columns: Sequence[str]
-    ) -> FileSplitReader | None:
+    ) -> ArrowSplitReader | None:
         files, shape = self._pinned(snapshot.handle)
-        is_plain = self.node.format in _ARROW_FORMATS and not self.node.filter and not shape.folders
-        if not is_plain or any(split["scope"] != EVERYTHING for split in splits):
+        scope = splits[0]["scope"] if splits else EVERYTHING
+        rows = self._decoder.arrow_rows(shape, columns, scope)
+        has_text = self.node.format in TEXT_FORMATS
+        if rows is None or any(
+            split["scope"] != scope or (has_text and _PLAIN not in split) for split in splits
+        ):
             return None
         ranges = {split["id"]: task for split, task in zip(splits, self._tasks(files, splits), strict=True)}
-        return FileSplitReader(self._decoder.scan(shape, columns), tuple(splits), ranges)
+        return ArrowSplitReader(rows, tuple(splits), ranges)
 
     def _tasks(self, files: Sequence[File], splits: Sequence[Json]) -> list[list[FileRange]]:
         """Return the file ranges of each split. Raise PipelineStateError for a file that changed."""
@@ -323,23 +343,21 @@ class Files(BoundedSource):
     ) -> UnpartitionedRows:
         """See `BoundedSource.count_unpartitioned_rows`."""
         files, shape = self._pinned(snapshot.handle)
-        scope = scope_of(None, cut)
-        pieces = [
-            [FileRange(at, file, 0, 1 if file.groups is None else len(file.groups))]
-            for at, file in enumerate(files)
-        ]
-        rows = self._rows(spark, shape, pieces, self._needed(shape, scope, [gap.column]))
-        return offsets.count_unpartitioned_rows(self._scoped(rows, scope), gap)
+        scope, pieces = scope_of(None, cut), [_whole(at, file) for at, file in enumerate(files)]
+        rows = self._decoder.arrow_rows(shape, [gap.column], scope)
+        if rows is not None and sum(file.size for file in files) <= COUNTED_BYTES:
+            counted = count_unpartitioned_rows(rows, pieces, gap)
+            if counted is not None:
+                return counted
+        needed = self._needed(shape, scope, [gap.column])
+        frame = self._rows(spark, shape, [[piece] for piece in pieces], needed)
+        return offsets.count_unpartitioned_rows(self._scoped(frame, scope), gap)
 
     def _all(self, spark: SparkSession, snapshot: Snapshot, columns: Sequence[str]) -> DataFrame:
         """Return some columns of all rows of the snapshot's files."""
         files, shape = self._pinned(snapshot.handle)
         check_columns(shape.payload.names, columns, self.node.path, self.name)
-        tasks = [
-            [FileRange(at, file, 0, 1 if file.groups is None else len(file.groups))]
-            for at, file in enumerate(files)
-        ]
-        return self._rows(spark, shape, tasks, columns)
+        return self._rows(spark, shape, [[_whole(at, file)] for at, file in enumerate(files)], columns)
 
     def describe(self) -> Json:
         """Return the type, asset key and path, from the file alone."""
@@ -350,15 +368,24 @@ class Files(BoundedSource):
         self.listed.clear()
 
 
+def _whole(ordinal: int, file: File) -> FileRange:
+    return FileRange(ordinal, file, 0, 1 if file.groups is None else len(file.groups))
+
+
 def _may_hold(file: File, shape: FileSchema, scope: Json) -> bool:
     """Return whether the folders of a file allow rows inside the partition."""
     window = scope["window"]
     if window is None or window["column"] not in shape.folders:
         return True
-    said, kind = file.partitions[window["column"]], shape.payload.field(window["column"]).type
-    if said is None or not (pa.types.is_string(kind) or pa.types.is_date(kind)):
-        return said is not None
-    return said == window["start"] or window["start"] <= said < window["end"]
+    text, kind = file.partitions[window["column"]], shape.payload.field(window["column"]).type
+    if text is None:
+        return False
+    try:
+        value = parse_folder(text, kind).as_py()
+        start, end = (parse_bound(window[key], kind) for key in ("start", "end"))
+    except (UnprovenTextError, UnknownBoundError):
+        return True
+    return ArrowPartition(window["column"], start, end).may_contain(value, value)
 
 
 def _empty(spark: SparkSession, schema: pa.Schema) -> DataFrame:

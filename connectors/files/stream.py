@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -12,6 +13,7 @@ import pyarrow.compute
 
 from headrace.connectors.dead_letters import ERROR, good_rows
 from headrace.connectors.files import reader
+from headrace.connectors.files.arrow_rows import read_table
 from headrace.connectors.files.config import FileSourceConfig
 from headrace.connectors.files.decoder import FileDecoder
 from headrace.connectors.files.discovery import FileDiscovery
@@ -239,16 +241,16 @@ class FileStream(UnboundedSource):
         return rows.select(*map(quote_identifier, names), OP, POS)
 
     def read_table(self, spark: SparkSession, start: Json, end: Json) -> pa.Table | None:
-        """Return the rows of few parquet or ORC rows. Other values are text that Spark reads."""
+        """Return few rows, if Arrow reads them as Spark does."""
         del spark
         first, last = offset_of(start), offset_of(end)
         ranges = ranges_of(files_of(end), first, last)
         shape = self._shape_of(ranges[0].file) if ranges else self._shape
-        is_plain = self._node.format in ("parquet", "orc") and not shape.folders
-        if not is_plain or self._node.filter or last - first > DRIVER_ROWS:
+        rows = self._decoder.arrow_rows(shape, self.schema().names, EVERYTHING)
+        rejects = self._node.on_error == "dead_letter"
+        if rows is None or rejects or last - first > DRIVER_ROWS:
             return None
-        scan = self._decoder.scan(shape, self.schema().names)
-        found = reader.read_table(scan, ranges, self._ordinal, part=0)
+        found = read_table(rows, [replace(piece, ordinal=0) for piece in ranges], self._ordinal)
         if found is None:
             return None
         offsets = pc.struct_field(found[POS], "off")

@@ -20,14 +20,13 @@ from headrace.connectors.kafka.decoded_rows import complete_rows
 from headrace.connectors.kafka.json_decoder import arrives_as
 from headrace.connectors.kafka.message_batch import MessageBatch
 from headrace.connectors.kafka.message_columns import FRAME_BYTES
+from headrace.connectors.plain_text import UnprovenTextError, convert_dates, convert_moments
 from headrace.pipeline.sql.system_columns import OP
 from headrace.pipeline.types.arrow import parse_type
 
 pc: Any = pyarrow.compute
 """Its functions are made at import, so type checkers do not see them."""
 
-_DATE = r"^[1-9]\d{3}-\d{2}-\d{2}$"
-_TIME = r"^[1-9]\d{3}-\d{2}-\d{2}[T ]\d{2}:\d{2}:\d{2}(\.\d{1,6})?Z?$"
 _NOT_A_NUMBER = re.compile(rb"[:,\[]\s*-?(?:NaN|Inf)")
 """Values that Arrow reads as numbers. In a string they only cost the short cut."""
 _LONG_NUMBER = re.compile(rb"[0-9.eE+-]{900}")
@@ -42,11 +41,11 @@ class ArrowMessageDecoder:
     """
 
     def __init__(self, declared: Mapping[str, str], ordinal: int, *, metadata: bool) -> None:
-        self._kinds = {name: parse_type(text) for name, text in declared.items()}
+        self._objects = ObjectDecoder(declared)
         self._ordinal = ordinal
         self._metadata = metadata
-        self.is_supported = all(_is_supported(kind) for kind in self._kinds.values()) and kinds.is_string(
-            self._kinds.get(OP, pa.string())
+        self.is_supported = self._objects.is_supported and kinds.is_string(
+            parse_type(declared.get(OP, "string"))
         )
         """Whether the columns have types that this decoder reads. Otherwise `decode` must not be called."""
 
@@ -55,15 +54,31 @@ class ArrowMessageDecoder:
         text = _join_objects(batch.values)
         if text is None:
             return None
-        try:
-            columns = self._parse(text, len(batch))
-        except pa.ArrowInvalid:
-            return None
-        if columns is None or any(column is None for column in columns.values()):
+        columns = self._objects.decode(text, len(batch))
+        if columns is None:
             return None
         return complete_rows(columns, batch, self._ordinal, metadata=self._metadata)
 
-    def _parse(self, text: bytes, rows: int) -> dict[str, Any] | None:
+
+class ObjectDecoder:
+    """Converts JSON objects, one per line, to the declared columns."""
+
+    def __init__(self, declared: Mapping[str, str]) -> None:
+        self._kinds = {name: parse_type(text) for name, text in declared.items()}
+        self.is_supported = all(map(_is_supported, self._kinds.values()))
+        """Whether the columns have types that this decoder reads. Otherwise `decode` must not be called."""
+
+    def decode(self, text: bytes, rows: int) -> dict[str, pa.ChunkedArray] | None:
+        """Return the columns of so many objects, or None if `JsonMessageDecoder` must decide.
+
+        `text` comes from `join_lines`, or from messages that were checked in the same way.
+        """
+        try:
+            return self._parse(text, rows)
+        except (pa.ArrowInvalid, UnprovenTextError):
+            return None
+
+    def _parse(self, text: bytes, rows: int) -> dict[str, pa.ChunkedArray] | None:
         schema = pa.schema([pa.field(name, _read_as(kind)) for name, kind in self._kinds.items()])
         if rows == 0:
             table = schema.empty_table()
@@ -79,6 +94,19 @@ class ArrowMessageDecoder:
         if table.num_rows != rows:
             return None
         return {name: _convert(table[name], kind) for name, kind in self._kinds.items()}
+
+
+def join_lines(lines: pa.Array) -> bytes | None:
+    """Return lines of bytes as one text, or None if one of them is not plainly one JSON object."""
+    rows = pa.ListArray.from_arrays(pa.array([0, len(lines)], pa.int32()), lines)
+    text: bytes = pc.binary_join(rows, b"\n")[0].as_py()
+    if not _is_object_per_line(text, len(lines)) or not _is_plain_text(text):
+        return None
+    if (pc.max(pc.binary_length(lines)).as_py() or 0) > _DEEPEST:
+        brackets = pc.add(pc.count_substring(lines, "{"), pc.count_substring(lines, "["))
+        if pc.max(brackets).as_py() > _DEEPEST or _LONG_NUMBER.search(text):
+            return None
+    return text
 
 
 def _is_supported(kind: pa.DataType) -> bool:
@@ -119,19 +147,24 @@ def _join_objects(values: Sequence[bytes | None]) -> bytes | None:
         value[:1] == b"{" and value[-1:] == b"}" for value in plain
     ):
         return None
-    if not text.isascii():
-        try:
-            text.decode()
-        except UnicodeDecodeError:
-            return None
-    # A search for the letters is several times faster than the expression, which few messages need.
-    if (b"NaN" in text or b"Inf" in text) and _NOT_A_NUMBER.search(text):
+    if not _is_plain_text(text):
         return None
     if max(map(len, plain), default=0) > _DEEPEST and (
         any(value.count(b"{") + value.count(b"[") > _DEEPEST for value in plain) or _LONG_NUMBER.search(text)
     ):
         return None
     return text
+
+
+def _is_plain_text(text: bytes) -> bool:
+    """Return whether a text is UTF-8 and has no numbers that only Arrow reads."""
+    if not text.isascii():
+        try:
+            text.decode()
+        except UnicodeDecodeError:
+            return False
+    # A search for the letters is several times faster than the expression, which few messages need.
+    return not ((b"NaN" in text or b"Inf" in text) and _NOT_A_NUMBER.search(text))
 
 
 def _is_object_per_line(text: bytes, lines: int) -> bool:
@@ -147,21 +180,15 @@ def _is_object_per_line(text: bytes, lines: int) -> bool:
     )
 
 
-def _convert(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray | None:
-    """Return a parsed column in the type that it has in Spark, or None if Spark must decide.
+def _convert(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    """Return a parsed column in the type that it has in Spark.
 
-    Raise ArrowInvalid for a value that the type cannot hold.
+    Raise UnprovenTextError if Spark must decide, and ArrowInvalid for a value that the type cannot hold.
     """
     if kinds.is_date(kind):
-        return column.cast(pa.date32()) if _all_match(column, _DATE) else None
+        return convert_dates(column)
     if kinds.is_timestamp(kind):
-        if not _all_match(column, _TIME):
-            return None
-        return pc.utf8_rtrim(column, "Z").cast(pa.timestamp("us")).cast(kind)
+        return convert_moments(column, kind)
     if kinds.is_float64(kind) and pc.all(pc.is_finite(column)).as_py() is False:
-        return None
+        raise UnprovenTextError
     return column.cast(arrives_as(kind))
-
-
-def _all_match(column: pa.ChunkedArray, pattern: str) -> bool:
-    return pc.all(pc.match_substring_regex(column, pattern)).as_py() is not False

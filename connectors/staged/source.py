@@ -144,6 +144,14 @@ class StagedSource(BoundedSource):
         names = [name for name in frame.columns if name not in HIDDEN]
         return frame.select(*[marked(frame, name, wide.get(name)) for name in names], *HIDDEN)
 
+    def read_table(
+        self, snapshot: Snapshot, splits: Sequence[Json], columns: Sequence[str]
+    ) -> pa.Table | None:
+        """See `BoundedSource.read_table`. Spark marks the texts of wide numbers."""
+        if any(is_wide(field.type) for field in self.declared_schema):
+            return None
+        return self._reader_of(snapshot).read_table(snapshot, splits, columns)
+
     def explain_direct_obstacle(self) -> str:
         """See `BoundedSource.explain_direct_obstacle`."""
         return "Spark applies its filter" if self.row_filter else ""

@@ -192,17 +192,15 @@ def _obstacle(file: PipelineFile, sources: Mapping[str, PipelineSource], sink: s
         return f"it reads {len(names)} sources"
     if len(source.bounded) != 1 or not source.bounded[0].capabilities.direct:
         return f"`{source.name}` cannot be read by tasks alone"
-    return _explain_cut(file, source)
+    return _explain_cut(source)
 
 
-def _explain_cut(file: PipelineFile, source: PipelineSource) -> str:
+def _explain_cut(source: PipelineSource) -> str:
     """Return what cuts history by the values of rows, if only Spark can do that, or an empty string."""
     if getattr(source.node, "cursor", None) is not None:
         return "history is cut by a cursor, which Spark applies"
     if source.bounded[0].capabilities.computes_sql:
         return ""
-    if file.model.partitions:
-        return "history is cut into partitions, which Spark applies"
     has_offsets = source.handoff is not None and source.handoff.exact is not None
     return "history is cut by offsets, which Spark applies" if has_offsets else ""
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from helpers.unused_session import unused_session
 
 from headrace.connectors import splitting
 from headrace.connectors.delta.config import DeltaSourceConfig
 from headrace.connectors.delta.source import DeltaTable
-from headrace.connectors.lazy_session import LazySession
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import PipelineStateError
 from headrace.pipeline.sql.system_columns import OP, POS
@@ -101,26 +101,17 @@ def open_tables(path: str, **node: Any) -> tuple[DeltaTable, DeltaTable]:
     return DeltaTable(config, Settings(), ordinal=4, name="src"), with_spark
 
 
-def unused() -> Any:
-    """A session that must not be used."""
-
-    def start() -> Any:
-        raise AssertionError
-
-    return LazySession(start)
-
-
 @pytest.mark.parametrize("name", TABLES)
 def test_the_same_as_spark(spark: Any, tmp_path: Path, name: str) -> None:
     session = spark.newSession()
     path = create_table(session, tmp_path, name)
     table, with_spark = open_tables(path)
-    assert table.schema(unused()) == with_spark.schema(session)
-    snapshot = table.create_snapshot(unused(), "token")
+    assert table.schema(unused_session()) == with_spark.schema(session)
+    snapshot = table.create_snapshot(unused_session(), "token")
     assert snapshot == with_spark.create_snapshot(session, "token")
-    splits = table.splits(unused(), snapshot, None, None)
+    splits = table.splits(unused_session(), snapshot, None, None)
     assert splits == with_spark.splits(session, snapshot, None, None)
-    names = table.schema(unused()).names
+    names = table.schema(unused_session()).names
     rows = table.read_table(snapshot, splits, names)
     assert rows is not None
     expected = with_spark.read(session, snapshot, splits, names).toArrow()
@@ -130,7 +121,7 @@ def test_the_same_as_spark(spark: Any, tmp_path: Path, name: str) -> None:
         reader = table.create_split_reader(snapshot, splits, None)
         assert reader is not None
         batches = [batch for split in splits for batch in pickle.loads(pickle.dumps(reader)).fetch(split)]
-        assert all(batch.schema == table.schema(unused()) for batch in batches)
+        assert all(batch.schema == table.schema(unused_session()) for batch in batches)
         assert sort(pa.Table.from_batches(batches)) == sort(expected.drop_columns([OP, POS]))
 
 
@@ -144,9 +135,9 @@ def test_a_version_that_the_table_has_left(spark: Any, tmp_path: Path) -> None:
     path = create_table(session, tmp_path, "checkpoint")
     for version in (1, 3, 5):
         table, with_spark = open_tables(path, version=version)
-        snapshot = table.create_snapshot(unused(), "token")
+        snapshot = table.create_snapshot(unused_session(), "token")
         assert snapshot == with_spark.create_snapshot(session, "token")
-        splits = table.splits(unused(), snapshot, None, None)
+        splits = table.splits(unused_session(), snapshot, None, None)
         assert splits == with_spark.splits(session, snapshot, None, None)
         assert sum(split["rows"] for split in splits) == min(version, 4) * 100
 
@@ -167,8 +158,8 @@ def test_tables_that_only_spark_reads(spark: Any, tmp_path: Path, name: str) -> 
 def test_a_file_that_was_removed(spark: Any, tmp_path: Path) -> None:
     path = create_table(spark.newSession(), tmp_path, "plain")
     table, _ = open_tables(path)
-    snapshot = table.create_snapshot(unused(), "token")
-    splits = table.splits(unused(), snapshot, None, None)
+    snapshot = table.create_snapshot(unused_session(), "token")
+    splits = table.splits(unused_session(), snapshot, None, None)
     reader = table.create_split_reader(snapshot, splits, None)
     assert reader is not None
     for file in Path(path).glob("*.parquet"):
