@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from datetime import date, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from headrace.jobs.run.runner import run
 from headrace.pipeline.file.loader import load_pipeline
 from headrace.services import Services
 
+FIRST_DAY = date(2024, 1, 1)
 ROWS = 600_000
 """Three splits, as stored rows have row groups of 50,000."""
 KEYED = """
@@ -68,6 +71,17 @@ sinks:
 epoch: {{history_rows: 250000}}
 """
 
+PARTITIONED = """
+name: {name}
+sources:
+  src: {{type: file, path: "{folder}/files", format: csv, mode: bounded, primary_key: id, schema: {{id: int64, day: date32, v: "decimal(9,2)"}}}}
+sinks:
+  pg: {{type: postgres, from: src, table: target}}
+  lake: {{type: delta, from: src, path: "{folder}/lake"}}
+partitions: {{column: day, every: month, start: 2024-01, end: 2024-04}}
+epoch: {{history_rows: 2000}}
+"""
+
 
 class HistoryWorld(World):
     """Rows `id`, `v`, `digits` in Postgres and in a Delta table, which come from a table or from files."""
@@ -87,6 +101,18 @@ class HistoryWorld(World):
         for first in (0, 1_000):
             columns = {"v": [f"v{n}" for n in range(first, first + 1_000)], "id": range(first, first + 1_000)}
             pq.write_table(pa.table(columns), folder / f"{first}.parquet", row_group_size=100)
+
+    def fill_days(self) -> None:
+        """Write csv files with rows of each month, and of days that no partition has."""
+        self.file.write_text(PARTITIONED.format(name=self.name, folder=self.folder))
+        folder = self.folder / "files"
+        folder.mkdir()
+        for file in range(4):
+            rows = [
+                f"{n},{FIRST_DAY + timedelta(days=n % 100)},{n}.5"
+                for n in range(file * 500, file * 500 + 500)
+            ]
+            (folder / f"{file}.csv").write_text("\n".join(["id,day,v", *rows]))
 
     def add_lake_rows(self, first: int, end: int, v: int) -> None:
         """Append a file to the Delta table that is read. Later files have later modification times."""
@@ -212,6 +238,28 @@ def test_rows_of_a_delta_table_of_a_killed_run(
     assert world.execute(counts) == expected
     spark.read.format("delta").load(str(world.lake)).createOrReplaceTempView("target")
     assert sorted(map(tuple, spark.sql(counts).collect())) == expected
+    assert leftovers(world) == []
+
+
+@at_kill_points(
+    planned=(1, 2),
+    split_loading=(1, 2),
+    delta_file_written=(1, 2),
+    delta_committed=(5, 6),
+    sinks_written=(1, 3),
+)
+def test_partitions_of_csv_files_of_a_killed_run(world: HistoryWorld, point: str, nth: int) -> None:
+    world.fill_days()
+    assert world.crash(point, nth) != 0
+    assert until(lambda: world.run()["code"] == 0, "a run after the lease of the first", 300)
+    days = {n: FIRST_DAY + timedelta(days=n % 100) for n in range(2_000)}
+    expected = [(n, day, Decimal(f"{n}.5")) for n, day in days.items() if day < date(2024, 4, 1)]
+    assert world.execute("SELECT id, day, v FROM target ORDER BY id") == expected
+    lake = world.lake_rows()
+    assert sorted(zip(lake["id"], lake["day"], lake["v"], strict=True)) == expected
+    checks = json.loads(world.run_cli("audit", str(world.file), "--json"))
+    assert [check for check in checks if check["passed"] is False] == []
+    assert not world.has_started_spark()
     assert leftovers(world) == []
 
 

@@ -16,6 +16,7 @@ from headrace.connectors.delta.config import DeltaSourceConfig
 from headrace.connectors.delta.source import DeltaTable
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import PipelineStateError
+from headrace.pipeline.protocol.partitions import HistoryPartition, PartitionGap
 from headrace.pipeline.sql.system_columns import OP, POS
 
 VECTORS = "TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')"
@@ -123,6 +124,37 @@ def test_the_same_as_spark(spark: Any, tmp_path: Path, name: str) -> None:
         batches = [batch for split in splits for batch in pickle.loads(pickle.dumps(reader)).fetch(split)]
         assert all(batch.schema == table.schema(unused_session()) for batch in batches)
         assert sort(pa.Table.from_batches(batches)) == sort(expected.drop_columns([OP, POS]))
+
+
+WINDOWS: dict[str, tuple[str, str, str]] = {
+    "plain": ("id", "100", "550"),
+    "vectors": ("id", "490", "505"),
+    "int partitions": ("p", "1", "2"),
+    "text partitions": ("p", "a=b/c%20 d", "a=b/c%20 d"),
+    "types": ("at", "0001-01-01T00:00:00", "2000-01-01"),
+    "widened column": ("p", "2", "6000000000"),
+    "added column": ("v", "v1", "v2"),
+}
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_partitions_are_the_same_as_with_spark(spark: Any, tmp_path: Path, name: str) -> None:
+    session = spark.newSession()
+    table, with_spark = open_tables(create_table(session, tmp_path, name))
+    column, start, end = WINDOWS[name]
+    window = HistoryPartition("p", column, start, end)
+    snapshot = table.create_snapshot(unused_session(), "token")
+    splits = table.splits(unused_session(), snapshot, window, None)
+    assert splits
+    assert splits == with_spark.splits(session, snapshot, window, None)
+    for names in (table.schema(unused_session()).names, ["v"]):
+        rows = table.read_table(snapshot, splits, names)
+        assert rows is not None
+        assert rows.num_rows == sum(split["rows"] for split in splits)
+        assert sort(rows) == sort(with_spark.read(session, snapshot, splits, names).toArrow())
+    gap = PartitionGap(column, values=(start,)) if start == end else PartitionGap(column, end, "", start)
+    counted = table.count_unpartitioned_rows(unused_session(), snapshot, gap, None)
+    assert counted == with_spark.count_unpartitioned_rows(session, snapshot, gap, None)
 
 
 def sort(rows: pa.Table) -> list[str]:
