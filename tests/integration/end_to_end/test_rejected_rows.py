@@ -15,7 +15,7 @@ from headrace.jobs.run.repair import replay
 from headrace.pipeline.errors import DataError
 from headrace.pipeline.file.loader import load_pipeline
 
-EVERY = 499
+EVERY = 997
 """A rejected row costs about 15 computations."""
 
 

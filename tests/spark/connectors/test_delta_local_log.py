@@ -19,6 +19,7 @@ from helpers.depth import FULL
 from helpers.lakehouse_tables import SCHEMA, plan
 from pyspark.sql import SparkSession
 
+from headrace.connectors.delta import table as delta_table
 from headrace.connectors.delta.jvm_log import JvmTableLog
 from headrace.connectors.delta.local_log import LocalTableLog
 from headrace.connectors.delta.local_snapshot import LocalSnapshot
@@ -29,7 +30,7 @@ from headrace.pipeline.errors import TransientError
 from headrace.pipeline.protocol.epochs import WriteCounts
 from tests.spark.connectors.test_delta_sink import Table
 
-ROUNDS = 40 if FULL else 12
+ROUNDS = 40 if FULL else 10
 FORGET = Mock(side_effect=AssertionError("a checkpoint is written"))
 FLAT = (
     *(pa.int8(), pa.uint8(), pa.int32(), pa.uint16(), pa.int64(), pa.uint32(), pa.uint64(), pa.float32()),
@@ -285,22 +286,26 @@ def test_damaged_commit_is_not_read_as_a_table(spark: SparkSession, tmp_path: Pa
     assert not log.is_supported
 
 
-def test_checkpoint_starts_spark_once(spark: SparkSession, tmp_path: Path) -> None:
+def test_checkpoint_starts_spark_once(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Delta's own class writes it, at the interval of the table."""
+    assert delta_table._CHECKPOINT_EVERY == "50"
+    monkeypatch.setattr(delta_table, "_CHECKPOINT_EVERY", "12")
     table = Table(spark, tmp_path / "t")
     start = Mock(return_value=spark)
     table.spark = LazySession(start)  # type: ignore[assignment]
     sink = table.joined()
     before = table.version
     table.spark = spark
-    for epoch in range(1, 120 - before):
+    for epoch in range(1, 30 - before):
         frame = table.frame((epoch, "a", "i"))
         sink.write(plan(epoch), frame)
     start.assert_called_once()
     found = sorted(one.name for one in Path(table.path, "_delta_log").glob("*.checkpoint.parquet"))
-    assert found == [f"{version:020d}.checkpoint.parquet" for version in (50, 100)]
+    assert found == [f"{version:020d}.checkpoint.parquet" for version in (12, 24)]
     assert isinstance(sink._open().log.snapshot(), LocalSnapshot)
-    assert len(table.rows()) == 119 - before
+    assert len(table.rows()) == 29 - before
 
 
 def test_failed_checkpoint_loses_nothing(tmp_path: Path) -> None:

@@ -277,11 +277,14 @@ def test_messages_of_other_places(messages: Messages) -> None:
         (None, "the message has no payload (a tombstone)"),
     ],
 )
-def test_broken_messages_are_named_or_rejected(messages: Messages, value: bytes | None, reason: str) -> None:
+def test_broken_messages_are_named_or_rejected(spark: SparkSession, value: bytes | None, reason: str) -> None:
+    """The driver leaves them to Spark."""
+    messages = Messages(spark, "spark")
     messages.schemas = {1: ORDER}
     messages.send(1, "Order", id=1)
     messages.send_bytes(value, b"k")
     messages.send(1, "Order", id=3)
+    assert messages.format(1).decode_batch(spark, messages.batch(), "t") is None
     found = messages.failure(1)
     assert "topic t, partition 0, offset 1: " + reason in found.message
     assert found.node == "src"
