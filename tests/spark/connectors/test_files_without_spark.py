@@ -130,6 +130,7 @@ def test_the_same_as_with_spark(
         payload = table.drop_columns([OP, POS])
         assert pa.Table.from_batches(batches, payload.schema).equals(payload)
         found[name] = [{**split, "plain": None} for split in splits], as_rows(table)
+    snapshot = files.create_snapshot(unused_session(), "token")
     counted = [files.count_unpartitioned_rows(unused_session(), snapshot, gap, None) for gap in GAPS]
     assert all(one.outside for one in counted)
 
