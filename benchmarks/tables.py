@@ -1,9 +1,10 @@
-"""A Postgres table and parquet files into Delta and Postgres, compared with bare Arrow. Whole runs."""
+"""A Postgres table, parquet and csv files into Delta and Postgres, compared with bare Arrow. Whole runs."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from datetime import date, timedelta
 from pathlib import Path
 
 import psycopg
@@ -12,6 +13,7 @@ import pyarrow.parquet as pq
 from adbc_driver_postgresql import dbapi
 from deltalake import DeltaTable, write_deltalake
 from psycopg import sql
+from pyarrow import csv
 
 from benchmarks.kit import ARROW_TRANSFORM, TRANSFORM, BenchmarkRunner, format_rate, read_clock
 from benchmarks.peers.bare import CREATE_KEYED
@@ -63,6 +65,27 @@ def _measure_files(runner: BenchmarkRunner, rows: int, table: str) -> None:
     ):
         target = _name()
         seconds = _run(runner, source, "", f"{{type: postgres, from: src, table: {target}}}")
+        assert runner.count_rows(target) == rows
+        _add(runner, f"headrace, {what} to Postgres", rows, seconds, bare)
+    _measure_csv(runner, rows, folder)
+
+
+def _measure_csv(runner: BenchmarkRunner, rows: int, folder: Path) -> None:
+    """Measure csv files, as a whole and in partitions. Headrace reads them twice: it counts their rows first."""
+    texts, bare_target = runner.folder / "csv", _name()
+    texts.mkdir()
+    for path in sorted(folder.iterdir()):
+        csv.write_csv(pq.read_table(path), texts / f"{path.stem}.csv")
+    bare = _seconds(lambda: _copy_csv(runner, texts, bare_target))
+    assert runner.count_rows(bare_target) == rows
+    _add(runner, f"bare: csv files to Postgres by COPY, {rows:,} rows", rows, bare, bare)
+    columns = "schema: {id: int64, at: timestamp, name: string, amount: float64}"
+    source = f"{{type: file, path: {texts}, format: csv, mode: bounded, {columns}}}"
+    end = (date(2024, 1, 1) + timedelta(days=rows // 86_400)).replace(day=1) + timedelta(days=32)
+    partitions = f"partitions: {{column: at, every: month, start: 2024-01, end: {end:%Y-%m}}}"
+    for what, more in (("csv files", ""), ("csv files in partitions of a month", partitions)):
+        target = _name()
+        seconds = _run(runner, source, more, f"{{type: postgres, from: src, table: {target}}}")
         assert runner.count_rows(target) == rows
         _add(runner, f"headrace, {what} to Postgres", rows, seconds, bare)
 
@@ -117,6 +140,16 @@ def _write_files(runner: BenchmarkRunner, folder: Path, table: str) -> None:
     step = -(-rows.num_rows // _FILES)
     for at in range(_FILES):
         pq.write_table(rows.slice(at * step, step), folder / f"{at}.parquet", row_group_size=250_000)
+
+
+def _copy_csv(runner: BenchmarkRunner, folder: Path, target: str) -> None:
+    kinds = {"id": pa.int64(), "at": pa.timestamp("us", "UTC"), "name": pa.string(), "amount": pa.float64()}
+    with dbapi.connect(_uri(runner)) as connection, connection.cursor() as cursor:
+        cursor.execute(f"CREATE TABLE {target} (id BIGINT, at TIMESTAMPTZ, name TEXT, amount FLOAT8)")
+        for path in sorted(folder.iterdir()):
+            with csv.open_csv(path, convert_options=csv.ConvertOptions(column_types=kinds)) as reader:
+                cursor.adbc_ingest(target, reader, mode="append")
+        connection.commit()
 
 
 def _copy_files(runner: BenchmarkRunner, folder: Path, target: str) -> None:
