@@ -100,7 +100,8 @@ class _ExplanationBuilder:
             yield replace(
                 self._node(name, "transform"),
                 notes=descriptions.program_of(self._model.transforms[name])
-                + descriptions.staged_of(self._model, name),
+                + descriptions.staged_of(self._model, name)
+                + self._engine_of(name),
             )
             yield from self._errors_of(name)
         for name, node in graph.dynamic_tables(self._model).items():
@@ -116,6 +117,14 @@ class _ExplanationBuilder:
             )
         for name in self._model.sinks:
             yield replace(self._node(name, "sink"), target=self._target(name))
+
+    def _engine_of(self, name: str) -> tuple[tuple[str, str], ...]:
+        """Return what computes SQL whose columns are known."""
+        arrow = self._found.arrow_transforms
+        if arrow is None or name not in self._found.nodes or self._model.transforms[name].type != "sql":
+            return ()
+        engine = "by Arrow for rows in the driver, else by Spark" if name in arrow else "by Spark"
+        return (("computed", engine),)
 
     def _errors_of(self, name: str) -> Iterator[ExplainedNode]:
         """Yield the errors output of a node, if it has one."""

@@ -52,13 +52,14 @@ class DiscoveredSchemas:
     """The schemas that were discovered.
 
     `payloads` of sources and `nodes` as Spark sees them, if known; `own` columns of histories by (source,
-    phase).
+    phase). `arrow_transforms` are those that need no Spark where rows are in the driver; None if unknown.
     """
 
     payloads: dict[str, pa.Schema] = field(default_factory=dict)
     nodes: dict[str, pa.Schema] = field(default_factory=dict)
     own: dict[tuple[str, int], pa.Schema] = field(default_factory=dict)
     unchecked: dict[str, list[str]] = field(default_factory=dict)
+    arrow_transforms: frozenset[str] | None = None
     plan: str = ""
 
     def columns(self, sources: Mapping[str, PipelineSource]) -> dict[str, dict[str, str]]:
@@ -179,6 +180,7 @@ class SchemaDiscovery:
         try:
             planner = PipelinePlanner(self.file, self._lazy_session(), sources, self._settings)
             found.nodes |= planner.schemas
+            found.arrow_transforms = planner.arrow_transforms
             found.plan = planner.plan_text() if spark_plan else ""
         except ServiceError as error:
             found.unchecked |= {name: [f"SQL and types: {error.message}"] for name in known}

@@ -223,6 +223,11 @@ class PipelinePlanner:
         )
         return {name: good, output.name: rejected}
 
+    @property
+    def arrow_transforms(self) -> frozenset[str]:
+        """The transforms that Arrow computes where rows are in the driver. Spark computes the others."""
+        return self._portable_nodes.names
+
     def _frame(self, name: str, found: Mapping[str, DataFrame], plan: EpochPlan | None) -> DataFrame:
         """Return a transform's rows, computed from the frames of its inputs."""
         node: Any = self.file.model.transforms[name]

@@ -59,6 +59,11 @@ class PortableNodes:
         node = self._nodes[name]
         return None if node is None else node.columns
 
+    @property
+    def names(self) -> frozenset[str]:
+        """The sql nodes that Arrow computes, of those whose columns are known."""
+        return frozenset(name for name, node in self._nodes.items() if node is not None)
+
     def compute(
         self, nodes: Collection[str], readings: Mapping[str, SourceBatch], marked: Collection[str]
     ) -> dict[str, pa.Table]:
