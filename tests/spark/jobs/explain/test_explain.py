@@ -76,7 +76,8 @@ class TestWithoutSpark:
 
     def test_sql_that_arrow_computes(self, tmp_path: Path) -> None:
         sql = "{small: {type: sql, sql: 'SELECT id, upper(name) AS name FROM src WHERE cents < 9'}}"
-        nodes = explained_nodes(pipeline_text(f"{{src: {TOPIC}}}", sql), tmp_path, offline=True)
+        written = pipeline_text(f"{{src: {TOPIC}}}", sql, "{out: {type: postgres, from: small, table: t}}")
+        nodes = explained_nodes(written, tmp_path, offline=True)
         assert columns(nodes["small"]) == {"id": "BIGINT", "name": "STRING"}
         assert nodes["small"].notes == (("computed", "by Arrow for rows in the driver, else by Spark"),)
 
@@ -262,7 +263,8 @@ class TestWithSpark:
 
     def test_sql_that_only_spark_computes(self, spark: SparkSession, tmp_path: Path) -> None:
         sql = "{found: {type: sql, sql: \"SELECT id, regexp_replace(name, 'a', 'b') AS name FROM src\"}}"
-        nodes = explained_nodes(pipeline_text(f"{{src: {TOPIC}}}", sql), tmp_path, offline=True, spark=spark)
+        written = pipeline_text(f"{{src: {TOPIC}}}", sql, "{out: {type: postgres, from: found, table: t}}")
+        nodes = explained_nodes(written, tmp_path, offline=True, spark=spark)
         assert nodes["found"].notes == (("computed", "by Spark"),)
 
     def test_sql_that_does_not_fit_is_an_error_at_its_line(self, spark: SparkSession, tmp_path: Path) -> None:
