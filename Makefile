@@ -20,8 +20,10 @@ HELM := helm.sh/helm/v3/cmd/helm@v3.22.0
 KUBECONFORM := github.com/yannh/kubeconform/cmd/kubeconform@v0.8.0
 # The variable switches off an advertisement for another tool.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
-# Of pytest. Each has a Spark and servers of its own, some 6 GB; two files at a time fill the waits of one another.
-WORKERS ?= 2
+# Of pytest. Each has a Spark and servers of its own, some 3 GB. They wait for servers and for one another: one more than
+# there are cores is a tenth faster, where there is memory.
+WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); test -r /proc/meminfo && awk -v cores=$$cores '/MemTotal/ { \
+	most = int($$2 / 6e6); print most < 2 ? 2 : most < cores + 1 ? most : cores + 1 }' /proc/meminfo || echo 2)
 IN_PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # The first that is there and new enough; `make demo PYTHON=/path/to/python` chooses another.
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3 python; do \
