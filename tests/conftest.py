@@ -21,7 +21,7 @@ import pytest
 from helpers.depth import choose_sql_engine
 from helpers.pipeline_world import World, clickhouse_database, filled_world, postgres_database
 from helpers.schema_registry import SchemaRegistry
-from helpers.spark_settings import SHORT_LIVED_SPARK
+from helpers.spark_settings import SESSION_SPARK
 
 from headrace import services as local
 from headrace.services import Services
@@ -49,15 +49,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """The session as a run starts it, with everything a connector of the spine needs.
-
-    Its JVM compiles for a short life.
-    """
+    """The session as a run starts it, with everything a connector of the spine needs."""
     from headrace.jobs.spark.session import start_session, stop_session
     from headrace.pipeline.config.settings import Settings
 
     home = tmp_path_factory.mktemp("spark-home")
-    settings = Settings(home=home, spark=SHORT_LIVED_SPARK)
+    settings = Settings(home=home, spark=SESSION_SPARK)
     session = start_session(settings, ("delta", "kafka", "iceberg"))
     yield session
     stop_session(session)

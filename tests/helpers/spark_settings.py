@@ -1,6 +1,6 @@
-"""How tests start Spark: for a short life.
+"""How tests start Spark: for a short life, in which the JVM has no second compiler, or for a whole session.
 
-The JVM has no second compiler. `make test` also switches off what pays only for large data: adaptive
+`make test` also switches off what pays only for large data: adaptive
 execution, generated code, and more than one partition after a shuffle. The demo, and the tests of `run` and
 `init` in tests/system, use the product's own session, and so does `make test-faults`.
 """
@@ -25,6 +25,9 @@ SHORT_LIVED_SPARK = SparkSettings(
     jvm_options="-XX:TieredStopAtLevel=1",
     conf={} if FULL else _SMALL_DATA,
 )
+
+SESSION_SPARK = SHORT_LIVED_SPARK.model_copy(update={"jvm_options": "-XX:+UseSerialGC"})
+"""Of the fixture `spark`. After some minutes the second compiler saves a fifth of the processor time."""
 
 PRODUCT_SPARK_ENVIRONMENT = {
     "HEADRACE__SPARK__MASTER": SHORT_LIVED_SPARK.master,
