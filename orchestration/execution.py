@@ -118,9 +118,11 @@ def run_pipeline(
             raise DagsterExecutionInterruptedError
         return result
 
-    future = _in_thread(work, f"pipeline-{pipeline.name}")
+    future: Future[RunResult] = Future()
     future.add_done_callback(lambda _: events.put(None))  # wakes the loop below
     try:
+        # Inside, because a signal may arrive before the call returns.
+        _start_thread(work, f"pipeline-{pipeline.name}", future)
         while not future.done():
             _deliver_events(events, on_event, _POLL_SECONDS)
             on_tick()
@@ -130,7 +132,8 @@ def run_pipeline(
     except BaseException:
         stop.set()
         log.info("event=stop_requested pipeline=%s", pipeline.file.name)
-        _wait_until_stopped(future)
+        if not future.cancel():  # which succeeds if the thread has not begun
+            _wait_until_stopped(future)
         _deliver_events(events, on_event, 0.0)
         raise
     try:
@@ -194,28 +197,29 @@ def run_checks(
 
 def wait_for_thread(work: Callable[[], T], name: str, is_canceled: Callable[[], bool]) -> T:
     """Return the result of `work`, which runs in a thread. `is_canceled` ends the wait for it."""
-    future = _in_thread(work, name)
+    future: Future[T] = Future()
+    _start_thread(work, name, future)
     while not wait([future], timeout=_POLL_SECONDS).done:
         if is_canceled():
             raise DagsterExecutionInterruptedError
     return future.result()
 
 
-def _in_thread(work: Callable[[], T], name: str) -> Future[T]:
-    """Run `work` in a daemon thread.
+def _start_thread(work: Callable[[], T], name: str, future: Future[T]) -> None:
+    """Run `work` in a daemon thread, unless `future`, which gets its result, is canceled before it begins.
 
     A run that hangs after a stop must not keep the process, whose end also ends its JVM.
     """
-    future: Future[T] = Future()
 
     def body() -> None:
+        if not future.set_running_or_notify_cancel():
+            return
         try:
             future.set_result(work())
         except BaseException as error:  # noqa: BLE001  raised again in the waiting thread
             future.set_exception(error)
 
     threading.Thread(target=body, name=name, daemon=True).start()
-    return future
 
 
 def _deliver_events(

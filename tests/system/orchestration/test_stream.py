@@ -322,6 +322,39 @@ class TestStop:
         assert finished.is_set()
         assert seen == [1, 2]
 
+    @pytest.mark.parametrize("has_begun", [True, False])
+    def test_an_interrupt_while_the_lane_starts(self, written, stand_in, monkeypatch, has_begun):
+        begun, finished = threading.Event(), threading.Event()
+
+        def during(stop, **_):
+            begun.set()
+            assert stop.wait(20)
+            finished.set()
+
+        stand_in.during = during
+        start = threading.Thread.start
+
+        def interrupted(thread):
+            if thread.name.startswith("pipeline-"):
+                if has_begun:
+                    start(thread)
+                    assert begun.wait(20)
+                raise dg.DagsterExecutionInterruptedError
+            start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", interrupted)
+        from headrace.orchestration.spark import PipelineSparkResource
+
+        with pytest.raises(dg.DagsterExecutionInterruptedError):
+            run_pipeline(
+                read_pipeline(written()),
+                PipelineSparkResource(spark_config={}),
+                until=Until.FOREVER,
+                run_id="r",
+                on_event=lambda _: None,
+            )
+        assert finished.is_set() == has_begun
+
     @pytest.mark.parametrize(
         ("job", "signal_sent"), [("flights_stream", signal.SIGINT), ("flights_history", signal.SIGTERM)]
     )
