@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import pyarrow as pa
 
 from headrace.connectors import offsets
-from headrace.connectors.arrow_partition import COUNTED_BYTES, ArrowPartition, UnknownBoundError, parse_bound
+from headrace.connectors.arrow_partition import COUNTED_BYTES, UnknownBoundError, find_partition
 from headrace.connectors.files import listing, reader
 from headrace.connectors.files.arrow_rows import (
     TEXT_FORMATS,
@@ -382,10 +382,10 @@ def _may_hold(file: File, shape: FileSchema, scope: Json) -> bool:
         return False
     try:
         value = parse_folder(text, kind).as_py()
-        start, end = (parse_bound(window[key], kind) for key in ("start", "end"))
+        partition = find_partition({"window": window, "cut": None}, shape.payload)
     except (UnprovenTextError, UnknownBoundError):
         return True
-    return ArrowPartition(window["column"], start, end).may_contain(value, value)
+    return partition is None or partition.may_contain(value, value)
 
 
 def _empty(spark: SparkSession, schema: pa.Schema) -> DataFrame:

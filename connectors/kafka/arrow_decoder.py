@@ -20,7 +20,13 @@ from headrace.connectors.kafka.decoded_rows import complete_rows
 from headrace.connectors.kafka.json_decoder import arrives_as
 from headrace.connectors.kafka.message_batch import MessageBatch
 from headrace.connectors.kafka.message_columns import FRAME_BYTES
-from headrace.connectors.plain_text import UnprovenTextError, convert_dates, convert_moments
+from headrace.connectors.plain_text import (
+    UnprovenTextError,
+    convert_dates,
+    convert_moments,
+    has_plain_form,
+    require_finite,
+)
 from headrace.pipeline.sql.system_columns import OP
 from headrace.pipeline.types.arrow import parse_type
 
@@ -110,19 +116,8 @@ def join_lines(lines: pa.Array) -> bytes | None:
 
 
 def _is_supported(kind: pa.DataType) -> bool:
-    """Return whether Arrow and Spark read all accepted values of a type alike.
-
-    Spark rounds a float32 through a double, and Arrow does not.
-    """
-    return (
-        kinds.is_integer(kind)
-        or kinds.is_float64(kind)
-        or kinds.is_boolean(kind)
-        or kinds.is_string(kind)
-        or kinds.is_decimal128(kind)
-        or kinds.is_date(kind)
-        or kinds.is_timestamp(kind)
-    )
+    """Return whether Arrow and Spark read all accepted values of a type alike."""
+    return kinds.is_string(kind) or has_plain_form(kind)
 
 
 def _read_as(kind: pa.DataType) -> pa.DataType:
@@ -189,6 +184,6 @@ def _convert(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
         return convert_dates(column)
     if kinds.is_timestamp(kind):
         return convert_moments(column, kind)
-    if kinds.is_float64(kind) and pc.all(pc.is_finite(column)).as_py() is False:
-        raise UnprovenTextError
+    if kinds.is_float64(kind):
+        require_finite(column)
     return column.cast(arrives_as(kind))

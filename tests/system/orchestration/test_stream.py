@@ -271,6 +271,18 @@ class TestReporter:
         assert sum(spent) <= 0.06 * clock.now
 
 
+def run_until_stopped(path, on_event=lambda _: None):
+    from headrace.orchestration.spark import PipelineSparkResource
+
+    run_pipeline(
+        read_pipeline(path),
+        PipelineSparkResource(spark_config={}),
+        until=Until.FOREVER,
+        run_id="r",
+        on_event=on_event,
+    )
+
+
 class TestStop:
     def test_a_canceled_status_stops_the_run_without_a_code_server(self, written, stand_in):
         """Only storage shows the termination: nothing interrupts the process."""
@@ -309,16 +321,8 @@ class TestStop:
             if event.plan.number == 1:
                 raise dg.DagsterExecutionInterruptedError
 
-        from headrace.orchestration.spark import PipelineSparkResource
-
         with pytest.raises(dg.DagsterExecutionInterruptedError):
-            run_pipeline(
-                read_pipeline(written()),
-                PipelineSparkResource(spark_config={}),
-                until=Until.FOREVER,
-                run_id="r",
-                on_event=on_event,
-            )
+            run_until_stopped(written(), on_event)
         assert finished.is_set()
         assert seen == [1, 2]
 
@@ -343,16 +347,8 @@ class TestStop:
             start(thread)
 
         monkeypatch.setattr(threading.Thread, "start", interrupted)
-        from headrace.orchestration.spark import PipelineSparkResource
-
         with pytest.raises(dg.DagsterExecutionInterruptedError):
-            run_pipeline(
-                read_pipeline(written()),
-                PipelineSparkResource(spark_config={}),
-                until=Until.FOREVER,
-                run_id="r",
-                on_event=lambda _: None,
-            )
+            run_until_stopped(written())
         assert finished.is_set() == has_begun
 
     @pytest.mark.parametrize(
