@@ -14,6 +14,7 @@ import pyarrow.compute
 
 from headrace.connectors.arrow_batches import cast_batch
 from headrace.connectors.source_base import SplitReader
+from headrace.jobs.planning.arrow_functions import GUARDED, UnprovenValuesError
 from headrace.jobs.planning.portable_sql import PortableSelect
 from headrace.jobs.planning.portable_values import Expression, arrow_of
 from headrace.pipeline.errors import DataError
@@ -23,20 +24,6 @@ from headrace.pipeline.sql.system_columns import OP, POS
 
 pc: Any = pyarrow.compute
 """Its functions are made at import, so type checkers do not see them."""
-
-
-_PLAIN_NUMBERS = {
-    "Int8": r"^-?[0-9]{1,2}$",
-    "Int16": r"^-?[0-9]{1,4}$",
-    "Int32": r"^-?[0-9]{1,9}$",
-    "Int64": r"^-?[0-9]{1,18}$",
-    "Float64": r"^-?[0-9]{1,15}([.][0-9]{1,15})?$",
-}
-"""Texts that are numbers in all engines."""
-
-
-class UnprovenValuesError(Exception):
-    """A guarded operation got values for which Spark may give another result, or an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +118,8 @@ def _evaluate(found: Expression, batch: pa.RecordBatch) -> Any:
     """Return the values of an expression, or a scalar that all rows have."""
     if special := _SPECIAL.get(found.operation):
         return special(found, batch)
+    if guarded := GUARDED.get(found.operation):
+        return guarded(found, *(_array(one, batch) for one in found.arguments))
     return _OPERATIONS[found.operation](*(_evaluate(one, batch) for one in found.arguments))
 
 
@@ -144,43 +133,6 @@ def _case(found: Expression, batch: pa.RecordBatch) -> Any:
     branches = len(parts) // 2
     conditions = pa.StructArray.from_arrays(parts[:branches], [str(at) for at in range(branches)])
     return pc.case_when(conditions, *parts[branches:])
-
-
-def _prove(condition: Any, operation: str) -> None:
-    """Raise UnprovenValuesError unless the condition is true for all rows, or NULL."""
-    every = condition.as_py() if isinstance(condition, pa.Scalar) else pc.all(condition).as_py()
-    if every is False:
-        raise UnprovenValuesError(operation)
-
-
-def _parse(found: Expression, batch: pa.RecordBatch) -> Any:
-    text = _evaluate(found.arguments[0], batch)
-    _prove(pc.match_substring_regex(text, _PLAIN_NUMBERS[found.kind]), found.operation)
-    return pc.cast(text, arrow_of(found.kind))
-
-
-def _truncate(found: Expression, batch: pa.RecordBatch) -> Any:
-    moments = _moments(found, batch)
-    return pc.floor_temporal(moments, unit=found.text).view(arrow_of(found.kind))
-
-
-def _day(found: Expression, batch: pa.RecordBatch) -> Any:
-    return pc.floor_temporal(_moments(found, batch), unit="day").cast(pa.date32())
-
-
-def _moments(found: Expression, batch: pa.RecordBatch) -> pa.Array:
-    """Return timestamps without their zone UTC, for which Arrow would need a database of zones."""
-    return _array(found.arguments[0], batch).view(pa.timestamp("us"))
-
-
-def _map_case(function: Callable[[Any], Any], text: Any) -> Any:
-    _prove(pc.string_is_ascii(text), "case mapping")
-    return function(text)
-
-
-def _divide_nonzero(dividend: Any, divisor: Any) -> Any:
-    _prove(pc.not_equal(divisor, 0.0), "division")
-    return pc.divide(dividend, divisor)
 
 
 def _remainder(dividend: Any, divisor: Any) -> Any:
@@ -218,9 +170,6 @@ _SPECIAL: dict[str, Callable[[Expression, pa.RecordBatch], Any]] = {
     "constant": _constant,
     "cast": _cast,
     "case": _case,
-    "parse": _parse,
-    "truncate": _truncate,
-    "day": _day,
 }
 _OPERATIONS: dict[str, Callable[..., Any]] = {
     "and": lambda *parts: functools.reduce(pc.and_kleene, parts),
@@ -236,9 +185,6 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "float_equal": _float_equal,
     "trim": lambda text: pc.utf8_trim(text, characters=" "),
     "length": pc.utf8_length,
-    "ascii_upper": functools.partial(_map_case, pc.ascii_upper),
-    "ascii_lower": functools.partial(_map_case, pc.ascii_lower),
-    "divide_nonzero": _divide_nonzero,
     "remainder": _remainder,
     **{
         name: getattr(pc, name)

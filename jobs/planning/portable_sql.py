@@ -15,11 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 from sqlglot import exp
 
+from headrace.jobs.planning import portable_decimals as decimals
+from headrace.jobs.planning.portable_functions import RULES, cast_guarded, read_type
 from headrace.jobs.planning.portable_values import (
     INTS,
     NOTHING,
@@ -37,6 +40,7 @@ from headrace.jobs.planning.portable_values import (
     kind_of,
     leave_out,
     literal,
+    present_arguments,
     to_integer,
     to_timestamp_literal,
     typed,
@@ -45,15 +49,6 @@ from headrace.pipeline.errors import UserError
 from headrace.pipeline.sql import statements
 from headrace.pipeline.sql.filter_marking import Marking, find_conditions_for_good
 
-_CASTS = {
-    "TINYINT": "Int8",
-    "SMALLINT": "Int16",
-    "INT": "Int32",
-    "BIGINT": "Int64",
-    "DOUBLE": "Float64",
-    "TEXT": "String",
-    "VARCHAR": "String",
-}
 _MANY = 200
 _LAZY = (exp.Case, exp.If, exp.Coalesce, exp.And, exp.Or, exp.Where)
 """Spark does not compute all of their parts for each row: a part that fails may be one that it skips."""
@@ -127,25 +122,26 @@ class _SelectParser:
             exp.Is: self._is, exp.Case: self._case, exp.If: self._if, exp.Coalesce: self._coalesce,
             exp.Cast: self._cast, exp.TryCast: self._cast, exp.DPipe: self._concat, exp.Concat: self._concat,
             exp.Nullif: self._null_if, exp.Trim: self._trim, exp.Length: self._length,
-            exp.Mod: self._remainder, exp.Upper: self._case_mapping, exp.Lower: self._case_mapping,
-            exp.TimestampTrunc: self._truncation,
+            exp.Mod: self._remainder,
         }  # fmt: skip
+        if guarded:
+            self._rules |= {kind: partial(rule, self.value) for kind, rule in RULES.items()}
 
     def parse(self, found: exp.Select, lasting: Sequence[exp.Expr] = ()) -> PortableSelect:
         """Return the whole statement. `lasting` are conditions of its WHERE."""
-        if set(_present_arguments(found)) - {"expressions", "from_", "where", "kind"} or found.args.get(
+        if set(present_arguments(found)) - {"expressions", "from_", "where", "kind"} or found.args.get(
             "kind"
         ):
             raise leave_out(found)
         table = found.args["from_"].this if found.args.get("from_") else None
         if (
             not isinstance(table, exp.Table)
-            or set(_present_arguments(table)) - {"this", "alias"}
+            or set(present_arguments(table)) - {"this", "alias"}
             or table.name != self._source
         ):
             raise leave_out(table)
         if table.alias:
-            if _present_arguments(table.args["alias"]) != ["this"]:
+            if present_arguments(table.args["alias"]) != ["this"]:
                 raise leave_out(table)
             self._names = {table.alias}
         outputs = tuple(output for node in found.expressions for output in self._outputs(node))
@@ -166,11 +162,11 @@ class _SelectParser:
         """
         every = [(name, Expression("column", kind, text=name)) for name, kind in self._columns.items()]
         if isinstance(node, exp.Star):
-            if _present_arguments(node):
+            if present_arguments(node):
                 raise leave_out(node)
             return every
         if isinstance(node, exp.Column) and isinstance(node.this, exp.Star):
-            if node.table not in self._names or _present_arguments(node.this):
+            if node.table not in self._names or present_arguments(node.this):
                 raise leave_out(node)
             return every
         if isinstance(node, exp.Column):
@@ -198,7 +194,7 @@ class _SelectParser:
 
     def _column(self, node: exp.Column) -> Expression:
         if (
-            set(_present_arguments(node)) - {"this", "table"}
+            set(present_arguments(node)) - {"this", "table"}
             or (node.table and node.table not in self._names)
             or node.name not in self._columns
         ):
@@ -209,16 +205,22 @@ class _SelectParser:
         found = self.value(node.this)
         if isinstance(node.this, exp.Literal) and found.kind == NUMBER:
             return Expression("number", NUMBER, text=f"-{found.text}")
-        if found.kind != "Float64":
+        if found.kind == "Float64" or (self._integers and decimals.is_decimal(found)):
+            return Expression("negate", found.kind, (found,))
+        if found.kind not in INTS or not self._guarded:
             raise leave_out(node)
-        return Expression("negate", "Float64", (found,))
+        return Expression("negate_checked", found.kind, (found,))
 
     def _arithmetic(self, node: exp.Binary) -> Expression:
         left, right = self.value(node.left), self.value(node.right)
         operation = {exp.Add: "add", exp.Sub: "subtract", exp.Mul: "multiply"}[type(node)]
         if "Float64" in (left.kind, right.kind):
             return Expression(operation, "Float64", (double(left), double(right)))
-        if not self._integers or (not self._guarded and node.find_ancestor(*_LAZY)):
+        if not self._integers:
+            raise leave_out(node)
+        if decimals.is_decimal(left) or decimals.is_decimal(right):
+            return decimals.compute(node, left, right)
+        if not self._guarded and node.find_ancestor(*_LAZY):
             raise leave_out(node)
         whole = [to_integer(one) if one.kind == NUMBER else one for one in (left, right)]
         if not {one.kind for one in whole} <= set(INTS):
@@ -246,29 +248,37 @@ class _SelectParser:
         return Expression("remainder", kind, (typed(left, kind), typed(right, kind)))
 
     def _comparison(self, node: exp.Binary) -> Expression:
-        return compare(type(node), self.value(node.left), self.value(node.right))
+        return self._compare(type(node), self.value(node.left), self.value(node.right))
+
+    def _compare(self, how: type, left: Expression, right: Expression) -> Expression:
+        if self._integers and any(map(decimals.is_decimal, (left, right))) and left.kind != right.kind:
+            kind = decimals.widen([left, right])
+            left, right = decimals.to_decimal(left, kind), decimals.to_decimal(right, kind)
+        return compare(how, left, right)
 
     def _between(self, node: exp.Between) -> Expression:
-        if set(_present_arguments(node)) - {"this", "low", "high", "negate"}:
+        if set(present_arguments(node)) - {"this", "low", "high", "negate"}:
             raise leave_out(node)
         found, low, high = (self.value(node.args[key]) for key in ("this", "low", "high"))
-        return _negated(node, boolean("and", compare(exp.GTE, found, low), compare(exp.LTE, found, high)))
+        return _negated(
+            node, boolean("and", self._compare(exp.GTE, found, low), self._compare(exp.LTE, found, high))
+        )
 
     def _in(self, node: exp.In) -> Expression:
         if (
-            set(_present_arguments(node)) - {"this", "expressions", "negate"}
+            set(present_arguments(node)) - {"this", "expressions", "negate"}
             or not 0 < len(node.expressions) <= _MANY
         ):
             raise leave_out(node)
         found = self.value(node.this)
-        equal = [compare(exp.EQ, found, self.value(one)) for one in node.expressions]
+        equal = [self._compare(exp.EQ, found, self.value(one)) for one in node.expressions]
         return _negated(node, boolean("or", *equal))
 
     def _like(self, node: exp.Like) -> Expression:
         """Patterns with `%` only. `_` differs outside of ASCII, and Spark matches UTF-16 units."""
         found, pattern = self.value(node.this), self.value(node.expression)
         if (
-            set(_present_arguments(node)) - {"this", "expression", "negate"}
+            set(present_arguments(node)) - {"this", "expression", "negate"}
             or found.kind != "String"
             or pattern.kind != TEXT
         ):
@@ -291,11 +301,13 @@ class _SelectParser:
         return boolean("is_null", found)
 
     def _case(self, node: exp.Case) -> Expression:
-        if set(_present_arguments(node)) - {"this", "ifs", "default"}:
+        if set(present_arguments(node)) - {"this", "ifs", "default"}:
             raise leave_out(node)
         subject = self.value(node.this) if node.this else None
         conditions = [
-            self._truth(branch.this) if subject is None else compare(exp.EQ, subject, self.value(branch.this))
+            self._truth(branch.this)
+            if subject is None
+            else self._compare(exp.EQ, subject, self.value(branch.this))
             for branch in node.args["ifs"]
         ]
         default = node.args.get("default")
@@ -310,27 +322,32 @@ class _SelectParser:
         """Return a CASE: its conditions, their results, and the default."""
         found = [self.value(result) for result in results]
         otherwise = self.value(default) if default is not None else NOTHING
-        kind = common([*found, otherwise])
-        return Expression(
-            "case", kind, (*conditions, *(typed(then, kind) for then in found), typed(otherwise, kind))
-        )
+        results = self._widen([*found, otherwise])
+        return Expression("case", results[0].kind, (*conditions, *results))
+
+    def _widen(self, found: Sequence[Expression]) -> list[Expression]:
+        """Return results of a choice in their common type."""
+        if self._integers and any(map(decimals.is_decimal, found)):
+            kind = decimals.widen(found)
+            return [decimals.to_decimal(one, kind) for one in found]
+        kind = common(found)
+        return [typed(one, kind) for one in found]
 
     def _coalesce(self, node: exp.Coalesce) -> Expression:
-        found = [self.value(one) for one in (node.this, *node.expressions)]
-        kind = common(found)
-        return Expression("coalesce", kind, tuple(typed(one, kind) for one in found))
+        found = self._widen([self.value(one) for one in (node.this, *node.expressions)])
+        return Expression("coalesce", found[0].kind, tuple(found))
 
     def _null_if(self, node: exp.Nullif) -> Expression:
         found = self.value(node.this)
         if found.literal:
             raise leave_out(node)
-        equal = compare(exp.EQ, found, self.value(node.expression))
+        equal = self._compare(exp.EQ, found, self.value(node.expression))
         return Expression("case", found.kind, (equal, typed(NOTHING, found.kind), found))
 
     def _text(self, node: exp.Expr) -> Expression:
         """Return the text that is the only argument of a function."""
         found = self.value(node.this)
-        if found.kind != "String" or set(_present_arguments(node)) - {"this"}:
+        if found.kind != "String" or set(present_arguments(node)) - {"this"}:
             raise leave_out(node)
         return found
 
@@ -339,24 +356,6 @@ class _SelectParser:
 
     def _length(self, node: exp.Length) -> Expression:
         return typed(Expression("length", "UInt64", (self._text(node),)), "Int32")
-
-    def _case_mapping(self, node: exp.Upper | exp.Lower) -> Expression:
-        """Only ASCII: other letters change with the version of Unicode."""
-        if not self._guarded:
-            raise leave_out(node)
-        operation = "ascii_upper" if isinstance(node, exp.Upper) else "ascii_lower"
-        return Expression(operation, "String", (self._text(node),))
-
-    def _truncation(self, node: exp.TimestampTrunc) -> Expression:
-        found, unit = self.value(node.this), node.text("unit").lower()
-        if (
-            not self._guarded
-            or found.kind != TIMESTAMP
-            or unit not in ("second", "minute", "hour", "day")
-            or set(_present_arguments(node)) - {"this", "unit"}
-        ):
-            raise leave_out(node)
-        return Expression("truncate", TIMESTAMP, (found,), text=unit)
 
     def _concat(self, node: exp.DPipe | exp.Concat) -> Expression:
         parts = [node.left, node.right] if isinstance(node, exp.DPipe) else node.expressions
@@ -367,28 +366,22 @@ class _SelectParser:
 
     def _cast(self, node: exp.Cast) -> Expression:
         """Casts that neither fail nor lose anything, and dates and times written out as literals."""
-        if set(_present_arguments(node)) - {"this", "to", "safe"}:
+        if set(present_arguments(node)) - {"this", "to", "safe"}:
             raise leave_out(node)
-        found, type_text = self.value(node.this), node.to.sql(dialect="").upper()
-        if found.kind == TEXT and type_text in ("DATE", "TIMESTAMP", "TIMESTAMPTZ"):
-            return to_timestamp_literal(found, "Date32" if type_text == "DATE" else TIMESTAMP)
-        if self._guarded and found.kind == TIMESTAMP and type_text == "DATE":
-            return Expression("day", "Date32", (found,))
-        if node.to.expressions:
-            raise leave_out(node)
-        wanted = _CASTS.get(type_text)
+        found, wanted = self.value(node.this), read_type(node.to)
+        if found.kind == TEXT and node.to.is_type("date", "timestamp", "timestamptz"):
+            return to_timestamp_literal(found, "Date32" if node.to.is_type("date") else TIMESTAMP)
         if wanted is None or (found.kind == TEXT and wanted != "String"):
             raise leave_out(node)
-        if self._guarded and found.kind == "String" and wanted in (*INTS, "Float64"):
-            return Expression("parse", wanted, (found,))
+        if self._guarded and (cast := cast_guarded(found, wanted)) is not None:
+            return cast
+        if wanted.startswith("Decimal"):
+            if not self._integers:
+                raise leave_out(node)
+            return decimals.cast_exactly(found, wanted)
         return cast_without_loss(found, wanted, any_year=self._any_year)
 
 
 def _negated(node: exp.Expr, found: Expression) -> Expression:
     """Return the expression with the NOT that some sqlglot nodes contain themselves."""
     return boolean("not", found) if node.args.get("negate") else found
-
-
-def _present_arguments(node: exp.Expr) -> list[str]:
-    """Return the arguments of a node that are set. The parser adds empty ones."""
-    return [key for key, value in node.args.items() if value]

@@ -64,6 +64,11 @@ class Expression:
 NOTHING = Expression("null", NULL)
 
 
+def present_arguments(node: exp.Expr) -> list[str]:
+    """Return the arguments of a node that are set. The parser adds empty ones."""
+    return [key for key, value in node.args.items() if value]
+
+
 def boolean(operation: str, *arguments: Expression) -> Expression:
     """Return an operation whose result is true, false or null."""
     return Expression(operation, "Bool", arguments)
@@ -84,7 +89,7 @@ def kind_of(arrow: pa.DataType) -> str:
 def arrow_of(kind: str) -> pa.DataType:
     """Return the Arrow type of a type that `kind_of` returns, except OTHER."""
     if kind.startswith("Decimal"):
-        precision, scale = _precision_and_scale(kind)
+        precision, scale = precision_and_scale(kind)
         return pa.decimal128(precision, scale)
     return _KINDS[kind]
 
@@ -201,7 +206,7 @@ def _meeting(literal: Expression, kind: str) -> Expression:
     if literal.kind == NUMBER and kind in INTS:
         return to_integer(literal)
     if literal.kind == NUMBER and kind.startswith("Decimal"):
-        precision, scale = _precision_and_scale(kind)
+        precision, scale = precision_and_scale(kind)
         value = Decimal(literal.text)
         if value != value.quantize(Decimal(1).scaleb(-scale)) or abs(value) >= Decimal(10) ** (
             precision - scale
@@ -215,7 +220,8 @@ def _meeting(literal: Expression, kind: str) -> Expression:
     raise leave_out(literal)
 
 
-def _precision_and_scale(kind: str) -> tuple[int, int]:
+def precision_and_scale(kind: str) -> tuple[int, int]:
+    """Return precision and scale of a decimal type."""
     precision, scale = re.findall(r"\d+", kind)
     return int(precision), int(scale)
 
