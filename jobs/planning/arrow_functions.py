@@ -147,7 +147,7 @@ def _trim(found: Expression, text: pa.Array) -> Any:
 
 
 def _replace(found: Expression, text: pa.Array, *_: pa.Array) -> Any:
-    _, searched, by = found.arguments
+    searched, by = found.arguments[1:]
     return pc.replace_substring(text, searched.text, by.text)
 
 

@@ -319,6 +319,12 @@ class PipelinePlanner:
         rejections = self._rejections(plan, self._errors) if separate else None
         return self._views(self._complete(readings), plan, rejections=rejections)
 
+    def compute_local_rows(self, readings: Mapping[str, SourceBatch]) -> dict[str, pa.Table]:
+        """Return the rows of readings in the driver, and of the nodes that Arrow computes from them."""
+        return self._portable_nodes.compute(
+            self._portable_nodes.names, self._complete(readings), self.retractions.marked
+        )
+
     def _rejections(self, plan: EpochPlan, nodes: Collection[str]) -> EpochRejections:
         return EpochRejections(plan.number, nodes, self._local_nodes, self.texts)
 

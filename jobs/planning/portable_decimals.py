@@ -7,7 +7,7 @@ Spark gives up digits there.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 
 from sqlglot import exp
@@ -23,7 +23,7 @@ from headrace.jobs.planning.portable_values import (
 )
 
 _MOST_DIGITS = 38
-INTEGER_DIGITS = dict(zip(INTS, (3, 5, 10, 20), strict=True))
+INTEGER_DIGITS: Mapping[str, int] = dict(zip(INTS, (3, 5, 10, 20), strict=True))
 """The digits that Spark gives to integers that meet decimals."""
 
 

@@ -322,8 +322,8 @@ class _SelectParser:
         """Return a CASE: its conditions, their results, and the default."""
         found = [self.value(result) for result in results]
         otherwise = self.value(default) if default is not None else NOTHING
-        results = self._widen([*found, otherwise])
-        return Expression("case", results[0].kind, (*conditions, *results))
+        branches = self._widen([*found, otherwise])
+        return Expression("case", branches[0].kind, (*conditions, *branches))
 
     def _widen(self, found: Sequence[Expression]) -> list[Expression]:
         """Return results of a choice in their common type."""

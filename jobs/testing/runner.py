@@ -1,4 +1,7 @@
-"""Runs the tests of pipelines: the planner and SQL of a run, on a small Spark session, without servers."""
+"""Runs the tests of pipelines: the planner and SQL of a run, without servers.
+
+Spark starts when a test needs it: for SQL that Arrow does not compute.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cached_property
-from typing import TYPE_CHECKING
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, cast
 
 from headrace.connectors.filter_marks import mark_filtered_rows
+from headrace.connectors.lazy_session import LazySession, defer_frame
 from headrace.jobs.planning.planner import PipelinePlanner
 from headrace.jobs.sources.source_batch import SourceBatch
 from headrace.jobs.spark.errors import as_headrace_error
@@ -22,7 +26,7 @@ from headrace.jobs.testing.sink_state import Row, apply_to_target
 from headrace.jobs.testing.subgraph import TABLE, SubgraphPlanners
 from headrace.jobs.transforms.retractions import SinkBoundary
 from headrace.pipeline.config.settings import Settings
-from headrace.pipeline.errors import DataError, HeadraceError, PipelineFileError, SchemaError
+from headrace.pipeline.errors import DataError, HeadraceError, PipelineFileError, SchemaError, ServiceError
 from headrace.pipeline.model import graph
 from headrace.pipeline.protocol.epochs import EpochPlan, Phase
 from headrace.pipeline.sql.dynamic_tables import VALUE
@@ -61,12 +65,12 @@ class CaseOutcome:
 class PipelineTestRunner:
     """Runs tests in one Spark session, an existing one if the process has one, as in pytest.
 
-    Creating it starts nothing; `close` stops what was started.
+    The session starts when a test needs it. `close` stops it.
     """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._started: SparkSession | None = None
+        self._lazy: LazySession | None = None
 
     @cached_property
     def _stages(self) -> SubgraphPlanners:
@@ -75,18 +79,14 @@ class PipelineTestRunner:
 
         if SparkContext._active_spark_context is not None:  # noqa: SLF001  pyspark says it nowhere else
             return SubgraphPlanners(SparkSession.Builder().getOrCreate(), self._settings)
-        self._started = start_session(small(self._settings), ())
-        return SubgraphPlanners(self._started, self._settings)
-
-    def start(self) -> None:
-        """Start Spark now instead of at the first test. Raises ServiceError without Java or jars."""
-        _ = self._stages
+        self._lazy = LazySession(lambda: start_session(small(self._settings), ()))
+        return SubgraphPlanners(cast("SparkSession", self._lazy), self._settings)
 
     def close(self) -> None:
         """Stop the session if this object started it."""
-        if self._started is not None:
-            stop_session(self._started)
-            self._started = None
+        if self._lazy is not None and self._lazy.started_session is not None:
+            stop_session(self._lazy.started_session)
+            self._lazy = None
             del self._stages
 
     def run(self, case: Case) -> CaseOutcome:
@@ -94,11 +94,12 @@ class PipelineTestRunner:
 
         Errors of the test or the pipeline are in the outcome. Raises only if Spark is unavailable.
         """
-        self.start()
         started = time.monotonic()
         wanted = case.node.expect_error
         try:
             expectations = self._expectations(case)
+        except ServiceError:
+            raise
         except PipelineFileError as error:
             return CaseOutcome(case, time.monotonic() - started, error=error)
         except HeadraceError as error:
@@ -136,7 +137,11 @@ class PipelineTestRunner:
             name: InputTable(_values(tables.get(name), case, name)) for name in graph.dynamic_tables(model)
         }
         planner.tables = sets
-        views = _views(planner, case, tables)
+        readings = _readings(planner, case, tables)
+        now = case.node.now or datetime.now(UTC)
+        plan = EpochPlan(1, Phase.LIVE, {}, {}, case.file.hash, now)
+        views = planner.nodes(readings, plan, separate=True)
+        local = planner.compute_local_rows(readings)
         boundary = SinkBoundary(planner.file.model, planner.retractions, planner.keys)
         inputs_of_sinks: dict[str, list[Row]] = {}
         found: dict[str, Expectation] = {}
@@ -151,7 +156,11 @@ class PipelineTestRunner:
             node = sink.from_ if sink else name
             at = name if name in planner.retractions.sinks else node
             if at not in inputs_of_sinks:
-                inputs_of_sinks[at] = _rows(boundary.visible_rows(at, views[node]), node, planner.texts)
+                inputs_of_sinks[at] = (
+                    _rows(boundary.visible_local_rows(at, local[node]))
+                    if node in local
+                    else _rows(_collect(boundary.visible_rows(at, views[node]), node, planner.texts))
+                )
             rows = (
                 inputs_of_sinks[at]
                 if sink is None
@@ -183,15 +192,21 @@ def _difference(found: Expectation) -> NodeDifference | None:
     )
 
 
-def _views(planner: PipelinePlanner, case: Case, tables: Mapping[str, pa.Table]) -> dict[str, DataFrame]:
+def _readings(planner: PipelinePlanner, case: Case, tables: Mapping[str, pa.Table]) -> dict[str, SourceBatch]:
+    """Return the given rows of sources, as an epoch reads them."""
     readings = {}
     for name, table in tables.items():
-        if name in planner.source_schemas:
-            frame = frame_of(planner.spark, table, planner.source_schemas[name])
-            frame = _filtered(frame, case, name, marks=name in planner.retractions.marked)
+        if name not in planner.source_schemas:
+            continue
+        payload = planner.source_schemas[name]
+        frame = defer_frame(planner.spark, partial(frame_of, planner.spark, table, payload), payload)
+        condition = _filter_of(case, name)
+        if condition:
+            frame = _filtered(frame, condition, case, name, marks=name in planner.retractions.marked)
             readings[name] = SourceBatch(frame, table.num_rows)
-    now = case.node.now or datetime.now(UTC)
-    return planner.nodes(readings, EpochPlan(1, Phase.LIVE, {}, {}, case.file.hash, now), separate=True)
+        else:
+            readings[name] = SourceBatch(frame, table.num_rows, table=table, is_local=True)
+    return readings
 
 
 def _values(given: pa.Table | None, case: Case, name: str) -> list[str]:
@@ -203,33 +218,37 @@ def _values(given: pa.Table | None, case: Case, name: str) -> list[str]:
     return values
 
 
-def _filtered(frame: DataFrame, case: Case, name: str, *, marks: bool) -> DataFrame:
-    """Filter given rows of a topic, an Iceberg table or files by Spark SQL, and no rows of ClickHouse."""
-    from pyspark.errors import AnalysisException, ParseException
-
+def _filter_of(case: Case, name: str) -> str:
+    """Return the filter in Spark SQL of a topic, an Iceberg table or files. ClickHouse has SQL of its own."""
     source = case.file.model.sources.get(name)
     filtered = stream_of(source) if source else None
     if filtered is None and getattr(source, "filter_dialect", "") == "spark":
         filtered = source
-    condition = getattr(filtered, "filter", None)
+    return getattr(filtered, "filter", None) or ""
+
+
+def _filtered(frame: DataFrame, condition: str, case: Case, name: str, *, marks: bool) -> DataFrame:
+    """Return the rows that pass a filter."""
+    from pyspark.errors import AnalysisException, ParseException
+
     try:
-        return (
-            (mark_filtered_rows(frame, condition) if marks else frame.where(condition))
-            if condition
-            else frame
-        )
+        return mark_filtered_rows(frame, condition) if marks else frame.where(condition)
     except (AnalysisException, ParseException) as error:
         message = (error.getMessage() or str(error)).strip().splitlines()[0]
         msg = f"the filter `{condition}` is wrong: {message}"
         raise SchemaError(msg, node=name, place=case.file.place("sources", name, "filter")) from None
 
 
-def _rows(frame: DataFrame, node: str, texts: Mapping[str, str]) -> list[Row]:
-    """Return the rows of a node in order, with `_gs_op`."""
+def _collect(frame: DataFrame, node: str, texts: Mapping[str, str]) -> pa.Table:
     try:
-        rows: list[Row] = frame.toArrow().to_pylist(maps_as_pydicts="strict")
+        return frame.toArrow()
     except Exception as error:
         raise as_headrace_error(error, node=node, texts=texts) from error
+
+
+def _rows(table: pa.Table) -> list[Row]:
+    """Return the rows of a node in order, with `_gs_op`."""
+    rows: list[Row] = table.to_pylist(maps_as_pydicts="strict")
     rows.sort(key=lambda row: tuple(row[POS].values()))
     return [
         {name: value for name, value in row.items() if name not in (POS, OP)} | {OP: row[OP]} for row in rows

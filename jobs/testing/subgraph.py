@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from headrace.connectors.clickhouse.config import ClickHouseSourceConfig
+from headrace.connectors.lazy_session import find_started_session
 from headrace.jobs.planning.planner import PipelinePlanner
 from headrace.jobs.planning.source_schemas import FixedSchemaSource
 from headrace.jobs.testing.inputs import declared_schema, file_schema
@@ -77,9 +78,8 @@ class SubgraphPlanners:
             planner = self._planners[known] = PipelinePlanner(
                 replace(file, model=model), self._spark, sources, self._settings
             )
-            planner.spark.conf.set(
-                "spark.sql.session.timeZone", "UTC"
-            )  # in pytest, another test may have created the context
+            if find_started_session(planner.spark) is not None:  # in pytest, by another test perhaps
+                planner.spark.conf.set("spark.sql.session.timeZone", "UTC")
         return self._planners[known]
 
 

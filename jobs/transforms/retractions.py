@@ -107,6 +107,14 @@ class SinkBoundary:
             return self.rows(node, frame)
         return without_marked(frame) if node in self._found.marked else frame
 
+    def visible_local_rows(self, node: str, table: pa.Table) -> pa.Table:
+        """Return the rows that `visible_rows` returns, from rows in the driver."""
+        if node in self._model.sinks:
+            return self.local_rows(node, table)
+        if node not in self._found.marked:
+            return table
+        return table.filter(pc.greater_equal(pc.struct_field(table[POS], "sub"), 0))
+
     def _deletes(
         self, node: SinkConfig, frame: DataFrame, key: tuple[str, ...], others: Collection[str]
     ) -> DataFrame:
