@@ -87,7 +87,7 @@ def check_pipeline(file: PipelineFile, settings: Settings, session: Session) -> 
     except UserError as error:
         findings.errors.append(error)
     lazy = LazySession(session)
-    if needs_spark(file, reads_history=False):
+    if needs_spark(file, settings.spark.master, reads_history=False):
         lazy.start()
     spark = cast("SparkSession", lazy)
     sources = create_pipeline_sources(file.model.sources, settings)

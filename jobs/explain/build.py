@@ -10,7 +10,14 @@ from headrace.jobs.explain import descriptions
 from headrace.jobs.explain.model import ExplainedColumn, ExplainedNode, ExplainedTarget, Explanation
 from headrace.jobs.explain.order import order_of
 from headrace.jobs.explain.schemas import DiscoveredSchemas, SchemaDiscovery, unreachable_reasons
-from headrace.jobs.planning.load_path import Columns, LoadPath, carried_key, plan_load_path, refuses_overflow
+from headrace.jobs.planning.load_path import (
+    Columns,
+    LoadPath,
+    carried_key,
+    copies_in_driver,
+    plan_load_path,
+    refuses_overflow,
+)
 from headrace.jobs.planning.resolution import try_resolving
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.file.loader import PipelineFile
@@ -154,6 +161,7 @@ class _ExplanationBuilder:
             lambda source: self._found.own.get((source.name, 0)),
             self._lookup.spreads,
             refuses_overflow(self._settings),
+            copies_in_driver(self._settings),
         )
         return plan_load_path(self._file, columns, sources, sink)
 

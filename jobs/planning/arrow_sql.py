@@ -33,13 +33,21 @@ class ArrowSelect:
     node: str
     select: PortableSelect
     schema: pa.Schema
+    guarded: bool = False
+    """Whether Spark decides about values that Arrow does not compute."""
 
     def compute(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows of a batch. Raise DataError for an integer that overflows."""
-        batch = _filter(self.select.condition, cast_batch(batch, self.schema, self.node))
+        """Return the rows of a batch.
+
+        Raise UnprovenValuesError if only Spark can compute them, or DataError for an integer that overflows.
+        """
+        batch = cast_batch(batch, self.schema, self.node)
         try:
+            batch = _filter(self.select.condition, batch)
             return pa.RecordBatch.from_arrays(self._compute_columns(batch), names=self._names)
         except pa.ArrowInvalid as error:
+            if self.guarded:
+                raise UnprovenValuesError(self.node) from error
             msg = f"a result of its SQL is too large for its integer type: {error}"
             raise DataError(msg, node=self.node, hint="Cast an operand: CAST(column AS BIGINT).") from error
 
@@ -77,10 +85,14 @@ class ArrowSelect:
 
 @dataclass
 class TransformedSplits(SplitReader):
-    """Reads splits and computes transforms over them, in order."""
+    """Reads splits and computes transforms over them, in order.
+
+    `compute_by_spark` does that for batches with values that Arrow leaves to Spark. It cannot be pickled.
+    """
 
     reader: SplitReader
     transforms: tuple[ArrowSelect, ...]
+    compute_by_spark: Callable[[pa.RecordBatch], Sequence[pa.RecordBatch]] | None = None
     splits: Sequence[Json] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -90,7 +102,12 @@ class TransformedSplits(SplitReader):
     def fetch(self, split: Json) -> Iterator[pa.RecordBatch]:
         """Return the rows of a split after the last transform."""
         for batch in self.reader.fetch(split):
-            yield functools.reduce(lambda rows, one: one.compute(rows), self.transforms, batch)
+            try:
+                yield functools.reduce(lambda rows, one: one.compute(rows), self.transforms, batch)
+            except UnprovenValuesError:
+                if self.compute_by_spark is None:
+                    raise
+                yield from self.compute_by_spark(batch)
 
 
 def _filter(condition: Expression | None, batch: pa.RecordBatch) -> pa.RecordBatch:

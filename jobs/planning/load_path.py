@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace.connectors import registry
+from headrace.connectors.split_tasks import count_task_threads
+from headrace.jobs.planning.arrow_functions import UnprovenValuesError
 from headrace.jobs.planning.arrow_sql import ArrowSelect
 from headrace.jobs.planning.clickhouse_sql import translate
 from headrace.jobs.planning.planner import PipelinePlanner
@@ -41,7 +43,9 @@ class LoadPath:
     source: str = ""
     query: str | None = None
     transforms: tuple[ArrowSelect, ...] = ()
-    """The transforms that tasks compute over Arrow, if the source has no SQL of its own."""
+    """The transforms that tasks compute over Arrow, if the source has no SQL for them."""
+    guarded: tuple[str, ...] = ()
+    """The same transforms by name, if Spark computes batches with values that Arrow leaves to it."""
     key: tuple[str, ...] = ()
     filters: bool = False
     """Whether a filter may leave out the last row of a key, so that earlier ones must not be read."""
@@ -71,6 +75,13 @@ class Columns:
     ].explain_key_spread(key)
     refuses_overflow: bool = True
     """Whether Spark refuses integers that overflow."""
+    copies_in_driver: bool = False
+    """Whether threads of the driver bulk copy, which can use Spark."""
+
+
+def copies_in_driver(settings: Settings) -> bool:
+    """Return whether splits are bulk copied by threads of the driver, not by tasks of a cluster."""
+    return count_task_threads(settings.spark.master) > 0
 
 
 def refuses_overflow(settings: Settings) -> bool:
@@ -97,6 +108,7 @@ def plan_load_paths(
         lambda source: source.bounded[0].schema(planner.spark),
         spreads,
         refuses_overflow(settings),
+        copies_in_driver(settings),
     )
     return {name: plan_load_path(file, columns, sources, name) for name in file.model.sinks}
 
@@ -111,7 +123,7 @@ def plan_load_path(
         return LoadPath("rows", reason)
     have = columns.itself(source)
     try:
-        query, transforms = _plan_computation(file, sink, source, columns, have)
+        sql = _plan_computation(file, sink, source, columns, have)
         key = carried_key(file.model, columns.nodes, sink, source.name)
         spread = columns.spreads(source, key) if graph.key_of(file.model, sink) else ""
         _check_columns(file, columns, sink)
@@ -128,13 +140,10 @@ def plan_load_path(
         apart = apart or f"rows that `{filtering}` filters out become deletes of their keys"
     if apart:
         return LoadPath("rows", apart)
-    where = "runs in the source" if query else "is computed over Arrow"
-    why = f"history goes from source to sink as Arrow{f', the SQL {where}' if query or transforms else ''}"
+    why = f"history goes from source to sink as Arrow{sql.describe()}"
     if spread:
         why += f"; {spread}, so the sink loads splits in their order"
-    return LoadPath(
-        "direct", why, source.name, query, transforms, key, filters=bool(filtering), keys_spread=keeps_order
-    )
+    return LoadPath("direct", why, source.name, *sql, key, filters=bool(filtering), keys_spread=keeps_order)
 
 
 def _keeps_order(file: PipelineFile, source: PipelineSource, sink: str) -> bool:
@@ -215,21 +224,33 @@ def _filter(file: PipelineFile, sink: str) -> str:
     return next((name for name in nodes if name in file.model.transforms), "")
 
 
+class _SplitComputation(NamedTuple):
+    """What is computed between source and sink. See `LoadPath`."""
+
+    query: str | None = None
+    transforms: tuple[ArrowSelect, ...] = ()
+    guarded: tuple[str, ...] = ()
+
+    def describe(self) -> str:
+        if not self.transforms:
+            return ", the SQL runs in the source" if self.query else ""
+        rest = ", and by Spark for values that Arrow does not compute" if self.guarded else ""
+        return f", the SQL is computed over Arrow{rest}"
+
+
 def _plan_computation(
     file: PipelineFile, sink: str, source: PipelineSource, columns: Columns, have: pa.Schema | None
-) -> tuple[str | None, tuple[ArrowSelect, ...]]:
+) -> _SplitComputation:
     """Return the transforms between source and sink as one query in the source's SQL, or over Arrow.
 
-    Return None and no transforms if rows pass unchanged. `have` are the columns of the history itself. Raise
-    UserError if only Spark can compute a transform, or if Spark reads the columns with other types.
+    `have` are the columns of the history itself. Raise UserError if only Spark can compute a transform, or if
+    Spark reads the columns with other types.
     """
     arriving = _get_schema(columns.nodes, file.model.sinks[sink].from_)
     if nested := [field.name for field in arriving if is_nested(field.type)]:
         msg = f"Spark turns nested columns into JSON: {', '.join(nested)}"
         raise UserError(msg)
-    chain, can_compute = _chain(file, sink, source.name), source.bounded[0].capabilities.computes_sql
-    query = _translate_chain(file, chain, source.name, columns) if can_compute else ""
-    transforms = () if can_compute else _plan_arrow_transforms(file, chain, source.name, columns)
+    found = _plan_chain(file, sink, source, columns)
     want = _get_schema(columns.payloads, source.name)
     if have is None:
         msg = f"the columns of the history of `{source.name}` are not known"
@@ -240,14 +261,36 @@ def _plan_computation(
     if unfit := source.bounded[0].explain_direct_obstacle():
         msg = f"`{source.name}`: {unfit}"
         raise UserError(msg)
-    if query or transforms or have.names == want.names:
-        return query or None, transforms
-    if not can_compute:
+    if found.query or found.transforms or have.names == want.names:
+        return found
+    if not source.bounded[0].capabilities.computes_sql:
         msg = f"only Spark reads some columns of `{source.name}` in another order"
         raise UserError(msg)
-    listed = ", ".join(f"`{name}`" for name in want.names)
-    sql = f"SELECT {listed} FROM {source.name}"  # noqa: S608  the file's own names
-    return _translated("the columns", sql, source.name, want), ()
+    return _SplitComputation(_select_columns(source.name, want))
+
+
+def _plan_chain(file: PipelineFile, sink: str, source: PipelineSource, columns: Columns) -> _SplitComputation:
+    """Return transforms in the source's SQL if it has an equivalent, else over Arrow."""
+    chain = _chain(file, sink, source.name)
+    if not source.bounded[0].capabilities.computes_sql:
+        return _plan_arrow_transforms(file, chain, source.name, columns)
+    try:
+        return _SplitComputation(_translate_chain(file, chain, source.name, columns) or None)
+    except UserError:
+        if not columns.copies_in_driver:
+            raise
+    found = _plan_arrow_transforms(file, chain, source.name, columns)
+    if not _filter(file, sink):
+        return found
+    # A query, because then the source can read only the last row of each key.
+    return found._replace(query=_select_columns(source.name, _get_schema(columns.payloads, source.name)))
+
+
+def _select_columns(source: str, payload: pa.Schema) -> str:
+    """Return a query in the source's SQL that reads the columns in this order."""
+    listed = ", ".join(f"`{name}`" for name in payload.names)
+    sql = f"SELECT {listed} FROM {source}"  # noqa: S608  the file's own names
+    return _translated("the columns", sql, source, payload)
 
 
 def _translate_chain(file: PipelineFile, chain: Sequence[str], source: str, columns: Columns) -> str:
@@ -264,26 +307,35 @@ def _translate_chain(file: PipelineFile, chain: Sequence[str], source: str, colu
 
 def _plan_arrow_transforms(
     file: PipelineFile, chain: Sequence[str], source: str, columns: Columns
-) -> tuple[ArrowSelect, ...]:
+) -> _SplitComputation:
     """Return transforms that tasks compute over Arrow. Raise UserError if only Spark can compute one."""
     upstream, transforms = source, []
     for name in chain:
         node: Any = file.model.transforms[name]
-        payload = _get_schema(columns.nodes, upstream)
+        payload, wanted = _get_schema(columns.nodes, upstream), _get_schema(columns.nodes, name)
         # Spark computes no column that a later transform does not read, so none of them may fail.
         integers = columns.refuses_overflow and name == chain[-1]
-        select = parse_portable(node.spark_sql(name), upstream, payload, any_year=True, integers=integers)
-        transform = ArrowSelect(name, select, payload) if select is not None else None
-        if transform is None or not _has_types(transform, _get_schema(columns.nodes, name)):
+        for guarded in (False, True) if columns.copies_in_driver else (False,):
+            select = parse_portable(
+                node.spark_sql(name), upstream, payload, any_year=True, integers=integers, guarded=guarded
+            )
+            transform = ArrowSelect(name, select, payload, guarded) if select is not None else None
+            if transform is not None and _has_types(transform, wanted):
+                transforms.append(transform)
+                break
+        else:
             msg = f"transform `{name}`: Spark and Arrow may not mean the same by this SQL"
             raise UserError(msg)
-        transforms.append(transform)
         upstream = name
-    return tuple(transforms)
+    uses_spark = any(transform.guarded for transform in transforms)
+    return _SplitComputation(None, tuple(transforms), tuple(chain) if uses_spark else ())
 
 
 def _has_types(transform: ArrowSelect, wanted: pa.Schema) -> bool:
-    found = transform.read_schema()
+    try:
+        found = transform.read_schema()
+    except UnprovenValuesError:  # of a literal
+        return False
     return (found.names, found.types) == (wanted.names, wanted.types)
 
 

@@ -234,8 +234,8 @@ class PipelinePlanner:
         if node.type == "sql":
             columns = self._portable_nodes.find_columns(name, found)
             if columns is None:
-                return self._select(name, found, plan)
-            return defer_frame(self.spark, partial(self._select, name, found, plan), columns)
+                return self.select(name, found, plan)
+            return defer_frame(self.spark, partial(self.select, name, found, plan), columns)
         (upstream,) = node.inputs(name)
         if name not in self._transforms:
             self._transforms[name] = self._open_transform(name, node, payload_of(found[upstream]))
@@ -243,7 +243,7 @@ class PipelinePlanner:
             self._transforms[name], name, upstream, found[upstream], plan, self.retractions
         )
 
-    def _select(self, name: str, found: Mapping[str, DataFrame], plan: EpochPlan | None) -> DataFrame:
+    def select(self, name: str, found: Mapping[str, DataFrame], plan: EpochPlan | None) -> DataFrame:
         """Return the result of a node's SQL in Spark. Its inputs become temporary views."""
         inputs = {
             upstream: ensure_started(found[upstream]) for upstream in graph.inputs_of(self.file.model, name)
@@ -260,7 +260,7 @@ class PipelinePlanner:
         """
         node: Any = self.file.model.transforms[name]
         if node.inputs(name) and (plan is None or self.tables[name].needs_values(plan)):
-            frame = self._select(name, found, plan)
+            frame = self.select(name, found, plan)
             frame = (
                 without_marked(frame) if not self.retractions.marked.isdisjoint(node.inputs(name)) else frame
             ).drop(*HIDDEN)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from headrace.connectors import registry
+from headrace.connectors.split_tasks import count_task_threads
 from headrace.pipeline.file.loader import PipelineFile
 from headrace.pipeline.model.error_outputs import errors_outputs
 from headrace.pipeline.model.transforms import SqlTransformConfig
 from headrace.pipeline.sql.portable_syntax import has_portable_syntax
 
 
-def needs_spark(file: PipelineFile, *, reads_history: bool) -> bool:
+def needs_spark(file: PipelineFile, master: str, *, reads_history: bool) -> bool:
     """Return whether a file certainly needs Spark: to check it, or for small epochs and for its history.
+
+    `master` is Spark's: tasks of a cluster leave no values to Spark.
 
     It does for programs, SQL that is not portable, filters of most sources, and connectors that have no other
     means to check.
@@ -20,9 +23,10 @@ def needs_spark(file: PipelineFile, *, reads_history: bool) -> bool:
         for source in registry.connector_sources(file.model)
         if not source.capabilities.computes_sql
     )
-    # History is larger than what the driver reads.
-    guarded = not reads_history or not any(
-        source.capabilities.bounded for source in registry.connector_sources(file.model)
+    guarded = (
+        not reads_history
+        or count_task_threads(master) > 0
+        or not any(source.capabilities.bounded for source in registry.connector_sources(file.model))
     )
     rejecting = {output.node for output in errors_outputs(file.model).values()}
     return (

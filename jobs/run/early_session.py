@@ -38,7 +38,8 @@ def spark_in_background(files: Sequence[PipelineFile], settings: Settings) -> It
         for node in file.model.transforms.values()
         if isinstance(node, SqlTransformConfig)
     ]
-    if statements and needs_jvm() and any(needs_spark(file, reads_history=True) for file in files):
+    master = settings.spark.master
+    if statements and needs_jvm() and any(needs_spark(file, master, reads_history=True) for file in files):
         kinds = frozenset().union(*map(node_types, files))
         uses_case = any(map(_CASE_FUNCTIONS.search, statements))
         with suppress(HeadraceError):  # the pipeline meets it where it first uses Spark

@@ -20,6 +20,7 @@ from headrace.jobs.planning.arrow_sql import TransformedSplits
 from headrace.jobs.planning.load_path import LoadPath
 from headrace.jobs.planning.planner import PipelinePlanner
 from headrace.jobs.planning.refresh import RefreshEpoch, is_refresh_epoch
+from headrace.jobs.planning.split_sql import SplitSql
 from headrace.jobs.sources.backfill import splits_by_phase
 from headrace.jobs.sources.changed_keys import read_since_handoff
 from headrace.jobs.sources.pipeline_source import PipelineSource
@@ -279,7 +280,8 @@ class EpochWriter:
             if found is None:
                 return None
             if route.transforms:
-                found = TransformedSplits(found, route.transforms)
+                sql = SplitSql(self._planner, route.source, route.guarded, plan) if route.guarded else None
+                found = TransformedSplits(found, route.transforms, sql.compute if sql else None)
             spread = route.keys_spread and self._has_spread_keys(plan, name, route)
             return sink.write_direct(plan, found, self._planner.spark, keys_spread=spread)
         return None

@@ -39,8 +39,7 @@ def test_syntax_and_parser_have_the_same_expressions() -> None:
         (KAFKA, PLAIN, POSTGRES, True, False),
         (KAFKA, MAPPED, POSTGRES, True, False),
         (CLICKHOUSE, PLAIN, POSTGRES, True, False),
-        (CLICKHOUSE, MAPPED, POSTGRES, True, True),
-        (CLICKHOUSE, MAPPED, POSTGRES, False, False),
+        (CLICKHOUSE, MAPPED, POSTGRES, True, False),
         (KAFKA, "SELECT id, initcap(v) AS v FROM src", POSTGRES, False, True),
         (KAFKA, "SELECT id FROM src UNION ALL SELECT id FROM src", POSTGRES, False, True),
         (KAFKA, PLAIN, "iceberg, table_name: a.b", False, True),
@@ -49,10 +48,16 @@ def test_syntax_and_parser_have_the_same_expressions() -> None:
 )
 def test_needs_of_files(source: str, sql: str, sink: str, reads_history: bool, needed: bool) -> None:
     file = parse_pipeline(FILE.format(source=source, sql=sql, sink=sink, more=""), "f.yaml")
-    assert needs_spark(file, reads_history=reads_history) is needed
+    assert needs_spark(file, "local[2]", reads_history=reads_history) is needed
+
+
+def test_tasks_of_a_cluster_leave_no_values_to_spark() -> None:
+    file = parse_pipeline(FILE.format(source=CLICKHOUSE, sql=MAPPED, sink=POSTGRES, more=""), "f.yaml")
+    assert needs_spark(file, "spark://host:7077", reads_history=True)
+    assert not needs_spark(file, "spark://host:7077", reads_history=False)
 
 
 def test_a_transform_with_dead_letters_needs_spark() -> None:
     text = FILE.format(source=KAFKA, sql=PLAIN, sink=POSTGRES, more=", on_error: dead_letter")
     file = parse_pipeline(text + "  bad: {type: postgres, table: bad, from: t.errors}\n", "f.yaml")
-    assert needs_spark(file, reads_history=False)
+    assert needs_spark(file, "local[2]", reads_history=False)

@@ -1,0 +1,72 @@
+"""Rows of a bulk copy whose values Arrow leaves to Spark, computed in the threads that copy splits."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from headrace.connectors.arrow_batches import cast_batch
+from headrace.connectors.lazy_session import ensure_session
+from headrace.connectors.local_relation import collect_arrow, compute_by_job, frame_of_table
+from headrace.connectors.spark_types import POS_ARROW, row_schema
+from headrace.jobs.planning.planner import PipelinePlanner
+from headrace.jobs.spark.errors import as_headrace_error
+from headrace.jobs.spark.job_tags import inherit_job_tag
+from headrace.jobs.transforms.retractions import without_marked
+from headrace.pipeline.errors import DataError
+from headrace.pipeline.protocol.epochs import EpochPlan
+from headrace.pipeline.sql.system_columns import HIDDEN, OP, POS
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+@dataclass
+class SplitSql:
+    """Computes the transforms between a source and a sink, in order, by Spark. Starts Spark if necessary."""
+
+    planner: PipelinePlanner
+    source: str
+    transforms: tuple[str, ...]
+    plan: EpochPlan
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    """One batch at a time: options of the session hold for all threads."""
+
+    def compute(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+        """Return the payload of the last transform for rows of the source. Raise the errors of the rows."""
+        last = self.transforms[-1]
+        with self._lock:
+            try:
+                return _collect(self._select(batch), last, self.planner).to_batches()
+            except Exception as error:
+                raise as_headrace_error(error, node=last, texts=self.planner.texts) from error
+
+    def _select(self, batch: pa.RecordBatch) -> DataFrame:
+        planner = self.planner
+        spark = ensure_session(planner.spark)
+        inherit_job_tag(spark)
+        payload = planner.source_schemas[self.source]
+        rows = pa.Table.from_batches([cast_batch(batch, payload, self.source)])
+        position = pa.scalar({"source": 0, "part": 0, "off": 0, "sub": 0}, POS_ARROW)
+        rows = rows.append_column(OP, pa.repeat("i", rows.num_rows))
+        rows = rows.append_column(POS, pa.repeat(position, rows.num_rows))
+        found = {self.source: frame_of_table(spark, rows, row_schema(payload))}
+        for name in self.transforms:
+            found[name] = planner.select(name, found, self.plan)
+        frame = found[self.transforms[-1]]
+        if self.transforms[-1] in planner.retractions.marked:
+            frame = without_marked(frame)
+        return frame.drop(*HIDDEN)
+
+
+def _collect(frame: DataFrame, node: str, planner: PipelinePlanner) -> pa.Table:
+    """Return the rows. Catalyst's evaluation of local rows may fail for rows that a filter leaves out."""
+    try:
+        return collect_arrow(frame)
+    except Exception as error:
+        if not isinstance(as_headrace_error(error, node=node, texts=planner.texts), DataError):
+            raise
+        return compute_by_job(frame).toArrow()
