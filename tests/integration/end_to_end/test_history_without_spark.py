@@ -1,6 +1,6 @@
 """Histories of stored rows and of files that tasks copy, by runs that are killed.
 
-Spark starts only to analyse SQL.
+Spark starts only for values that Arrow does not compute.
 """
 
 from __future__ import annotations
@@ -53,6 +53,22 @@ sinks:
   lake: {{type: delta, from: large, path: "{folder}/lake", primary_key: id}}
 epoch: {{history_rows: 250000}}
 """
+GUARDED = (
+    FILTERED[: FILTERED.index("transforms")]
+    + """\
+transforms:
+  large:
+    type: sql
+    sql: >
+      select id, v * 1.5 as v, upper(case when id % 200000 = 5 then 'é' else 'e' end) as text
+      from src where round(v) >= 1
+sinks:
+  pg: {{type: postgres, from: large, table: target, primary_key: id}}
+  lake: {{type: delta, from: large, path: "{folder}/lake", primary_key: id}}
+epoch: {{history_rows: 250000}}
+"""
+)
+"""Three batches have a letter that Spark maps to upper case."""
 FILES = """
 name: {name}
 sources: {{src: {{type: file, path: "{folder}/files/*.parquet", format: parquet, mode: bounded, {key}}}}}
@@ -189,6 +205,25 @@ def test_rows_after_sql_of_a_killed_run(world: HistoryWorld, point: str, nth: in
     assert sorted(lake["id"]) == [-1, *range(4, ROWS + 1)]
     by_id = dict(zip(lake["id"], lake["text"], strict=True))
     assert [(key, by_id[key]) for key, _ in expected] == expected
+
+
+@at_kill_points(split_loading=(1, 3), delta_file_written=(1, 3), delta_committed=(5, 6), sinks_written=(1,))
+def test_values_that_spark_computes_in_a_killed_run(world: HistoryWorld, point: str, nth: int) -> None:
+    world.fill_table()
+    world.file.write_text(GUARDED.format(name=world.name, folder=world.folder))
+    assert world.crash(point, nth) != 0
+    assert until(lambda: world.run()["code"] == 0, "a run after the lease of the first", 300)
+    counts = "SELECT text, count(*), count(DISTINCT id), sum(v) FROM target GROUP BY text ORDER BY text DESC"
+    total = sum(range(2, ROWS + 1)) * Decimal("0.375")
+    accented = [5, 200_005, 400_005]
+    price = sum(accented) * Decimal("0.375")
+    number = ROWS - 1 - len(accented)
+    assert world.execute(counts) == [("É", 3, 3, price), ("E", number, number, total - price)]
+    lake = world.lake_rows()
+    assert sorted(lake["id"]) == list(range(2, ROWS + 1))
+    assert sum(lake["v"]) == total
+    assert sorted(key for key, text in zip(lake["id"], lake["text"], strict=True) if text == "É") == accented
+    assert world.has_started_spark()
 
 
 def test_an_epoch_is_finished_after_its_index_was_dropped(world: HistoryWorld) -> None:

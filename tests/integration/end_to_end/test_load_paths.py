@@ -6,6 +6,7 @@ Of several rows of one key the last one wins.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +170,7 @@ sources:
 transforms:
   some: {{type: sql, sql: "select id, n + 1 as n, v * 2 as v from src where n <> 3"}}
   more: {{type: sql, sql: "select n, v, id as k from some where v is not null", primary_key: k}}
-  capitals: {{type: sql, sql: "select id, upper(text) as text from src"}}
+  capitals: {{type: sql, sql: "select id, initcap(text) as text from src"}}
   doubled: {{type: sql, sql: "select n * 2 as twice from files where id > 10"}}
 sinks:
   pg: {{type: postgres, from: some, table: target}}
@@ -198,14 +199,18 @@ def test_transforms_over_arrow_give_the_rows_of_spark(
         reasons = {name: one.reason for name, one in assembly.load_paths.items()}
     finally:
         assembly.close()
-    # `more` reads integers of `some`, which may overflow where Spark computes none.
-    direct = dict.fromkeys(("pg", "lake", "ch", "loose"), "direct")
-    assert found == {**direct, "twice": "rows", "upper": "rows", "keyed": "rows"}
-    spark_settings = settings.spark.model_copy(update={"conf": {"spark.sql.ansi.enabled": "false"}})
-    wrapping = settings.model_copy(update={"spark": spark_settings})
-    paths = plan_load_paths(file, assembly.planner, assembly.sources, wrapping)
-    assert {path.path for path in paths.values()} == {"rows"}
-    assert reasons["ch"] == "history goes from source to sink as Arrow, the SQL is computed over Arrow"
+    direct = dict.fromkeys(("pg", "lake", "ch", "loose", "twice"), "direct")
+    assert found == {**direct, "upper": "rows", "keyed": "rows"}
+    # `more` reads integers of `some`, which may overflow where Spark computes none. A cluster cannot ask Spark.
+    on_cluster = settings.spark.model_copy(update={"master": "spark://host:7077"})
+    wrapping = on_cluster.model_copy(update={"conf": {"spark.sql.ansi.enabled": "false"}})
+    for spark_settings, bulk_copied in ((on_cluster, {"pg", "lake", "ch", "loose"}), (wrapping, set())):
+        elsewhere = settings.model_copy(update={"spark": spark_settings})
+        paths = plan_load_paths(file, assembly.planner, assembly.sources, elsewhere)
+        assert {name for name, path in paths.items() if path.is_bulk_copy} == bulk_copied
+    over_arrow = "history goes from source to sink as Arrow, the SQL is computed over Arrow"
+    assert reasons["ch"] == over_arrow
+    assert reasons["twice"] == f"{over_arrow}, and by Spark for values that Arrow does not compute"
     assert reasons["upper"] == "transform `capitals`: Spark and Arrow may not mean the same by this SQL"
     assert run(file, settings, until=Until.HISTORY, spark=spark).history_complete
     expected = [(key, n + 1, v and v * 2) for key, n, v, _ in rows if n != 3]
@@ -226,6 +231,62 @@ def test_transforms_over_arrow_give_the_rows_of_spark(
         **world.services.clickhouse.client_arguments(database=world.database)
     ) as client:
         assert client.query("SELECT id, n, v FROM copies FINAL ORDER BY id").result_rows == expected
+
+
+CHECKED = """
+name: {name}
+sources:
+  src: {{type: clickhouse, table_name: {database}.prices, split_rows: 500, primary_key: id}}
+transforms:
+  priced: {{type: sql, sql: "select id, upper(name) as name, cast(cents / 100 as decimal(12, 2)) as amount from src{where}"}}
+sinks:
+  pg: {{type: postgres, from: priced, table: prices}}
+  ch: {{type: clickhouse, from: priced, table: {database}.copies}}
+  lake: {{type: delta, from: priced, path: {lake}}}
+epoch: {{history_rows: 1500}}
+"""
+
+
+@pytest.mark.parametrize("where", ["", " where abs(cents) < 400000"], ids=["all", "filtered"])
+def test_values_are_checked_and_left_to_spark(world: World, spark: SparkSession, where: str) -> None:
+    """Every 700th name has a letter that is not ASCII. The last row of a key counts, also for a filter."""
+    with clickhouse_connect.get_client(
+        **world.services.clickhouse.client_arguments(database=world.database)
+    ) as client:
+        client.command(
+            "CREATE TABLE prices (seq Int64, id Int64, name String, cents Int64) ENGINE = MergeTree"
+            " ORDER BY (id, seq)"
+        )
+        client.command(
+            "INSERT INTO prices SELECT number, number % 4000, if(number % 700 = 0, 'ä', 'a'),"
+            " number * 100 + 1 FROM numbers(5000)"
+        )
+    world.file.write_text(
+        CHECKED.format(name=world.name, database=world.database, lake=world.lake, where=where)
+    )
+    file = load_pipeline(world.file)
+    assembly = CompiledPipeline(file, world.settings(), spark)
+    try:
+        assert {one.path for one in assembly.load_paths.values()} == {"direct"}
+        assert {one.guarded for one in assembly.load_paths.values()} == {("priced",)}
+    finally:
+        assembly.close()
+    assert run(file, world.settings(), until=Until.HISTORY, spark=spark).history_complete
+    last = {number % 4000: number for number in range(5000)}
+    expected = [
+        (key, "Ä" if number % 700 == 0 else "A", Decimal(number * 100 + 1) / 100)
+        for key, number in last.items()
+        if not where or number * 100 + 1 < 400_000
+    ]
+    with psycopg.connect(world.conninfo) as connection:
+        assert connection.execute("SELECT id, name, amount FROM prices ORDER BY id").fetchall() == expected
+    with clickhouse_connect.get_client(
+        **world.services.clickhouse.client_arguments(database=world.database)
+    ) as client:
+        copies = client.query("SELECT id, name, amount FROM copies FINAL ORDER BY id").result_rows
+        assert [tuple(row) for row in copies] == expected
+    lake = spark.read.format("delta").load(str(world.lake)).select("id", "name", "amount")
+    assert sorted(tuple(row) for row in lake.collect()) == expected
 
 
 @pytest.mark.parametrize(
