@@ -78,8 +78,12 @@ class DeltaSplitReader(SplitReader):
     def read_all(self) -> Iterator[pa.RecordBatch]:
         """Return the rows of all files."""
         for file in self.files.values():
-            for _, batch in self._read_file(file):
-                yield batch
+            yield from self.read_file(file)
+
+    def read_file(self, file: DataFile) -> Iterator[pa.RecordBatch]:
+        """Return the rows of one file."""
+        for _, batch in self._read_file(file):
+            yield batch
 
     @property
     def placed_schema(self) -> pa.Schema:

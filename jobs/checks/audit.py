@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from headrace.connectors import registry
-from headrace.connectors.lazy_session import LazySession, ensure_session
+from headrace.connectors.lazy_session import LazySession
 from headrace.connectors.ledger.factory import open_ledger
 from headrace.connectors.sink_base import Sink, SinkContext
 from headrace.jobs.checks.declared.evaluate import DeclaredChecks
@@ -85,7 +85,7 @@ def audit(
             for result in _sink_checks(file, settings, ledger, state, name, walk, spark, declared)
         ]
         if content is not None:
-            found += _content(file, settings, ledger, state, names, ensure_session(spark), content)
+            found += _content(file, settings, ledger, state, names, spark, content)
         return found
     finally:
         ledger.close()

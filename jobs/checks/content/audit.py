@@ -16,6 +16,7 @@ import pyarrow as pa
 from headrace.connectors import registry
 from headrace.connectors.content import TargetContent
 from headrace.connectors.frame import DRIVER_BYTES
+from headrace.connectors.lazy_session import ensure_session
 from headrace.connectors.local_relation import frame_of_table
 from headrace.connectors.sink_base import Sink, SinkContext
 from headrace.jobs.checks.content.compare import SHOWN, ContentDifference, compare
@@ -193,7 +194,7 @@ class ContentAudit:
             inputs = [
                 reader.read(one, planner.source_schemas[one]) for one in graph.upstream_sources(model, name)
             ]
-            if not any(one.frames for one in inputs):
+            if not any(one.pieces for one in inputs):
                 return _unknown(
                     name, "; ".join(limit for one in inputs for limit in one.limits) or "nothing was read yet"
                 )
@@ -227,6 +228,7 @@ class ContentAudit:
 
     def _in_spark(self, work: _Work) -> CheckResult:
         content = work.content
+        ensure_session(work.planner.spark)
         if not content.is_whole:
             return _unknown(work.name, self._too_large())
         rows = content.rows if content.rows is not None else frame_of_table(work.planner.spark, content.table)

@@ -169,7 +169,7 @@ def rows_at_sink(planner: PipelinePlanner, sink: str, inputs: list[SourceRows], 
 
 def _at_boundary(planner: PipelinePlanner, sink: str, inputs: list[SourceRows], plan: EpochPlan) -> DataFrame:
     model = planner.file.model
-    readings = {one.name: SourceBatch(union_of(one).drop(TIER, WINDOW), None) for one in inputs if one.frames}
+    readings = {one.name: SourceBatch(union_of(one).drop(TIER, WINDOW), None) for one in inputs if one.pieces}
     return SinkBoundary(model, planner.retractions, planner.keys).rows(
         sink, planner.nodes(readings, plan)[model.sinks[sink].from_]
     )
@@ -196,7 +196,7 @@ def _upstream_nodes(planner: PipelinePlanner, name: str) -> set[str]:
 
 def union_of(found: SourceRows) -> DataFrame:
     """Return the rows of an input in one frame."""
-    return reduce(lambda one, other: one.unionByName(other), found.frames)
+    return reduce(lambda one, other: one.unionByName(other), [one.create_frame() for one in found.pieces])
 
 
 def _last(

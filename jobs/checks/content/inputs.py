@@ -11,11 +11,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
+from headrace.connectors.lazy_session import ensure_started
 from headrace.connectors.source_base import Snapshot
-from headrace.connectors.spark_types import spark_schema
+from headrace.connectors.spark_types import row_columns, spark_schema
 from headrace.jobs.checks.content.scope import AuditScope
 from headrace.jobs.sources.backfill import splits_by_phase
-from headrace.jobs.sources.pipeline_source import PipelineSource, create_pipeline_sources
+from headrace.jobs.sources.pipeline_source import PipelineSource, create_pipeline_sources, stream_node
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import HeadraceError
 from headrace.pipeline.model.nodes import PipelineModel
@@ -25,7 +28,6 @@ from headrace.pipeline.protocol.partitions import HistoryPartition, is_history_o
 from headrace.pipeline.sql.system_columns import OP, POS
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 TIER, WINDOW = "_hr_tier", "_hr_window"
@@ -33,6 +35,37 @@ BEFORE, HISTORY, STREAM, RENEWED = 0, 1, 2, 3
 """`RENEWED` is history of the present snapshot, after partitions that were loaded from an earlier one."""
 _SIZED = 256 << 20
 """The size of a range of messages matters up to so many bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourcePiece:
+    """Some rows of a source, with what orders them. `table` has them if the driver has read them."""
+
+    read: Callable[[], DataFrame]
+    schema: pa.Schema
+    tier: int
+    window: int
+    table: pa.Table | None = None
+
+    def create_frame(self) -> DataFrame:
+        """Return the rows in Spark: the payload, the system columns, `TIER` and `WINDOW`."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        frame = ensure_started(self.read())
+        payload = [
+            F.col(f"`{one.name}`").cast(one.dataType).alias(one.name) for one in spark_schema(self.schema)
+        ]
+        return frame.select(*payload, OP, POS, F.lit(self.tier).alias(TIER), F.lit(self.window).alias(WINDOW))
+
+    def find_local_rows(self) -> pa.Table | None:
+        """Return the rows of `create_frame` as Arrow, or None if only Spark has them."""
+        columns = row_columns(self.schema)
+        if self.table is None or any(self.table.field(one.name).type != one.type for one in columns):
+            return None
+        rows = self.table.select(columns.names)
+        for name, value in ((TIER, self.tier), (WINDOW, self.window)):
+            rows = rows.append_column(name, pa.repeat(pa.scalar(value, pa.int32()), rows.num_rows))
+        return rows
 
 
 @dataclass(slots=True)
@@ -44,7 +77,7 @@ class SourceRows:
     """
 
     name: str
-    frames: list[DataFrame] = field(default_factory=list)
+    pieces: list[SourcePiece] = field(default_factory=list)
     rows: int = 0
     size: int = 0
     """Bytes of the rows, about, as far as the source knows."""
@@ -52,6 +85,12 @@ class SourceRows:
     renewed: bool = False
     """Whether earlier partitions were loaded from former snapshots of this history."""
     limits: list[str] = field(default_factory=list)
+
+    def find_local_rows(self) -> pa.Table | None:
+        """Return all rows as Arrow, or None if only Spark has some of them."""
+        tables = [piece.find_local_rows() for piece in self.pieces]
+        found = [table for table in tables if table is not None]
+        return pa.concat_tables(found) if found and len(found) == len(tables) else None
 
     def miss(self, why: str) -> None:
         """Note rows that are not among these."""
@@ -154,21 +193,28 @@ class SourceRowsReader:
             and not end_position.keys() & {"overlap", "catch_up"}
         ):
             found.miss("it is unknown where the overlap of history and stream ends")
-        reading = source.read_stream(self._spark, end_position, end) if not self._keyed else None
-        frame = (
-            reading.frame
-            if reading
-            else source.unbounded.read(self._spark, end_position["stream"], end["stream"])
-        )
-        found.frames.append(_ordered(frame, schema, STREAM, 0))
+        if self._keyed:
+            piece = self._read_messages(source, end_position["stream"], end["stream"], schema, STREAM)
+        else:
+            reading = source.read_stream(self._spark, end_position, end)
+            piece = SourcePiece(lambda: reading.frame, schema, STREAM, 0, reading.table)
+        found.pieces.append(piece)
         if self._keyed and found.complete and _covers_topic(source, self._model):
             before = {part: known.get(part, 0) for part in begin}
             if self._left is None or _distance(before, begin) <= self._left:
                 self._take(found, _distance(before, begin))
-                rows = source.unbounded.read(
-                    self._spark, {**end["stream"], "offsets": before}, {**end["stream"], "offsets": begin}
-                )
-                found.frames.append(_ordered(rows, schema, BEFORE, 0))
+                first, last = ({**end["stream"], "offsets": offsets} for offsets in (before, begin))
+                found.pieces.append(self._read_messages(source, first, last, schema, BEFORE))
+
+    def _read_messages(
+        self, source: PipelineSource, start: Json, end: Json, schema: pa.Schema, tier: int
+    ) -> SourcePiece:
+        """Return the good rows of the stream between two positions."""
+        assert source.unbounded is not None  # noqa: S101
+        stream = source.unbounded
+        rejects = getattr(stream_node(source.node), "on_error", "fail") != "fail"
+        table = None if rejects else stream.read_table(self._spark, start, end)
+        return SourcePiece(lambda: stream.read(self._spark, start, end), schema, tier, 0, table)
 
     def _stream_start(self, source: PipelineSource, end: Json) -> Json:
         first = dict(self._scope.first.start[source.name])
@@ -195,8 +241,8 @@ class SourceRowsReader:
         found.size += sum(split.get("bytes", 0) for _, _, splits in pieces for split in splits)
         for window, phase, splits in pieces:
             if splits:
-                frame = self._read(source, end, phase, splits, schema)
-                found.frames.append(_ordered(frame, schema, RENEWED if found.renewed else HISTORY, window))
+                tier = RENEWED if found.renewed else HISTORY
+                found.pieces.append(self._read(source, end, phase, splits, schema, tier, window))
 
     def _is_too_much(self, found: SourceRows, splits: Sequence[Sequence[Json]]) -> bool:
         """Whether splits have more rows than the sample may read, which is noted."""
@@ -207,13 +253,27 @@ class SourceRowsReader:
         return True
 
     def _read(
-        self, source: PipelineSource, end: Json, phase: int, splits: Sequence[Json], schema: pa.Schema
-    ) -> DataFrame:
+        self,
+        source: PipelineSource,
+        end: Json,
+        phase: int,
+        splits: Sequence[Json],
+        schema: pa.Schema,
+        tier: int,
+        window: int,
+    ) -> SourcePiece:
         if not self._keyed or _has_other_topics(source):
-            return source.read_history(self._spark, end, phase, splits, schema).frame
+            batch = source.read_history(self._spark, end, phase, splits, schema, in_driver=True)
+            return SourcePiece(lambda: batch.frame, schema, tier, window, batch.table)
         handle = source.snapshot_handles(end)[phase]
-        return source.bounded[phase].read(
-            self._spark, Snapshot(handle, bool(handle.get("pinned", True))), splits, schema.names
+        snapshot = Snapshot(handle, bool(handle.get("pinned", True)))
+        bounded = source.bounded[phase]
+        return SourcePiece(
+            lambda: bounded.read(self._spark, snapshot, splits, schema.names),
+            schema,
+            tier,
+            window,
+            bounded.read_table(snapshot, splits, schema.names),
         )
 
     def _pieces(self, source: PipelineSource, end: Json) -> list[tuple[int, int, list[Json]]]:
@@ -285,13 +345,6 @@ def _covers_topic(source: PipelineSource, model: PipelineModel) -> bool:
         getattr(part, "filter", None) or getattr(part, "start_at", None) for part in parts
     )
     return bool(getattr(node, "offset_table", None)) and whole
-
-
-def _ordered(frame: DataFrame, schema: pa.Schema, tier: int, window: int) -> DataFrame:
-    from pyspark.sql import functions as F  # noqa: N812
-
-    payload = [F.col(f"`{one.name}`").cast(one.dataType).alias(one.name) for one in spark_schema(schema)]
-    return frame.select(*payload, OP, POS, F.lit(tier).alias(TIER), F.lit(window).alias(WINDOW))
 
 
 def _rows_in(pieces: Iterable[Sequence[Json]]) -> int:

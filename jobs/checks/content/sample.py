@@ -1,6 +1,6 @@
 """The rows that a sink must have, computed in the driver for small samples.
 
-Spark only reads the sources and runs the SQL.
+Spark reads sources and runs SQL only where the driver cannot.
 """
 
 from __future__ import annotations
@@ -14,15 +14,27 @@ import pyarrow.compute
 
 from headrace.connectors.content import TargetContent
 from headrace.connectors.keys import canonical
+from headrace.connectors.lazy_session import create_frame, ensure_session
 from headrace.connectors.local_relation import frame_of_table
+from headrace.connectors.spark_types import row_schema, spark_schema
 from headrace.jobs.checks.content.compare import ContentDifference, normal
 from headrace.jobs.checks.content.expected import rows_after_sql, rows_at_sink, rows_by_sql, union_of
-from headrace.jobs.checks.content.inputs import TIER, WINDOW, SourceRows
-from headrace.jobs.checks.content.tables import compare_tables, keys_of, last_rows, plain_types, rows_of_keys
+from headrace.jobs.checks.content.inputs import TIER, WINDOW, SourceRows, stream_filter
+from headrace.jobs.checks.content.tables import (
+    add_order,
+    compare_tables,
+    keys_of,
+    last_rows,
+    plain_types,
+    rows_of_keys,
+)
 from headrace.jobs.planning.planner import PipelinePlanner
+from headrace.jobs.sources.source_batch import SourceBatch
+from headrace.jobs.transforms.retractions import SinkBoundary
 from headrace.pipeline.model import graph
 from headrace.pipeline.protocol.epochs import EpochPlan
 from headrace.pipeline.sql.system_columns import HIDDEN, OP, POS
+from headrace.pipeline.types.arrow import is_nested
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -58,13 +70,61 @@ def sample_by_key(
 ) -> ExpectedSample:
     """See `expected_by_key`."""
     node, key = planner.file.model.sinks[sink], graph.key_of(planner.file.model, sink)
-    read = union_of(found)
     filtered = node.from_ in planner.retractions.marked
-    last, unclear = last_rows(read.toArrow(), key, getattr(node, "version_column", None), filtered=filtered)
-    rows = rows_by_sql(planner, sink, source, frame_of_table(planner.spark, last, read.schema), plan)
-    made, types = _collected(rows)
+    read = found.find_local_rows()
+    if read is None:
+        ensure_session(planner.spark)
+        read = union_of(found).toArrow()
+    last, unclear = last_rows(read, key, getattr(node, "version_column", None), filtered=filtered)
+    made, types = _compute_rows(planner, sink, source, last) or _collected(
+        rows_by_sql(planner, sink, source, _create_frame(planner, source, last), plan)
+    )
     keys, streamed = (keys_of(last, key, streamed=streamed) for streamed in (False, True))
     return ExpectedSample(made, types, keys, None if found.complete else streamed, unclear)
+
+
+def _create_frame(planner: PipelinePlanner, source: str, rows: pa.Table) -> DataFrame:
+    from pyspark.sql.types import IntegerType
+
+    columns = row_schema(planner.source_schemas[source]).add(TIER, IntegerType()).add(WINDOW, IntegerType())
+    return frame_of_table(ensure_session(planner.spark), rows, columns)
+
+
+def _compute_rows(
+    planner: PipelinePlanner, sink: str, source: str, last: pa.Table
+) -> tuple[pa.Table, dict[str, Any]] | None:
+    """Return what `rows_by_sql` and `_collected` return, without Spark. None if that needs Spark."""
+    if stream_filter(planner.file.model.sources[source]):
+        return None
+    live = last.filter(pc.not_equal(last[OP], "d")).drop_columns([TIER, WINDOW])
+    rows = _compute_node(planner, sink, {source: live})
+    if rows is None:
+        return None
+    passes = pc.greater_equal(pc.struct_field(rows[POS], "sub"), 0)
+    return _payload_of(planner, sink, rows.filter(passes))
+
+
+def _compute_node(planner: PipelinePlanner, sink: str, tables: Mapping[str, pa.Table]) -> pa.Table | None:
+    """Return the rows of the sink's node over rows of sources, or None if that needs Spark."""
+    schema = planner.schemas[sink]
+    if any(is_nested(field.type) for field in schema):
+        return None
+    readings = {
+        name: SourceBatch(
+            create_frame(planner.spark, rows, planner.source_schemas[name]),
+            rows.num_rows,
+            table=rows,
+            is_local=True,
+        )
+        for name, rows in tables.items()
+    }
+    return planner.compute_local_rows(readings).get(planner.file.model.sinks[sink].from_)
+
+
+def _payload_of(planner: PipelinePlanner, sink: str, rows: pa.Table) -> tuple[pa.Table, dict[str, Any]]:
+    """Return the payload of rows that are no deletes, and the types of its columns."""
+    types = {field.name: field.dataType for field in spark_schema(planner.schemas[sink]).fields}
+    return rows.filter(pc.not_equal(rows[OP], "d")).drop_columns(list(HIDDEN)), types
 
 
 def sample_at_sink(
@@ -73,9 +133,21 @@ def sample_at_sink(
     """See `expected_at_sink`."""
     model = planner.file.model
     key, version = graph.key_of(model, sink), getattr(model.sinks[sink], "version_column", None)
+    arriving = _compute_at_sink(planner, sink, inputs)
+    if arriving is None:
+        ensure_session(planner.spark)
     if not key:
-        return ExpectedSample(*_collected(rows_at_sink(planner, sink, inputs, plan)))
-    read, types = _collected(rows_after_sql(planner, sink, inputs, plan))
+        return ExpectedSample(
+            *(
+                _payload_of(planner, sink, arriving)
+                if arriving is not None
+                else _collected(rows_at_sink(planner, sink, inputs, plan))
+            )
+        )
+    if arriving is not None:
+        read, types = add_order(arriving, inputs), _payload_of(planner, sink, arriving)[1]
+    else:
+        read, types = _collected(rows_after_sql(planner, sink, inputs, plan))
     last, unclear = last_rows(read, key, version)
     live = last.filter(pc.not_equal(last[OP], "d")).drop_columns([*HIDDEN, TIER, WINDOW])
     keys, streamed = (keys_of(last, key, streamed=streamed) for streamed in (False, True))
@@ -83,6 +155,21 @@ def sample_at_sink(
     return ExpectedSample(
         live, payload, keys, None if all(one.complete for one in inputs) else streamed, unclear
     )
+
+
+def _compute_at_sink(planner: PipelinePlanner, sink: str, inputs: list[SourceRows]) -> pa.Table | None:
+    """Return the rows that arrive at a sink, without Spark. None if that needs Spark."""
+    tables = {}
+    for one in inputs:
+        if not one.pieces:
+            continue
+        rows = one.find_local_rows()
+        if rows is None:
+            return None
+        tables[one.name] = rows.drop_columns([TIER, WINDOW])
+    rows = _compute_node(planner, sink, tables)
+    boundary = SinkBoundary(planner.file.model, planner.retractions, planner.keys)
+    return None if rows is None else boundary.local_rows(sink, rows)
 
 
 def compare_sample(

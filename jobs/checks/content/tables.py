@@ -16,8 +16,8 @@ import pyarrow.compute
 
 from headrace.connectors.keys import canonical
 from headrace.jobs.checks.content.compare import SHOWN, ContentDifference, describe_difference
-from headrace.jobs.checks.content.inputs import STREAM, TIER, WINDOW
-from headrace.pipeline.sql.system_columns import OP, POS
+from headrace.jobs.checks.content.inputs import HISTORY, RENEWED, STREAM, TIER, WINDOW, SourceRows
+from headrace.pipeline.sql.system_columns import OP, ORDINALS_PER_NODE, POS
 
 pc: Any = pyarrow.compute
 """Its functions are made at import, so type checkers do not see them."""
@@ -51,6 +51,15 @@ def last_rows(
         np.maximum.at(newest, group[~deletes], place[~deletes])
         unclear = (deletes[winner] | filtered) & ((newest > place[winner]) | unclear)
     return rows.take(pa.array(last[~unclear[group[last]]])), int(unclear.sum())
+
+
+def add_order(rows: pa.Table, inputs: Sequence[SourceRows]) -> pa.Table:
+    """Return rows at a sink with the columns that order them. See `expected.rows_after_sql`."""
+    source = rows[POS].combine_chunks().field("source").to_numpy(zero_copy_only=False)
+    history = RENEWED if any(one.renewed for one in inputs) else HISTORY
+    tier = np.where(source % ORDINALS_PER_NODE == ORDINALS_PER_NODE - 1, STREAM, history)
+    rows = rows.append_column(TIER, pa.array(tier, pa.int32()))
+    return rows.append_column(WINDOW, pa.array(np.zeros(len(source)), pa.int32()))
 
 
 def keys_of(rows: pa.Table, key: Sequence[str], *, streamed: bool) -> pa.Table:
