@@ -13,6 +13,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from helpers.depth import FULL
 from helpers.pipeline_world import World, caught_up_world
+from helpers.unused_session import unused_session
 from pyspark.sql import SparkSession
 
 from headrace.connectors.clickhouse.source import ClickHouseTable
@@ -84,6 +85,16 @@ def test_rows_of_a_run_are_those_of_the_sources(ran: World, spark: SparkSession)
         assert found.numbers["rows"] == found.numbers["expected"] == len(ran.expected)
 
 
+@pytest.mark.parametrize(("rows", "complete"), [(10_000, True), (1_500, False)], ids=["all", "some"])
+def test_samples_need_no_spark(ran: World, rows: int, complete: bool) -> None:
+    """A table of more rows than the sample is not read: the keys of the sample are looked up."""
+    for sink in ("pg", "lake"):
+        found = matches(ran, unused_session(), sink, rows)
+        assert found.passed, found.message
+        assert found.numbers["complete"] is complete, found.numbers
+        assert found.numbers["expected"] > 100
+
+
 def test_wrong_rows_are_named(ran: World, spark: SparkSession) -> None:
     stale, missing, *_ = sorted(ran.expected)
     statements = {
@@ -96,10 +107,11 @@ def test_wrong_rows_are_named(ran: World, spark: SparkSession) -> None:
         for statement in statements:
             connection.execute(statement)  # pyright: ignore[reportCallIssue, reportArgumentType]
     try:
-        found = matches(ran, spark)
-        assert found.passed is False
-        assert found.numbers["differing"] == 3
-        assert sorted(found.numbers["keys"]) == sorted(statements.values())
+        for session, rows in ((spark, None), (unused_session(), 10_000)):
+            found = matches(ran, session, rows=rows)
+            assert found.passed is False
+            assert found.numbers["differing"] == 3
+            assert sorted(found.numbers["keys"]) == sorted(statements.values())
     finally:
         with psycopg.connect(ran.conninfo) as connection:
             connection.execute("TRUNCATE target; INSERT INTO target TABLE before; DROP TABLE before")
