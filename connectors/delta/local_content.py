@@ -26,11 +26,17 @@ def find_version(path: str, settings: Settings, number: int) -> LocalSnapshot | 
 
 
 def read_local_content(
-    node: str, version: LocalSnapshot, record: CommitRecord, columns: Sequence[str], *, is_whole: bool
+    node: str,
+    version: LocalSnapshot,
+    record: CommitRecord,
+    columns: Sequence[str],
+    key: Sequence[str],
+    *,
+    is_whole: bool,
 ) -> TargetContent | None:
-    """Return the rows of a version, or a lookup of keys if it is not to be read as a whole.
+    """Return the rows of a version, or a lookup by `key` if it is not to be read as a whole.
 
-    Return None if only Spark reads its files, or if the rows are too large for the driver.
+    Return None if only Spark reads its files or finds its keys, or if the rows are too large for the driver.
     """
     every = arrow_schema(version.read_columns())
     names = {name.lower(): name for name in every.names}
@@ -41,15 +47,15 @@ def read_local_content(
     if any(is_nested(field.type) for field in schema) or not reader.is_readable():
         return None
     if not is_whole:
+        if any(kinds.is_floating(schema.field(name).type) for name in key):  # zero and NaN have several forms
+            return None
         return TargetContent(record, None, tuple(columns), lookup=lambda keys: _find_rows(reader, keys))
     rows = collect_rows(reader.read_all(), schema)
     return None if rows is None else TargetContent(record, None, tuple(columns), rows)
 
 
-def _find_rows(reader: DeltaSplitReader, keys: pa.Table) -> pa.Table | None:
+def _find_rows(reader: DeltaSplitReader, keys: pa.Table) -> pa.Table:
     """Return the rows of these keys. Files that have none of them by their statistics are not read."""
-    if any(kinds.is_floating(field.type) for field in keys.schema):  # zero and NaN have several forms
-        return None
     wanted = keys.cast(pa.schema([reader.schema.field(name) for name in keys.column_names]))
     bounds = bounds_of(wanted, tuple(keys.column_names))
     found = [reader.schema.empty_table()]

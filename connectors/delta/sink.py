@@ -186,7 +186,9 @@ class DeltaTableSink(LakehouseSink, DirectSink):
         rows = 0 if limit is None else self.count_rows(state)
         is_whole = limit is None or rows <= limit
         if version is not None and (is_whole or rows <= LOOKUP_ROWS):
-            found = read_local_content(self._name, version, state.record, schema.names, is_whole=is_whole)
+            found = read_local_content(
+                self._name, version, state.record, schema.names, self._key, is_whole=is_whole
+            )
             if found is not None:
                 return found
         return super().content(schema, folder, limit)

@@ -219,10 +219,13 @@ class ContentAudit:
         return content.rows is None or (self._budget is not None and self._budget <= DRIVER_ROWS)
 
     def _in_driver(self, work: _Work) -> CheckResult:
+        # Without a limit Spark computes the SQL, independently of the runs whose SQL Arrow computed.
+        by_arrow = self._budget is not None
+        planner, last = work.planner, work.scope.last
         if work.single is not None:
-            sample = sample_by_key(work.planner, work.name, work.single, work.inputs[0], work.scope.last)
+            sample = sample_by_key(planner, work.name, work.single, work.inputs[0], last, by_arrow=by_arrow)
         else:
-            sample = sample_at_sink(work.planner, work.name, work.inputs, work.scope.last)
+            sample = sample_at_sink(planner, work.name, work.inputs, last, by_arrow=by_arrow)
         found = compare_sample(sample, work.content, work.key, whole=work.scope.whole)
         return _unknown(work.name, self._too_large()) if found is None else work.result(found, sample)
 

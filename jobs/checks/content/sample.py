@@ -66,9 +66,9 @@ class ExpectedSample:
 
 
 def sample_by_key(
-    planner: PipelinePlanner, sink: str, source: str, found: SourceRows, plan: EpochPlan
+    planner: PipelinePlanner, sink: str, source: str, found: SourceRows, plan: EpochPlan, *, by_arrow: bool
 ) -> ExpectedSample:
-    """See `expected_by_key`."""
+    """See `expected_by_key`. `by_arrow`: Arrow computes the SQL if it can."""
     node, key = planner.file.model.sinks[sink], graph.key_of(planner.file.model, sink)
     filtered = node.from_ in planner.retractions.marked
     read = found.find_local_rows()
@@ -76,7 +76,8 @@ def sample_by_key(
         ensure_session(planner.spark)
         read = union_of(found).toArrow()
     last, unclear = last_rows(read, key, getattr(node, "version_column", None), filtered=filtered)
-    made, types = _compute_rows(planner, sink, source, last) or _collected(
+    computed = _compute_rows(planner, sink, source, last) if by_arrow else None
+    made, types = computed or _collected(
         rows_by_sql(planner, sink, source, _create_frame(planner, source, last), plan)
     )
     keys, streamed = (keys_of(last, key, streamed=streamed) for streamed in (False, True))
@@ -128,12 +129,12 @@ def _payload_of(planner: PipelinePlanner, sink: str, rows: pa.Table) -> tuple[pa
 
 
 def sample_at_sink(
-    planner: PipelinePlanner, sink: str, inputs: list[SourceRows], plan: EpochPlan
+    planner: PipelinePlanner, sink: str, inputs: list[SourceRows], plan: EpochPlan, *, by_arrow: bool
 ) -> ExpectedSample:
-    """See `expected_at_sink`."""
+    """See `expected_at_sink` and `sample_by_key`."""
     model = planner.file.model
     key, version = graph.key_of(model, sink), getattr(model.sinks[sink], "version_column", None)
-    arriving = _compute_at_sink(planner, sink, inputs)
+    arriving = _compute_at_sink(planner, sink, inputs) if by_arrow else None
     if arriving is None:
         ensure_session(planner.spark)
     if not key:
