@@ -15,8 +15,7 @@ from headrace.pipeline.testcases.loader import case_files
 NO_TESTS = int(pytest.ExitCode.NO_TESTS_COLLECTED)
 
 _OPTIONS = (
-    # Tests of pipelines do not depend on the pytest configuration of the folder that they are in, nor on other
-    # plugins of the environment.
+    # Tests of pipelines do not depend on the pytest configuration of their folder, nor on other plugins.
     *("--disable-plugin-autoload", "-p", "headrace.pytest_plugin"),
     *("-c", os.devnull, "--noconftest", "-p", "no:cacheprovider", "-p", "no:warnings"),
     *("--continue-on-collection-errors", "--no-header", "--show-capture=no", "-o", "verbosity_test_cases=1"),

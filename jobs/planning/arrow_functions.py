@@ -60,7 +60,7 @@ def _round_half_up(values: pa.Array, places: int, operation: str) -> Any:
     """Return doubles rounded to a number of places, times 10^places.
 
     Spark rounds the decimal number as which a double is written. A double below the double of a tie is
-    written as a number below the tie, and likewise above it. The tie itself is left to Spark.
+    written as a number below the tie, and one above it as a number above. The tie itself is left to Spark.
     """
     size = pc.abs(values)
     scaled = pc.multiply(size, 10.0**places)

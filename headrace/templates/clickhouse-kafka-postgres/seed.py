@@ -1,4 +1,4 @@
-"""Example data: 10,001 orders in the table; on the topic an old one, a new one, an update, a delete."""
+"""Write 10,001 orders into the table, and an old one, a new one, an update and a delete to the topic."""
 
 import json
 from urllib.parse import urlsplit
@@ -10,11 +10,11 @@ from confluent_kafka.cimpl import NewTopic
 
 from headrace.pipeline.config.settings import load_settings
 
-settings = load_settings()  # the servers that Headrace itself would take
+settings = load_settings()  # the servers that Headrace uses
 
 
 def fill_table() -> None:
-    """Fill the table as if it was loaded from the topic: its last row has the offset."""
+    """Fill the table as if it had been loaded from the topic: its last row has the offset."""
     at = urlsplit(settings.clickhouse_source.url)
     client = clickhouse_connect.get_client(
         host=at.hostname,
@@ -46,7 +46,7 @@ def fill_topic() -> None:
     A delete needs only the key.
     """
     brokers = {"bootstrap.servers": settings.kafka_source.brokers}
-    admin = AdminClient(brokers)  # kept by a name: when it goes, so does what it was asked for
+    admin = AdminClient(brokers)  # its futures fail once it is collected
     admin.create_topics([NewTopic("$name", num_partitions=1)])["$name"].result()
     producer = Producer(brokers | {"enable.idempotence": True})  # a retry keeps the order of messages
     for op, order in (

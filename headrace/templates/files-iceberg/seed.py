@@ -1,4 +1,4 @@
-"""Data to begin with: three CSV files, 3,000 sales, of which every tenth was given back."""
+"""Write example data: three CSV files with 3,000 sales, of which every tenth was returned."""
 
 import csv
 from datetime import UTC, datetime, timedelta

@@ -1,4 +1,4 @@
-"""Data to begin with: 1,000 readings of 50 sensors on the topic, and one that cannot be."""
+"""Write example data: 1,000 readings of 50 sensors to the topic, and one impossible reading."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -9,14 +9,14 @@ from confluent_kafka.cimpl import NewTopic
 
 from headrace.pipeline.config.settings import load_settings
 
-brokers = {"bootstrap.servers": load_settings().kafka_source.brokers}  # those that Headrace itself would take
-admin = AdminClient(brokers)  # kept by a name: when it goes, so does what it was asked for
+brokers = {"bootstrap.servers": load_settings().kafka_source.brokers}  # those that Headrace uses
+admin = AdminClient(brokers)  # its futures fail once it is collected
 admin.create_topics([NewTopic("$name", num_partitions=2)])["$name"].result()
 producer = Producer(brokers | {"enable.idempotence": True})  # a retry keeps the order of messages
 
 
 def send(sensor: str, celsius: float, at: datetime) -> None:
-    """One JSON object per message; messages of one key stay in order, because they go to one partition."""
+    """Send one JSON object per message. Messages of one key stay in order: they go to one partition."""
     body = {"$key": sensor, "celsius": celsius, "measured_at": at.isoformat()}
     producer.produce("$name", json.dumps(body), key=sensor)
 

@@ -9,7 +9,7 @@ from headrace import Plugin
 
 
 def masked(texts: pa.Array) -> pa.Array:
-    """Arrays in, one array out, of the same length; a null stays null. Runs in Spark's workers."""
+    """Return an array of the length of the arguments. Null stays null. Runs in Spark's workers."""
     return pc.replace_substring_regex(texts, pattern=r"\B\w", replacement="*")
 
 

@@ -8,13 +8,13 @@ from headrace import Options, Plugin, PluginContext
 
 
 class StageOptions(Options):
-    """What settings may say."""
+    """The keys in the settings."""
 
-    stage: str = Field(default="test", description="What stands for @stage@.")
+    stage: str = Field(default="test", description="The text that replaces @stage@.")
 
 
 class Stage:
-    """Made once per file."""
+    """Replaces the stage. One instance per file."""
 
     def __init__(self, context: PluginContext) -> None:
         self.options = context.options

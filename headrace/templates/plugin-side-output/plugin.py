@@ -1,4 +1,4 @@
-"""How many rows each source brought, epoch by epoch."""
+"""Counts the rows of each source, epoch by epoch."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 
 class CountOptions(Options):
-    """What settings may say."""
+    """The keys in the settings."""
 
-    folder: str = Field(description="Where the counts go, a folder per source and a file per epoch.")
+    folder: str = Field(description="The folder of the counts: a folder per source, a file per epoch.")
 
 
 class Count(SideOutput):
-    """One instance per source. The same epoch may come again, so its file is named after it and replaced."""
+    """One instance per source. An epoch may be seen twice, so its file has its number and is replaced."""
 
     def epoch(self, plan: EpochPlan, rows: DataFrame) -> None:
-        """Before any sink is written. An error keeps the epoch from being written."""
+        """Count an epoch before any sink is written. After an error the epoch is not written."""
         folder = Path(self.options.folder) / self.context.name
         folder.mkdir(parents=True, exist_ok=True)
         beside = folder / f".{plan.number}"

@@ -1,4 +1,4 @@
-"""Rows in a table of an SQLite file, exactly once: rows and the epoch's note are one transaction."""
+"""Writes rows into a table of an SQLite file, exactly once: rows and record are one transaction."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ from headrace import OP, ArrowTransactionalSink, Options, Plugin
 
 
 class TableOptions(Options):
-    """What a node may say."""
+    """The keys of a node."""
 
-    path: str = Field(description="The SQLite file; made if it is missing.")
-    table: str = Field(pattern="^[A-Za-z_][A-Za-z0-9_]*$$", description="The table; made if it is missing.")
+    path: str = Field(description="The SQLite file. It is created if it does not exist.")
+    table: str = Field(
+        pattern="^[A-Za-z_][A-Za-z0-9_]*$$", description="The table. It is created if missing."
+    )
 
 
 class Table(ArrowTransactionalSink):
-    """`swap` is the atomic act: it compares the note, and writes note and rows, in one transaction."""
+    """`swap` is the atomic act: it compares the record, and writes record and rows in one transaction."""
 
     @property
     def target_id(self) -> str:
-        """The table: two pipelines do not write it, unless both sinks set `share`."""
+        """The table. Two pipelines do not write it, unless both sinks set `share`."""
         return self.options.table
 
     def _connect(self) -> sqlite3.Connection:
@@ -49,7 +51,7 @@ class Table(ArrowTransactionalSink):
     def compare_and_swap(
         self, expected: dict[str, Any] | None, note: dict[str, Any], rows: pa.Table | None
     ) -> bool:
-        """Store the note and the rows if the note is still the expected one.
+        """Store the record and the rows if the stored record is still the expected one.
 
         Return whether they were stored.
         """

@@ -1,4 +1,4 @@
-"""A row for every word of a column."""
+"""Makes one row for every word of a column."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headrace import ArrowTransform, Options, Plugin, UserError, fan_out
 
 
 class WordsOptions(Options):
-    """What a node may say."""
+    """The keys of a node."""
 
     column: str = Field(default="text", description="The column to split into words.")
 

@@ -44,13 +44,15 @@ FOLDERS = (
     "benchmarks",
     "examples",
     "docs",
+    "docker",
+    "helm",
 )
 
 
 def texts(path: Path) -> Iterator[tuple[int, str]]:
-    """Every line of a page; of a module every string and comment, with its line."""
+    """Every line of a page or a YAML file; of a module every string and comment, with its line."""
     text = path.read_text(encoding="utf-8")
-    if path.suffix == ".md":
+    if path.suffix != ".py":
         yield from enumerate(text.splitlines(), 1)
         return
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -66,11 +68,11 @@ def pages() -> list[Path]:
     found = [
         path
         for folder in folders
-        for kind in ("*.py", "*.md")
+        for kind in ("*.py", "*.md", "*.yaml", "Dockerfile")
         for path in folder.rglob(kind)
         if "node_modules" not in path.parts
     ]
-    return sorted({path.resolve() for path in [*found, *ROOT.glob("*.md")]})
+    return sorted({path.resolve() for path in [*found, *ROOT.glob("*.md"), ROOT / "Makefile"]})
 
 
 def rejected(path: Path) -> list[str]:
