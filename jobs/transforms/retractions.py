@@ -66,6 +66,11 @@ def without_marked(frame: DataFrame) -> DataFrame:
     return frame.where(F.col(f"{POS}.sub") >= 0)
 
 
+def _passes(table: pa.Table) -> Any:
+    """Return whether each row passed all filters."""
+    return pc.greater_equal(pc.struct_field(table[POS], "sub"), 0)
+
+
 def follows_updates(node: SinkConfig) -> bool:
     """Return whether an update that a filter rejects deletes the row.
 
@@ -94,7 +99,7 @@ class SinkBoundary:
     def local_rows(self, sink: str, table: pa.Table) -> pa.Table:
         """Return the rows that `rows` returns, from rows in the driver."""
         node = self._model.sinks[sink]
-        passed = pc.greater_equal(pc.struct_field(table[POS], "sub"), 0)
+        passed = _passes(table)
         if node.from_ not in self._found.marked or pc.all(passed).as_py() is not False:
             return table
         if sink not in self._found.sinks:
@@ -113,7 +118,7 @@ class SinkBoundary:
             return self.local_rows(node, table)
         if node not in self._found.marked:
             return table
-        return table.filter(pc.greater_equal(pc.struct_field(table[POS], "sub"), 0))
+        return table.filter(_passes(table))
 
     def _deletes(
         self, node: SinkConfig, frame: DataFrame, key: tuple[str, ...], others: Collection[str]

@@ -101,8 +101,9 @@ def _compute_rows(
     rows = _compute_node(planner, sink, {source: live})
     if rows is None:
         return None
-    passes = pc.greater_equal(pc.struct_field(rows[POS], "sub"), 0)
-    return _payload_of(planner, sink, rows.filter(passes))
+    boundary = SinkBoundary(planner.file.model, planner.retractions, planner.keys)
+    passed = boundary.visible_local_rows(planner.file.model.sinks[sink].from_, rows)
+    return _payload_of(planner, sink, passed)
 
 
 def _compute_node(planner: PipelinePlanner, sink: str, tables: Mapping[str, pa.Table]) -> pa.Table | None:
