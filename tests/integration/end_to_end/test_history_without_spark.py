@@ -165,11 +165,17 @@ def world(services: Services, pg: str, ch_db: str, tmp_path: Path) -> Iterator[H
     found.close()
 
 
-def at_kill_points(**slow: tuple[int, ...]) -> pytest.MarkDecorator:
-    """Kill the run after its second split, and in the slow suite at the named points."""
+def at_kill_points(*, daily: bool = True, **slow: tuple[int, ...]) -> pytest.MarkDecorator:
+    """Kill the run after its second split, and in the slow suite at the named points.
+
+    Without `daily` the first belongs to the slow suite, too.
+    """
     points = [(name.replace("_", "-"), nth) for name, numbers in slow.items() for nth in numbers]
     slow_points = [pytest.param(*point, marks=pytest.mark.slow) for point in points]
-    return pytest.mark.parametrize(("point", "nth"), [("split-loaded", 2), *slow_points])
+    marks = () if daily else pytest.mark.slow
+    return pytest.mark.parametrize(
+        ("point", "nth"), [pytest.param("split-loaded", 2, marks=marks), *slow_points]
+    )
 
 
 @at_kill_points(
@@ -207,7 +213,9 @@ def test_rows_after_sql_of_a_killed_run(world: HistoryWorld, point: str, nth: in
     assert [(key, by_id[key]) for key, _ in expected] == expected
 
 
-@at_kill_points(split_loading=(1, 3), delta_file_written=(1, 3), delta_committed=(5, 6), sinks_written=(1,))
+@at_kill_points(
+    daily=False, split_loading=(1, 3), delta_file_written=(1, 3), delta_committed=(5, 6), sinks_written=(1,)
+)
 def test_values_that_spark_computes_in_a_killed_run(world: HistoryWorld, point: str, nth: int) -> None:
     world.fill_table()
     world.file.write_text(GUARDED.format(name=world.name, folder=world.folder))
@@ -235,7 +243,9 @@ def test_an_epoch_is_finished_after_its_index_was_dropped(world: HistoryWorld) -
     assert not world.has_started_spark()
 
 
-@at_kill_points(split_loaded=(1, 3), split_loading=(2, 3), delta_file_written=(1, 2), sinks_written=(1,))
+@at_kill_points(
+    daily=False, split_loaded=(1, 3), split_loading=(2, 3), delta_file_written=(1, 2), sinks_written=(1,)
+)
 def test_rows_of_a_key_in_several_splits_keep_their_order(world: HistoryWorld, point: str, nth: int) -> None:
     world.fill_table()
     world.execute(
@@ -254,7 +264,12 @@ def test_rows_of_a_key_in_several_splits_keep_their_order(world: HistoryWorld, p
 
 
 @at_kill_points(
-    planned=(1,), split_loading=(2, 3), delta_file_written=(1, 2), delta_committed=(5,), sinks_written=(1, 2)
+    daily=False,
+    planned=(1,),
+    split_loading=(2, 3),
+    delta_file_written=(1, 2),
+    delta_committed=(5,),
+    sinks_written=(1, 2),
 )
 def test_rows_of_a_delta_table_of_a_killed_run(
     world: HistoryWorld, spark: SparkSession, point: str, nth: int
