@@ -298,7 +298,7 @@ class TestWithSpark:
             "exactly once",
             "partitions 11 by time_hour, 2013-01-01 to 2013-11-01",
             "key        time_hour, carrier, flight; from flights",
-            "history    rows: transform `clean`: Spark and the source may not mean the same",
+            "history    unchecked: the columns of the history of `flights` are not known",
             "unchecked  columns of clickhouse flights.history: not asked, --offline",
             "columns    the 11 of buckets",
             "clean.dep_delay = CAST(NULLIF(TRIM(dep_delay), 'NA') AS INT)",
