@@ -229,7 +229,8 @@ def test_assets_downstream_are_requested_while_the_stream_runs(
     stand_in.during = during
     evaluate()
     for _ in range(3):
-        moment += timedelta(hours=1)
+        # The schedule ticks each hour. Others advance little: in the last hours of a month the partition ends.
+        moment += timedelta(hours=1) if condition == "on_cron" else timedelta(seconds=1)
         assert evaluate() == 0, "no report"
         assert job.execute_in_process(instance=instance).success
         former = {run.run_id for run in instance.get_runs()}
