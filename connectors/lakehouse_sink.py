@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -83,9 +83,15 @@ class LakehouseSink(TransactionalSink):
         state = self.read_state()
         if state is None or state.record is None:
             return None
-        frame, columns = self.read_rows(state), tuple(schema.names)
-        rows = 0 if limit is None else frame.count()
-        if limit is None or rows <= limit:
+        columns = tuple(schema.names)
+        rows = 0 if limit is None else self.count_rows(state)
+        is_whole = limit is None or rows <= limit
+        if is_whole or rows <= LOOKUP_ROWS:
+            found = self.read_local_content(state, state.record, columns, is_whole=is_whole)
+            if found is not None:
+                return found
+        frame = self.read_rows(state)
+        if is_whole:
             return TargetContent(state.record, frame, columns)
         return TargetContent(
             state.record,
@@ -93,6 +99,16 @@ class LakehouseSink(TransactionalSink):
             columns,
             lookup=lambda keys: _rows_of_keys(frame, keys) if rows <= LOOKUP_ROWS else None,
         )
+
+    def read_local_content(
+        self, state: SinkState, record: CommitRecord, columns: Sequence[str], *, is_whole: bool
+    ) -> TargetContent | None:
+        """Return the rows of a table version without Spark, or a lookup if it is not to be read as a whole.
+
+        Return None if only Spark reads them.
+        """
+        del state, record, columns, is_whole
+        return None
 
     def query_target(self) -> TargetQuery | None:
         """Return SQL over one table version, as a temporary view of the session."""

@@ -10,19 +10,12 @@ from pyarrow import types as kinds
 from headrace.connectors.content import TargetContent
 from headrace.connectors.delta.data_files import may_contain
 from headrace.connectors.delta.local_snapshot import LocalSnapshot
-from headrace.connectors.delta.local_versions import LocalVersions
 from headrace.connectors.delta.split_reader import DeltaSplitReader
 from headrace.connectors.lakehouse_rows import bounds_of
 from headrace.connectors.local_rows import collect_rows
 from headrace.connectors.spark_types import arrow_schema
-from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.protocol.epochs import CommitRecord
 from headrace.pipeline.types.arrow import is_nested
-
-
-def find_version(path: str, settings: Settings, number: int) -> LocalSnapshot | None:
-    """Return a version of a table on a local disk, or None if only Spark reads it."""
-    return LocalVersions(path, settings).find(number)
 
 
 def read_local_content(

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from headrace.connectors.content import TargetContent
@@ -21,14 +20,15 @@ from headrace.connectors.delta.commit_metadata import TableVersion, encode_commi
 from headrace.connectors.delta.config import describe_table
 from headrace.connectors.delta.direct import KeysMayExistError
 from headrace.connectors.delta.errors import explain, is_duplicate_transaction
-from headrace.connectors.delta.local_content import find_version, read_local_content
+from headrace.connectors.delta.local_content import read_local_content
 from headrace.connectors.delta.local_log import LocalTableLog
 from headrace.connectors.delta.local_snapshot import absolute_path
+from headrace.connectors.delta.local_versions import LocalVersions
 from headrace.connectors.delta.maintenance import DeltaMaintenance
 from headrace.connectors.delta.open_table import OpenTable, open_table
 from headrace.connectors.delta.table import check_columns, check_location, create, create_local
 from headrace.connectors.fencing import fenced
-from headrace.connectors.lakehouse_sink import LOOKUP_ROWS, LakehouseSink, missing_table_error
+from headrace.connectors.lakehouse_sink import LakehouseSink, missing_table_error
 from headrace.connectors.sink_base import DirectSink, SinkContext
 from headrace.connectors.source_base import SplitReader
 from headrace.connectors.transactional_sink import CommitKind, SinkCommit, SinkState
@@ -177,21 +177,14 @@ class DeltaTableSink(LakehouseSink, DirectSink):
         count = self._open().epoch_writer.count_rows(state.version[0])
         return super().count_rows(state) if count is None else count
 
-    def content(self, schema: pa.Schema, folder: Path, limit: int | None = None) -> TargetContent | None:
-        """Return the record and the rows of one version, without Spark if the table is on a local disk."""
-        state = self.read_state()
-        if state is None or state.record is None:
+    def read_local_content(
+        self, state: SinkState, record: CommitRecord, columns: Sequence[str], *, is_whole: bool
+    ) -> TargetContent | None:
+        """See `LakehouseSink.read_local_content`. The table is on a local disk."""
+        version = LocalVersions(self._path, self._context.settings).find(state.version[0].number)
+        if version is None:
             return None
-        version = find_version(self._path, self._context.settings, state.version[0].number)
-        rows = 0 if limit is None else self.count_rows(state)
-        is_whole = limit is None or rows <= limit
-        if version is not None and (is_whole or rows <= LOOKUP_ROWS):
-            found = read_local_content(
-                self._name, version, state.record, schema.names, self._key, is_whole=is_whole
-            )
-            if found is not None:
-                return found
-        return super().content(schema, folder, limit)
+        return read_local_content(self._name, version, record, columns, self._key, is_whole=is_whole)
 
     def open_maintenance(self) -> DeltaMaintenance:
         """Return the maintenance of the table."""

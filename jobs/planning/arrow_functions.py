@@ -28,10 +28,9 @@ class UnprovenValuesError(Exception):
     """A guarded operation got values for which Spark may give another result, or an error."""
 
 
-def prove(condition: Any, operation: str) -> None:
+def _prove(condition: Any, operation: str) -> None:
     """Raise UnprovenValuesError unless the condition is true for all rows, or NULL."""
-    every = condition.as_py() if isinstance(condition, pa.Scalar) else pc.all(condition).as_py()
-    if every is False:
+    if pc.all(condition).as_py() is False:
         raise UnprovenValuesError(operation)
 
 
@@ -46,14 +45,9 @@ def _cast_checked(found: Expression, values: pa.Array) -> Any:
     return pc.cast(values, arrow_of(found.kind))
 
 
-def _truncate_number(found: Expression, values: pa.Array) -> Any:
-    prove(pc.less(pc.abs(values), _EXACT), found.operation)
-    return pc.cast(pc.trunc(values), arrow_of(found.kind))
-
-
 def _to_integer(function: Callable[[Any], Any], found: Expression, values: pa.Array) -> Any:
-    prove(pc.less(pc.abs(values), _EXACT), found.operation)
-    return pc.cast(function(values), pa.int64())
+    _prove(pc.less(pc.abs(values), _EXACT), found.operation)
+    return pc.cast(function(values), arrow_of(found.kind))
 
 
 def _round_half_up(values: pa.Array, places: int, operation: str) -> Any:
@@ -64,10 +58,10 @@ def _round_half_up(values: pa.Array, places: int, operation: str) -> Any:
     """
     size = pc.abs(values)
     scaled = pc.multiply(size, 10.0**places)
-    prove(pc.less(scaled, _MOST_ROUNDED), operation)
+    _prove(pc.less(scaled, _MOST_ROUNDED), operation)
     below = pc.floor(scaled)
     tie = pc.divide(pc.multiply(pc.add(pc.multiply(below, 2.0), 1.0), 5.0), 10.0 ** (places + 1))
-    prove(pc.not_equal(size, tie), operation)
+    _prove(pc.not_equal(size, tie), operation)
     rounded = pc.if_else(pc.greater(size, tie), pc.add(below, 1.0), below)
     # Zero has no sign as a decimal.
     return pc.add(pc.if_else(pc.less(values, 0.0), pc.negate(rounded), rounded), 0.0)
@@ -97,7 +91,7 @@ def _double_of_decimal(found: Expression, values: pa.Array) -> Any:
     scale = values.type.scale
     factor = pa.scalar(Decimal(10) ** scale, pa.decimal128(scale + 1, 0))
     whole = pc.cast(pc.cast(pc.multiply(values, factor), pa.decimal128(38, 0), safe=False), pa.int64())
-    prove(pc.less(pc.abs_checked(whole), int(_EXACT)), found.operation)
+    _prove(pc.less(pc.abs_checked(whole), int(_EXACT)), found.operation)
     return pc.divide(pc.cast(whole, pa.float64()), 10.0**scale)
 
 
@@ -127,12 +121,12 @@ def _day_difference(_: Expression, end: pa.Array, start: pa.Array) -> Any:
 
 
 def _map_case(function: Callable[[Any], Any], _: Expression, text: pa.Array) -> Any:
-    prove(pc.string_is_ascii(text), "case mapping")
+    _prove(pc.string_is_ascii(text), "case mapping")
     return function(text)
 
 
 def _divide_nonzero(_: Expression, dividend: pa.Array, divisor: pa.Array) -> Any:
-    prove(pc.not_equal(divisor, 0.0), "division")
+    _prove(pc.not_equal(divisor, 0.0), "division")
     return pc.divide(dividend, divisor)
 
 
@@ -185,7 +179,7 @@ def _plain(function: Callable[..., Any], _: Expression, *values: pa.Array) -> An
 GUARDED: Mapping[str, Callable[..., Any]] = {
     "parse": _parse,
     "cast_checked": _cast_checked,
-    "truncate_number": _truncate_number,
+    "truncate_number": functools.partial(_to_integer, pc.trunc),
     "floor": functools.partial(_to_integer, pc.floor),
     "ceil": functools.partial(_to_integer, pc.ceil),
     "round_double": _round_double,
@@ -207,9 +201,7 @@ GUARDED: Mapping[str, Callable[..., Any]] = {
     "starts_with": functools.partial(_match, pc.starts_with),
     "ends_with": functools.partial(_match, pc.ends_with),
     "contains": functools.partial(_match, pc.match_substring),
-    "day_of_week": functools.partial(
-        _plain, functools.partial(pc.day_of_week, count_from_zero=False, week_start=7)
-    ),
+    "day_of_week": _day_of_week,
     "day_of_month": functools.partial(_plain, pc.day),
     **{name: functools.partial(_of_moments, getattr(pc, name)) for name in ("hour", "minute", "second")},
     **{

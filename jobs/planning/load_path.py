@@ -44,13 +44,18 @@ class LoadPath:
     query: str | None = None
     transforms: tuple[ArrowSelect, ...] = ()
     """The transforms that tasks compute over Arrow, if the source has no SQL for them."""
-    guarded: tuple[str, ...] = ()
-    """The same transforms by name, if Spark computes batches with values that Arrow leaves to it."""
     key: tuple[str, ...] = ()
     filters: bool = False
     """Whether a filter may leave out the last row of a key, so that earlier ones must not be read."""
     keys_spread: bool = False
     """Whether the sink may get rows of one key in several splits, whose order it keeps."""
+
+    @property
+    def guarded(self) -> tuple[str, ...]:
+        """The names of `transforms` if Spark computes batches with values that Arrow leaves to it."""
+        if not any(transform.guarded for transform in self.transforms):
+            return ()
+        return tuple(transform.node for transform in self.transforms)
 
     @property
     def is_bulk_copy(self) -> bool:
@@ -229,12 +234,12 @@ class _SplitComputation(NamedTuple):
 
     query: str | None = None
     transforms: tuple[ArrowSelect, ...] = ()
-    guarded: tuple[str, ...] = ()
 
     def describe(self) -> str:
         if not self.transforms:
             return ", the SQL runs in the source" if self.query else ""
-        rest = ", and by Spark for values that Arrow does not compute" if self.guarded else ""
+        leaves_values = any(transform.guarded for transform in self.transforms)
+        rest = ", and by Spark for values that Arrow does not compute" if leaves_values else ""
         return f", the SQL is computed over Arrow{rest}"
 
 
@@ -327,8 +332,7 @@ def _plan_arrow_transforms(
             msg = f"transform `{name}`: Spark and Arrow may not mean the same by this SQL"
             raise UserError(msg)
         upstream = name
-    uses_spark = any(transform.guarded for transform in transforms)
-    return _SplitComputation(None, tuple(transforms), tuple(chain) if uses_spark else ())
+    return _SplitComputation(None, tuple(transforms))
 
 
 def _has_types(transform: ArrowSelect, wanted: pa.Schema) -> bool:

@@ -102,7 +102,7 @@ class PipelinePlanner:
         self.texts: Mapping[str, str] = self._sql_nodes.texts
         """The last SQL that Spark got for each sql node."""
         self._portable_nodes = PortableNodes(file, self._sql_nodes)
-        self._local_nodes = LocalNodes(file.model, self.spark, self.texts, self.schemas)
+        self.local_nodes = LocalNodes(file.model, self.spark, self.texts, self.schemas)
         self._errors = {one.node: one for one in errors_outputs(file.model).values()}
         if self._lookups:
             register(self.spark, self._lookups)
@@ -326,7 +326,7 @@ class PipelinePlanner:
         )
 
     def _rejections(self, plan: EpochPlan, nodes: Collection[str]) -> EpochRejections:
-        return EpochRejections(plan.number, nodes, self._local_nodes, self.texts)
+        return EpochRejections(plan.number, nodes, self.local_nodes, self.texts)
 
     def _complete(self, readings: Mapping[str, SourceBatch]) -> dict[str, SourceBatch]:
         return {
@@ -371,7 +371,7 @@ class PipelinePlanner:
             counts = staging.rows if staging else {}
             shared = {node for node in from_ if from_.count(node) > 1}
             read = {*from_} - set(counts)
-            local, tables = self._local_nodes.compute(views, every, read, known) if each is None else ({}, {})
+            local, tables = self.local_nodes.compute(views, every, read, known) if each is None else ({}, {})
             there = {*counts, *local, *rejecting}
             there |= {name for name, one in every.items() if one.persisted is not None}
             for name in shared - there if readings else ():

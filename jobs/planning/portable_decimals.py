@@ -17,6 +17,9 @@ from headrace.jobs.planning.portable_values import (
     NULL,
     NUMBER,
     Expression,
+    decimal_literal,
+    integer_kind,
+    is_decimal_kind,
     leave_out,
     precision_and_scale,
     typed,
@@ -29,7 +32,7 @@ INTEGER_DIGITS: Mapping[str, int] = dict(zip(INTS, (3, 5, 10, 20), strict=True))
 
 def is_decimal(found: Expression) -> bool:
     """Return whether an expression has a decimal type."""
-    return found.kind.startswith("Decimal")
+    return is_decimal_kind(found.kind)
 
 
 def decimal_kind(precision: int, scale: int) -> str:
@@ -42,11 +45,8 @@ def decimal_kind(precision: int, scale: int) -> str:
 def to_decimal(found: Expression, kind: str) -> Expression:
     """Return a literal, an integer or a decimal in a decimal type that has room for it."""
     if found.kind == NUMBER:
-        precision, scale = precision_and_scale(kind)
-        _, value = _literal(found)
-        if value != value.quantize(Decimal(1).scaleb(-scale)) or abs(value) >= 10 ** (precision - scale):
-            raise leave_out(found)
-        return Expression("constant", kind, text=f"{value:f}")
+        _literal_digits(found)  # refuses an exponent
+        return decimal_literal(found, kind)
     return typed(found, kind)
 
 
@@ -69,7 +69,7 @@ def widen(found: Sequence[Expression]) -> str:
         if one.kind == NULL:
             continue
         if one.kind == NUMBER and re.fullmatch(r"-?\d+", one.text):
-            sizes.append((10 if abs(int(one.text)) < 2**31 else 20, 0))
+            sizes.append((INTEGER_DIGITS[integer_kind(one)], 0))
         else:
             sizes.append(_digits(one))
     scale = max(scale for _, scale in sizes)
@@ -92,7 +92,7 @@ def compute(node: exp.Binary, left: Expression, right: Expression) -> Expression
 def _digits(found: Expression) -> tuple[int, int]:
     """Return precision and scale of an operand. A literal has those of its digits."""
     if found.kind == NUMBER:
-        return _literal(found)[0]
+        return _literal_digits(found)
     if found.kind in INTS:
         return INTEGER_DIGITS[found.kind], 0
     if not is_decimal(found):
@@ -100,11 +100,10 @@ def _digits(found: Expression) -> tuple[int, int]:
     return precision_and_scale(found.kind)
 
 
-def _literal(found: Expression) -> tuple[tuple[int, int], Decimal]:
-    """Return precision and scale of a literal, and its value. With an exponent it is a double."""
+def _literal_digits(found: Expression) -> tuple[int, int]:
+    """Return precision and scale of a literal. With an exponent it is a double, which is left out."""
     if not re.fullmatch(r"-?(\d+(\.\d*)?|\.\d+)", found.text):
         raise leave_out(found)
-    value = Decimal(found.text)
-    parts = value.as_tuple()
+    parts = Decimal(found.text).as_tuple()
     scale = -int(parts.exponent)
-    return (max(len(parts.digits), scale), scale), value
+    return max(len(parts.digits), scale), scale

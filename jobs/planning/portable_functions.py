@@ -27,6 +27,7 @@ from headrace.jobs.planning.portable_values import (
     Expression,
     boolean,
     common,
+    is_decimal_kind,
     leave_out,
     precision_and_scale,
     present_arguments,
@@ -72,13 +73,9 @@ _TYPES = {
 }
 
 
-def _is_decimal(kind: str) -> bool:
-    return kind.startswith("Decimal")
-
-
 def _group(kind: str) -> str:
     """Return a type, or the word for all types of its group."""
-    return "integer" if kind in INTS else "decimal" if _is_decimal(kind) else kind
+    return "integer" if kind in INTS else "decimal" if is_decimal_kind(kind) else kind
 
 
 def _make(operation: str) -> Callable[[Expression, str], Expression]:
@@ -260,7 +257,7 @@ def _choose(value: Value, node: exp.Greatest | exp.Least) -> Expression:
     if kind in ("Bool", "Float64", "Float32"):
         raise leave_out(node)
     operation = "greatest" if isinstance(node, exp.Greatest) else "least"
-    sides = (to_decimal(one, kind) if _is_decimal(kind) else typed(one, kind) for one in found)
+    sides = (to_decimal(one, kind) if is_decimal_kind(kind) else typed(one, kind) for one in found)
     return Expression(operation, kind, tuple(sides))
 
 

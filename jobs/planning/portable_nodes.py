@@ -7,7 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from headrace.jobs.planning.arrow_sql import ArrowSelect, UnprovenValuesError
+from headrace.jobs.planning.arrow_functions import UnprovenValuesError
+from headrace.jobs.planning.arrow_sql import ArrowSelect
 from headrace.jobs.planning.column_checks import has_types
 from headrace.jobs.planning.portable_sql import parse_portable
 from headrace.jobs.planning.portable_values import OTHER

@@ -37,6 +37,7 @@ from headrace.jobs.planning.portable_values import (
     compare,
     double,
     integer_kind,
+    is_decimal_kind,
     kind_of,
     leave_out,
     literal,
@@ -375,7 +376,7 @@ class _SelectParser:
             raise leave_out(node)
         if self._guarded and (cast := cast_guarded(found, wanted)) is not None:
             return cast
-        if wanted.startswith("Decimal"):
+        if is_decimal_kind(wanted):
             if not self._integers:
                 raise leave_out(node)
             return decimals.cast_exactly(found, wanted)

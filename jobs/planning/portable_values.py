@@ -88,7 +88,7 @@ def kind_of(arrow: pa.DataType) -> str:
 
 def arrow_of(kind: str) -> pa.DataType:
     """Return the Arrow type of a type that `kind_of` returns, except OTHER."""
-    if kind.startswith("Decimal"):
+    if is_decimal_kind(kind):
         precision, scale = precision_and_scale(kind)
         return pa.decimal128(precision, scale)
     return _KINDS[kind]
@@ -205,19 +205,27 @@ def _meeting(literal: Expression, kind: str) -> Expression:
     """Return a literal in the type that it is compared with."""
     if literal.kind == NUMBER and kind in INTS:
         return to_integer(literal)
-    if literal.kind == NUMBER and kind.startswith("Decimal"):
-        precision, scale = precision_and_scale(kind)
-        value = Decimal(literal.text)
-        if value != value.quantize(Decimal(1).scaleb(-scale)) or abs(value) >= Decimal(10) ** (
-            precision - scale
-        ):
-            raise leave_out(literal)
-        return Expression("constant", kind, text=f"{value:f}")
+    if literal.kind == NUMBER and is_decimal_kind(kind):
+        return decimal_literal(literal, kind)
     if literal.kind == TEXT and kind == "String":
         return Expression("text", kind, text=literal.text)
     if literal.kind == TEXT and kind in ("Date32", TIMESTAMP):
         return to_timestamp_literal(literal, kind)
     raise leave_out(literal)
+
+
+def is_decimal_kind(kind: str) -> bool:
+    """Return whether a type is a decimal."""
+    return kind.startswith("Decimal")
+
+
+def decimal_literal(found: Expression, kind: str) -> Expression:
+    """Return a number that is written out in a decimal type that has it exactly."""
+    precision, scale = precision_and_scale(kind)
+    value = Decimal(found.text)
+    if value != value.quantize(Decimal(1).scaleb(-scale)) or abs(value) >= Decimal(10) ** (precision - scale):
+        raise leave_out(found)
+    return Expression("constant", kind, text=f"{value:f}")
 
 
 def precision_and_scale(kind: str) -> tuple[int, int]:

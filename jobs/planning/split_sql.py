@@ -10,13 +10,12 @@ import pyarrow as pa
 
 from headrace.connectors.arrow_batches import cast_batch
 from headrace.connectors.lazy_session import ensure_session
-from headrace.connectors.local_relation import collect_arrow, compute_by_job, frame_of_table
+from headrace.connectors.local_relation import collect_arrow, frame_of_table
 from headrace.connectors.spark_types import POS_ARROW, row_schema
 from headrace.jobs.planning.planner import PipelinePlanner
 from headrace.jobs.spark.errors import as_headrace_error
 from headrace.jobs.spark.job_tags import inherit_job_tag
 from headrace.jobs.transforms.retractions import without_marked
-from headrace.pipeline.errors import DataError
 from headrace.pipeline.protocol.epochs import EpochPlan
 from headrace.pipeline.sql.system_columns import HIDDEN, OP, POS
 
@@ -40,7 +39,9 @@ class SplitSql:
         last = self.transforms[-1]
         with self._lock:
             try:
-                return _collect(self._select(batch), last, self.planner).to_batches()
+                frame = self._select(batch)
+                local = self.planner.local_nodes.compute_node(last, frame)
+                return collect_arrow(frame if local is None else local).to_batches()
             except Exception as error:
                 raise as_headrace_error(error, node=last, texts=self.planner.texts) from error
 
@@ -60,13 +61,3 @@ class SplitSql:
         if self.transforms[-1] in planner.retractions.marked:
             frame = without_marked(frame)
         return frame.drop(*HIDDEN)
-
-
-def _collect(frame: DataFrame, node: str, planner: PipelinePlanner) -> pa.Table:
-    """Return the rows. Catalyst's evaluation of local rows may fail for rows that a filter leaves out."""
-    try:
-        return collect_arrow(frame)
-    except Exception as error:
-        if not isinstance(as_headrace_error(error, node=node, texts=planner.texts), DataError):
-            raise
-        return compute_by_job(frame).toArrow()

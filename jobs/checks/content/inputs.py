@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -39,13 +40,16 @@ _SIZED = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class SourcePiece:
-    """Some rows of a source, with what orders them. `table` has them if the driver has read them."""
+    """Some rows of a source, with what orders them. They are read when they are used.
+
+    `read_table` returns them as Arrow, or None if only Spark reads them.
+    """
 
     read: Callable[[], DataFrame]
+    read_table: Callable[[], pa.Table | None]
     schema: pa.Schema
     tier: int
-    window: int
-    table: pa.Table | None = None
+    window: int = 0
 
     def create_frame(self) -> DataFrame:
         """Return the rows in Spark: the payload, the system columns, `TIER` and `WINDOW`."""
@@ -59,10 +63,10 @@ class SourcePiece:
 
     def find_local_rows(self) -> pa.Table | None:
         """Return the rows of `create_frame` as Arrow, or None if only Spark has them."""
-        columns = row_columns(self.schema)
-        if self.table is None or any(self.table.field(one.name).type != one.type for one in columns):
+        columns, rows = row_columns(self.schema), self.read_table()
+        if rows is None or any(rows.field(one.name).type != one.type for one in columns):
             return None
-        rows = self.table.select(columns.names)
+        rows = rows.select(columns.names)
         for name, value in ((TIER, self.tier), (WINDOW, self.window)):
             rows = rows.append_column(name, pa.repeat(pa.scalar(value, pa.int32()), rows.num_rows))
         return rows
@@ -88,9 +92,12 @@ class SourceRows:
 
     def find_local_rows(self) -> pa.Table | None:
         """Return all rows as Arrow, or None if only Spark has some of them."""
-        tables = [piece.find_local_rows() for piece in self.pieces]
-        found = [table for table in tables if table is not None]
-        return pa.concat_tables(found) if found and len(found) == len(tables) else None
+        found = []
+        for piece in self.pieces:
+            if (rows := piece.find_local_rows()) is None:
+                return None
+            found.append(rows)
+        return pa.concat_tables(found) if found else None
 
     def miss(self, why: str) -> None:
         """Note rows that are not among these."""
@@ -197,7 +204,7 @@ class SourceRowsReader:
             piece = self._read_messages(source, end_position["stream"], end["stream"], schema, STREAM)
         else:
             reading = source.read_stream(self._spark, end_position, end)
-            piece = SourcePiece(lambda: reading.frame, schema, STREAM, 0, reading.table)
+            piece = SourcePiece(lambda: reading.frame, lambda: reading.table, schema, STREAM)
         found.pieces.append(piece)
         if self._keyed and found.complete and _covers_topic(source, self._model):
             before = {part: known.get(part, 0) for part in begin}
@@ -213,8 +220,12 @@ class SourceRowsReader:
         assert source.unbounded is not None  # noqa: S101
         stream = source.unbounded
         rejects = getattr(stream_node(source.node), "on_error", "fail") != "fail"
-        table = None if rejects else stream.read_table(self._spark, start, end)
-        return SourcePiece(lambda: stream.read(self._spark, start, end), schema, tier, 0, table)
+        return SourcePiece(
+            lambda: stream.read(self._spark, start, end),
+            lambda: None if rejects else stream.read_table(self._spark, start, end),
+            schema,
+            tier,
+        )
 
     def _stream_start(self, source: PipelineSource, end: Json) -> Json:
         first = dict(self._scope.first.start[source.name])
@@ -242,7 +253,8 @@ class SourceRowsReader:
         for window, phase, splits in pieces:
             if splits:
                 tier = RENEWED if found.renewed else HISTORY
-                found.pieces.append(self._read(source, end, phase, splits, schema, tier, window))
+                readers = self._readers_of(source, end, phase, splits, schema)
+                found.pieces.append(SourcePiece(*readers, schema, tier, window))
 
     def _is_too_much(self, found: SourceRows, splits: Sequence[Sequence[Json]]) -> bool:
         """Whether splits have more rows than the sample may read, which is noted."""
@@ -252,28 +264,19 @@ class SourceRowsReader:
         found.miss(f"history has {rows:,} rows, more than the sample may read")
         return True
 
-    def _read(
-        self,
-        source: PipelineSource,
-        end: Json,
-        phase: int,
-        splits: Sequence[Json],
-        schema: pa.Schema,
-        tier: int,
-        window: int,
-    ) -> SourcePiece:
+    def _readers_of(
+        self, source: PipelineSource, end: Json, phase: int, splits: Sequence[Json], schema: pa.Schema
+    ) -> tuple[Callable[[], DataFrame], Callable[[], pa.Table | None]]:
+        """Return what reads splits of history as a frame, and as Arrow."""
         if not self._keyed or _has_other_topics(source):
-            batch = source.read_history(self._spark, end, phase, splits, schema, in_driver=True)
-            return SourcePiece(lambda: batch.frame, schema, tier, window, batch.table)
+            read = partial(source.read_history, self._spark, end, phase, splits, schema)
+            return lambda: read().frame, lambda: read(in_driver=True).table
         handle = source.snapshot_handles(end)[phase]
         snapshot = Snapshot(handle, bool(handle.get("pinned", True)))
         bounded = source.bounded[phase]
-        return SourcePiece(
+        return (
             lambda: bounded.read(self._spark, snapshot, splits, schema.names),
-            schema,
-            tier,
-            window,
-            bounded.read_table(snapshot, splits, schema.names),
+            lambda: bounded.read_table(snapshot, splits, schema.names),
         )
 
     def _pieces(self, source: PipelineSource, end: Json) -> list[tuple[int, int, list[Json]]]:

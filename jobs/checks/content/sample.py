@@ -14,7 +14,7 @@ import pyarrow.compute
 
 from headrace.connectors.content import TargetContent
 from headrace.connectors.keys import canonical
-from headrace.connectors.lazy_session import create_frame, ensure_session
+from headrace.connectors.lazy_session import ensure_session
 from headrace.connectors.local_relation import frame_of_table
 from headrace.connectors.spark_types import row_schema, spark_schema
 from headrace.jobs.checks.content.compare import ContentDifference, normal
@@ -29,7 +29,7 @@ from headrace.jobs.checks.content.tables import (
     rows_of_keys,
 )
 from headrace.jobs.planning.planner import PipelinePlanner
-from headrace.jobs.sources.source_batch import SourceBatch
+from headrace.jobs.sources.source_batch import read_in_driver
 from headrace.jobs.transforms.retractions import SinkBoundary
 from headrace.pipeline.model import graph
 from headrace.pipeline.protocol.epochs import EpochPlan
@@ -103,7 +103,7 @@ def _compute_rows(
         return None
     boundary = SinkBoundary(planner.file.model, planner.retractions, planner.keys)
     passed = boundary.visible_local_rows(planner.file.model.sinks[sink].from_, rows)
-    return _payload_of(planner, sink, passed)
+    return _payload_of(passed), _types_of(planner, sink)
 
 
 def _compute_node(planner: PipelinePlanner, sink: str, tables: Mapping[str, pa.Table]) -> pa.Table | None:
@@ -112,21 +112,20 @@ def _compute_node(planner: PipelinePlanner, sink: str, tables: Mapping[str, pa.T
     if any(is_nested(field.type) for field in schema):
         return None
     readings = {
-        name: SourceBatch(
-            create_frame(planner.spark, rows, planner.source_schemas[name]),
-            rows.num_rows,
-            table=rows,
-            is_local=True,
-        )
+        name: read_in_driver(rows, planner.source_schemas[name], planner.spark)
         for name, rows in tables.items()
     }
     return planner.compute_local_rows(readings).get(planner.file.model.sinks[sink].from_)
 
 
-def _payload_of(planner: PipelinePlanner, sink: str, rows: pa.Table) -> tuple[pa.Table, dict[str, Any]]:
-    """Return the payload of rows that are no deletes, and the types of its columns."""
-    types = {field.name: field.dataType for field in spark_schema(planner.schemas[sink]).fields}
-    return rows.filter(pc.not_equal(rows[OP], "d")).drop_columns(list(HIDDEN)), types
+def _payload_of(rows: pa.Table) -> pa.Table:
+    """Return the payload of rows that are no deletes."""
+    return rows.filter(pc.not_equal(rows[OP], "d")).drop_columns(list(HIDDEN))
+
+
+def _types_of(planner: PipelinePlanner, sink: str) -> dict[str, Any]:
+    """Return the types of the sink's columns in Spark."""
+    return {field.name: field.dataType for field in spark_schema(planner.schemas[sink]).fields}
 
 
 def sample_at_sink(
@@ -139,15 +138,11 @@ def sample_at_sink(
     if arriving is None:
         ensure_session(planner.spark)
     if not key:
-        return ExpectedSample(
-            *(
-                _payload_of(planner, sink, arriving)
-                if arriving is not None
-                else _collected(rows_at_sink(planner, sink, inputs, plan))
-            )
-        )
+        if arriving is None:
+            return ExpectedSample(*_collected(rows_at_sink(planner, sink, inputs, plan)))
+        return ExpectedSample(_payload_of(arriving), _types_of(planner, sink))
     if arriving is not None:
-        read, types = add_order(arriving, inputs), _payload_of(planner, sink, arriving)[1]
+        read, types = add_order(arriving, inputs), _types_of(planner, sink)
     else:
         read, types = _collected(rows_after_sql(planner, sink, inputs, plan))
     last, unclear = last_rows(read, key, version)

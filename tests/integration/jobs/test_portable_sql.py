@@ -22,7 +22,8 @@ from pyspark.errors import ArithmeticException
 from headrace.connectors.clickhouse.config import ClickHouseSourceConfig
 from headrace.connectors.clickhouse.source import ClickHouseTable
 from headrace.connectors.spark_types import POS_ARROW
-from headrace.jobs.planning.arrow_sql import ArrowSelect, UnprovenValuesError
+from headrace.jobs.planning.arrow_functions import UnprovenValuesError
+from headrace.jobs.planning.arrow_sql import ArrowSelect
 from headrace.jobs.planning.clickhouse_sql import translate
 from headrace.jobs.planning.portable_sql import parse_portable
 from headrace.pipeline.config.sections import ClickHouseConnection

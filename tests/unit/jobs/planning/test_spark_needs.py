@@ -5,10 +5,11 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
+from headrace.jobs.planning.portable_functions import _MICROSECONDS
 from headrace.jobs.planning.portable_sql import _SelectParser
 from headrace.jobs.planning.spark_needs import needs_spark
 from headrace.pipeline.file.loader import parse_pipeline
-from headrace.pipeline.sql.portable_syntax import GUARDED_VALUES, VALUES
+from headrace.pipeline.sql.portable_syntax import GUARDED_CALLS, GUARDED_VALUES, VALUES
 
 KAFKA = "type: kafka, topic: t, primary_key: id, schema: {id: int64, v: string}"
 CLICKHOUSE = "type: clickhouse, table_name: t, primary_key: id"
@@ -31,6 +32,7 @@ def test_syntax_and_parser_have_the_same_expressions() -> None:
 
     assert expressions(guarded=False) == {*VALUES}
     assert expressions(guarded=True) == {*VALUES, *GUARDED_VALUES}
+    assert set(_MICROSECONDS) == GUARDED_CALLS
 
 
 @pytest.mark.parametrize(
