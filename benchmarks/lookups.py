@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from benchmarks.kit import BenchmarkRunner, read_clock
-from headrace.connectors.postgres.session import Address
+from headrace.connectors.postgres_client.session import Address
 from headrace.jobs.dynamic_tables.base import checker
 from headrace.jobs.dynamic_tables.broadcast import BroadcastLookup, ValueSegment
 from headrace.jobs.dynamic_tables.lookup_table import LookupTableColumns, ValueTable

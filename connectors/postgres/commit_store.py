@@ -16,7 +16,7 @@ from typing import NoReturn
 from psycopg import sql
 
 from headrace.connectors.fencing import fenced
-from headrace.connectors.postgres.session import Session, trusted
+from headrace.connectors.postgres_client.session import Session, trusted
 from headrace.connectors.transactional_sink import SinkState, find_committed_record
 from headrace.pipeline.errors import SinkStateError
 from headrace.pipeline.protocol.claims import Claim, TargetClaimant

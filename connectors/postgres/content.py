@@ -17,7 +17,7 @@ from headrace.connectors.content import TargetContent
 from headrace.connectors.frame import DRIVER_BYTES
 from headrace.connectors.local_relation import frame_of_table
 from headrace.connectors.postgres.commit_store import RecordStore
-from headrace.connectors.postgres.session import Address, LoadSession, translate_errors, trusted
+from headrace.connectors.postgres_client.session import Address, LoadSession, translate_errors, trusted
 from headrace.pipeline.errors import GuaranteeError
 from headrace.pipeline.protocol.partitions import HistoryPartition
 from headrace.pipeline.types.arrow import postgres_type

@@ -18,11 +18,11 @@ import stamina
 from headrace.connectors.keys import canonical
 from headrace.connectors.lakehouse_rows import last_of_sorted
 from headrace.connectors.postgres.commit_store import RecordStore
-from headrace.connectors.postgres.convert import cast_to_schema, wire_schema
-from headrace.connectors.postgres.errors import UniqueError
 from headrace.connectors.postgres.load import TEMPORARY, LoadContext
-from headrace.connectors.postgres.merge import POSITION
-from headrace.connectors.postgres.session import Address, ControlConnection, Loader, LoadSession
+from headrace.connectors.postgres_client.errors import UniqueError
+from headrace.connectors.postgres_client.session import Address, ControlConnection, Loader, LoadSession
+from headrace.connectors.postgres_table.convert import cast_to_schema, wire_schema
+from headrace.connectors.postgres_table.merge import POSITION
 from headrace.connectors.source_base import SplitReader
 from headrace.connectors.split_tasks import run_split_tasks
 from headrace.connectors.task_failures import TaskFailure, raise_task_failure

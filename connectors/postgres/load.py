@@ -12,20 +12,20 @@ from psycopg import sql
 
 from headrace.connectors.lakehouse_rows import last_of_sorted, sort_rows
 from headrace.connectors.postgres.commit_store import RecordStore
-from headrace.connectors.postgres.convert import RowChecks, wire_schema
-from headrace.connectors.postgres.errors import UniqueError
-from headrace.connectors.postgres.marks import MARKS, Rows, mark_rows
-from headrace.connectors.postgres.merge import (
+from headrace.connectors.postgres_client.errors import UniqueError
+from headrace.connectors.postgres_client.session import Loader, LoadSession, Session
+from headrace.connectors.postgres_table.convert import RowChecks, wire_schema
+from headrace.connectors.postgres_table.marks import MARKS, Rows, mark_rows
+from headrace.connectors.postgres_table.merge import (
     POSITION,
     ConflictPolicy,
     StagedMerge,
     StagingTable,
     create_stage,
 )
-from headrace.connectors.postgres.refused import RefusedRows
-from headrace.connectors.postgres.refusing_merge import RefusingMerge
-from headrace.connectors.postgres.session import Loader, LoadSession, Session
-from headrace.connectors.postgres.target import PostgresTarget
+from headrace.connectors.postgres_table.refused import RefusedRows
+from headrace.connectors.postgres_table.refusing_merge import RefusingMerge
+from headrace.connectors.postgres_table.target import PostgresTarget
 from headrace.pipeline.protocol.epochs import EpochPlan, WriteCounts
 from headrace.pipeline.sql.system_columns import OP
 from headrace.pipeline.types.arrow import is_nested

@@ -8,7 +8,7 @@ import psycopg
 from psycopg import sql
 
 from headrace.connectors.postgres.commit_store import RecordStore
-from headrace.connectors.postgres.session import ControlConnection, ControlSession, translate_errors
+from headrace.connectors.postgres_client.session import ControlConnection, ControlSession, translate_errors
 from headrace.connectors.target_query import QueryColumn, QueryResult, TargetQuery, to_query_column
 from headrace.pipeline.errors import TargetError
 from headrace.pipeline.protocol.claims import TargetClaimant

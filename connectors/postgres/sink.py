@@ -18,13 +18,11 @@ from headrace.connectors.postgres.commit_store import RecordStore
 from headrace.connectors.postgres.config import PostgresSinkConfig as Node
 from headrace.connectors.postgres.config import describe_table
 from headrace.connectors.postgres.content import TargetReader, check_readable_keys
-from headrace.connectors.postgres.convert import RowChecks, flatten_columns, flatten_table
 from headrace.connectors.postgres.direct import DirectLoad
 from headrace.connectors.postgres.load import LoadContext, NewKeyLoad, write_table
-from headrace.connectors.postgres.merge import ConflictPolicy
 from headrace.connectors.postgres.queries import open_query
-from headrace.connectors.postgres.refused import RefusedRows
-from headrace.connectors.postgres.session import (
+from headrace.connectors.postgres.staging import drop_stale_staging_tables, write_staged
+from headrace.connectors.postgres_client.session import (
     Address,
     ControlConnection,
     Loader,
@@ -32,8 +30,10 @@ from headrace.connectors.postgres.session import (
     application_name,
     terminate_older_backends,
 )
-from headrace.connectors.postgres.staging import drop_stale_staging_tables, write_staged
-from headrace.connectors.postgres.target import TargetCheck
+from headrace.connectors.postgres_table.convert import RowChecks, flatten_columns, flatten_table
+from headrace.connectors.postgres_table.merge import ConflictPolicy
+from headrace.connectors.postgres_table.refused import RefusedRows
+from headrace.connectors.postgres_table.target import TargetCheck
 from headrace.connectors.schema_evolution import find_new_columns
 from headrace.connectors.sink_base import DirectSink, SinkContext
 from headrace.connectors.source_base import SplitReader

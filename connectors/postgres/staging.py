@@ -19,8 +19,8 @@ from psycopg import sql
 
 from headrace.connectors.postgres.commit_store import SCHEMA, RecordStore
 from headrace.connectors.postgres.load import LoadContext
-from headrace.connectors.postgres.merge import ATTEMPT, StagingTable, create_stage
-from headrace.connectors.postgres.session import Address, ControlConnection, Loader, digest
+from headrace.connectors.postgres_client.session import Address, ControlConnection, Loader, digest
+from headrace.connectors.postgres_table.merge import ATTEMPT, StagingTable, create_stage
 from headrace.connectors.task_failures import TaskFailure, raise_task_failure
 from headrace.pipeline.errors import HeadraceError, TargetError, TransientError
 from headrace.pipeline.protocol.epochs import EpochPlan, SinkKey, WriteCounts

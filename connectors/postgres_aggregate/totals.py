@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from psycopg import sql
 from psycopg.sql import SQL, Composable, Identifier, Literal
 
-from headrace.connectors.postgres.session import NAME_BYTES, Session, trusted
 from headrace.connectors.postgres_aggregate.config import AggregateColumn, PostgresAggregateSinkConfig
+from headrace.connectors.postgres_client.session import NAME_BYTES, Session, trusted
 from headrace.pipeline.errors import TargetError
 
 _ROWS = "_headrace_rows"

@@ -9,7 +9,7 @@ import pyarrow as pa
 from psycopg import sql
 from psycopg.postgres import types as builtin_types
 
-from headrace.connectors.postgres.session import ControlSession, LoadSession, ResultColumn, trusted
+from headrace.connectors.postgres_client.session import ControlSession, LoadSession, ResultColumn, trusted
 from headrace.pipeline.types.int256 import SPARK_DIGITS
 
 PLAIN: Mapping[str, pa.DataType] = {

@@ -11,7 +11,7 @@ import pyarrow as pa
 from psycopg import sql
 
 from headrace.connectors.postgres.config import describe_table
-from headrace.connectors.postgres.session import (
+from headrace.connectors.postgres_client.session import (
     Address,
     ControlConnection,
     ControlSession,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.connectors.postgres.session import Address
+from headrace.connectors.postgres_client.session import Address
 from headrace.jobs.dynamic_tables.base import DynamicTableBackend
 from headrace.jobs.dynamic_tables.lookup_table import LookupTableColumns, ValueTable
 from headrace.jobs.dynamic_tables.memory import CommittedTables, MemoryTable

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from headrace.connectors.postgres.session import Address, ControlConnection, Session, trusted
+from headrace.connectors.postgres_client.session import Address, ControlConnection, Session, trusted
 from headrace.connectors.task_failures import TaskFailure
 from headrace.pipeline.config.sections import TableConnection
 from headrace.pipeline.errors import DataError, HeadraceError, SchemaError, TargetError, TransientError

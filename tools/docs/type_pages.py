@@ -20,7 +20,7 @@ from headrace.connectors.kafka.json_decoder import arrives_as
 from headrace.connectors.kafka.protobuf.columns import SCALARS as PROTOBUF_SCALARS
 from headrace.connectors.kafka.protobuf.columns import TIMESTAMP, field_type
 from headrace.connectors.kafka.protobuf.schema import MESSAGE, ProtobufField, ProtobufType
-from headrace.connectors.postgres.target import PARSES_TEXT, TAKES
+from headrace.connectors.postgres_table.target import PARSES_TEXT, TAKES
 from headrace.pipeline.types.arrow import (
     DECIMALS,
     FILE_TYPES,

@@ -18,7 +18,7 @@ from pyspark.errors import PythonException
 from pyspark.sql import SparkSession
 
 from headrace import services as local
-from headrace.connectors.postgres.session import Address
+from headrace.connectors.postgres_client.session import Address
 from headrace.jobs.checks.preflight import check_pipeline
 from headrace.jobs.dynamic_tables.base import distinct_texts, register
 from headrace.jobs.dynamic_tables.lookup_table import LookupTableColumns, ValueTable

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from headrace.connectors.postgres.session import Address
+from headrace.connectors.postgres_client.session import Address
 from headrace.jobs.dynamic_tables.lookup_table import LookupTableColumns, ValueTable
 from headrace.jobs.dynamic_tables.postgres import CachedPostgresTableBackend, PostgresTableBackend
 from headrace.pipeline.config.sections import TableConnection

@@ -17,7 +17,7 @@ from headrace.connectors.kafka.arrow_decoder import ArrowMessageDecoder
 from headrace.connectors.kafka.json_decoder import JsonMessageDecoder, payload_schema
 from headrace.connectors.kafka.message_batch import MessageBatch
 from headrace.connectors.kafka.message_columns import OP_HEADER
-from headrace.connectors.postgres.convert import flatten_columns, flatten_table
+from headrace.connectors.postgres_table.convert import flatten_columns, flatten_table
 from headrace.connectors.spark_types import row_schema
 from headrace.pipeline.sql.system_columns import OP, POS
 

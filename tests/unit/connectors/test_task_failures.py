@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.connectors.postgres.errors import ConnectionLostError, UniqueError
+from headrace.connectors.postgres_client.errors import ConnectionLostError, UniqueError
 from headrace.connectors.row_errors import explain_failure, task_error
 from headrace.connectors.task_failures import TaskFailure, raise_task_failure
 from headrace.pipeline.errors import DataError, HeadraceError, SchemaError, TransientError

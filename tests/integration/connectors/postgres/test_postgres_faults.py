@@ -286,7 +286,7 @@ def test_a_zombie_that_wakes_between_staging_and_merge_is_fenced(
 def test_an_unreachable_server_is_transient_and_a_wrong_database_is_not(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.connectors.postgres.session.CONNECT_SECONDS", 1.0)
+    monkeypatch.setattr("headrace.connectors.postgres_client.session.CONNECT_SECONDS", 1.0)
     from headrace.pipeline.errors import TargetError
 
     for wrong, message in (

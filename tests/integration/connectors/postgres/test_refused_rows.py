@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 from helpers.postgres_epochs import SCHEMA, STAGED, Bench, plan
 
-from headrace.connectors.postgres.merge import StagedMerge
 from headrace.connectors.postgres.sink import PostgresSink
+from headrace.connectors.postgres_table.merge import StagedMerge
 from headrace.pipeline.errors import DataError, SchemaError
 from headrace.pipeline.protocol.epochs import CommitRecord, WriteCounts
 

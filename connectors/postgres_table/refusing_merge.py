@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from psycopg import sql
 
-from headrace.connectors.postgres.errors import translate_errors
-from headrace.connectors.postgres.merge import (
+from headrace.connectors.postgres_client.errors import translate_errors
+from headrace.connectors.postgres_client.session import Session, trusted
+from headrace.connectors.postgres_table.merge import (
     NUMBER,
     POSITION,
     ConflictPolicy,
@@ -21,15 +22,14 @@ from headrace.connectors.postgres.merge import (
     StagingTable,
     create_stage,
 )
-from headrace.connectors.postgres.refused import RefusedRows
-from headrace.connectors.postgres.session import Session, trusted
+from headrace.connectors.postgres_table.refused import RefusedRows
 from headrace.pipeline.errors import DataError
 from headrace.pipeline.model.error_outputs import LIMITED_ROWS
 from headrace.pipeline.protocol.epochs import WriteCounts
 from headrace.pipeline.sql.system_columns import OP
 
 if TYPE_CHECKING:
-    from headrace.connectors.postgres.target import PostgresTarget
+    from headrace.connectors.postgres_table.target import PostgresTarget
 
 log = logging.getLogger(__name__)
 _MOST = 1_000

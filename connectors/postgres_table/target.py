@@ -12,7 +12,7 @@ import pyarrow as pa
 from psycopg import sql
 
 from headrace.connectors.json_text import check_keys
-from headrace.connectors.postgres.session import NAME_BYTES, Session, trusted
+from headrace.connectors.postgres_client.session import NAME_BYTES, Session, trusted
 from headrace.connectors.schema_evolution import ADD_COLUMNS_HINT, log_added_columns
 from headrace.pipeline.errors import SchemaError, TargetError
 from headrace.pipeline.types.arrow import is_nested, postgres_type

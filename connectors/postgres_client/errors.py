@@ -1,4 +1,4 @@
-"""What the server and its two drivers say, as errors of Headrace's own tree."""
+"""Translates errors of the server and of its two drivers into errors of Headrace."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 from psycopg import sql
 
-from headrace.connectors.postgres.session import Session, trusted
-from headrace.connectors.postgres.target import PostgresTarget
+from headrace.connectors.postgres_client.session import Session, trusted
+from headrace.connectors.postgres_table.target import PostgresTarget
 from headrace.pipeline.errors import SchemaError
 from headrace.pipeline.protocol.epochs import WriteCounts
 from headrace.pipeline.sql.system_columns import OP

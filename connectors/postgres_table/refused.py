@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from psycopg import sql
 
-from headrace.connectors.postgres.merge import POSITION, StagingTable
-from headrace.connectors.postgres.session import Session, trusted
+from headrace.connectors.postgres_client.session import Session, trusted
+from headrace.connectors.postgres_table.merge import POSITION, StagingTable
 from headrace.pipeline.errors import SchemaError
 
 _COLUMNS: Mapping[str, str] = {

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, LiteralString, Protocol, cast
 
 import stamina
 
-from headrace.connectors.postgres.errors import translate_errors, translate_stream
+from headrace.connectors.postgres_client.errors import translate_errors, translate_stream
 from headrace.pipeline.config.sections import PostgresConnection
 from headrace.pipeline.errors import TransientError
 from headrace.pipeline.protocol.epochs import SinkKey

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.compute
 
-from headrace.connectors.postgres.convert import RowChecks
-from headrace.connectors.postgres.merge import POSITION
+from headrace.connectors.postgres_table.convert import RowChecks
+from headrace.connectors.postgres_table.merge import POSITION
 from headrace.pipeline.errors import DataError
 from headrace.pipeline.sql.system_columns import OP
 
