@@ -312,8 +312,10 @@ class PostgresSink(TransactionalSink, DirectSink):
     def _target_check(self, schema: pa.Schema) -> TargetCheck:
         node = self._node
         find_new = partial(find_new_columns, node, schema, self._key)
+        has_streams = bool(self._context.extra.get("streams"))
+        is_updated = bool(self._key) and has_streams and node.on_conflict == "update"
         return TargetCheck(
-            self._name, node.schema_, node.table, schema, self._key, node.version_column, find_new
+            self._name, node.schema_, node.table, schema, self._key, node.version_column, find_new, is_updated
         )
 
     def _refused(self, schema: pa.Schema) -> RefusedRows | None:

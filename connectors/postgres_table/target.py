@@ -154,6 +154,9 @@ WHERE n.nspname = $1 AND c.relname = $2 AND i.indisunique AND i.indisvalid AND i
   AND i.indpred IS NULL AND i.indexprs IS NULL
 """
 
+_UPDATED_FILL = 80
+"""Percent of a page that inserts fill. A row whose new version fits into its page needs no index entry."""
+
 
 def _second_digits(kind: pa.DataType) -> int:
     """Return the number of fractional-second digits of a type; 0 for a type without a time."""
@@ -183,6 +186,8 @@ class TargetCheck:
     version: str | None = None
     find_new: Callable[[Iterable[str]], list[pa.Field]] = lambda _: []
     """Of the columns that exist, the ones to add."""
+    is_updated: bool = False
+    """Whether a new table will get many updates."""
 
     def prepare(self, session: Session) -> PostgresTarget:
         """Create the table if it is missing, or add columns, then check it."""
@@ -292,8 +297,9 @@ class TargetCheck:
             columns = sql.SQL(", ").join(map(sql.Identifier, self.key))
             parts.append(sql.SQL("PRIMARY KEY ({})").format(columns))
         table = sql.Identifier(self.schema, self.table)
-        query = sql.SQL("CREATE TABLE IF NOT EXISTS {} ({})")
-        session.run(query.format(table, sql.SQL(", ").join(parts)))
+        options = sql.SQL(" WITH (fillfactor = {})").format(_UPDATED_FILL) if self.is_updated else sql.SQL("")
+        query = sql.SQL("CREATE TABLE IF NOT EXISTS {} ({}){}")
+        session.run(query.format(table, sql.SQL(", ").join(parts), options))
 
     def _match(self, field: pa.Field, existing: Mapping[str, _ExistingColumn]) -> TargetColumn:
         """Return how the rows' column is loaded into the table's column of the same name.

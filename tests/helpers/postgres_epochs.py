@@ -56,6 +56,7 @@ class Bench:
         pipeline: str | None = None,
         name: str = "out",
         lane: str = "main",
+        streams: Sequence[Any] = (),
         **node: Any,
     ) -> PostgresSink:
         """A sink on table `target` of the bench's schema."""
@@ -68,7 +69,7 @@ class Bench:
             self.settings(),
             SCHEMA,
             self.spark,
-            {"key": tuple(key)},
+            {"key": tuple(key), "streams": tuple(streams)},
         )
         self.opened.append(sink := PostgresSink(context))
         return sink

@@ -96,6 +96,25 @@ def test_created_columns_have_the_documented_types(bench: Bench) -> None:
     assert found == [("id", "bigint", True), *((name, shown, False) for name, _, shown, _ in VALUES)]
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"streams": ["a stream"]}, ["fillfactor=80"]),
+        ({"streams": ["a stream"], "on_conflict": "nothing"}, None),
+        ({"streams": ["a stream"], "key": ()}, None),
+        ({}, None),
+    ],
+)
+def test_a_table_that_a_stream_updates_keeps_room_in_its_pages(
+    bench: Bench, options: dict[str, Any], expected: list[str] | None
+) -> None:
+    bench.joined(**options)
+    ((found,),) = bench.run(
+        "SELECT reloptions FROM pg_class WHERE oid = %s::regclass", f"{bench.schema}.target"
+    )
+    assert found == expected
+
+
 def create_target(bench: Bench, columns: str) -> None:
     bench.run(f"CREATE SCHEMA {bench.schema}")
     bench.run(f"CREATE TABLE {{t}} ({columns})")
