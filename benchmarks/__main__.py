@@ -1,14 +1,16 @@
-"""`python -m benchmarks [NAME …] [--rows N]`: run benchmarks.
+"""`python -m benchmarks [NAME …] [--rows N] [--write]`: run benchmarks.
 
-Without names run all, and write docs/internals/benchmarks.md.
+Without names run all, and write docs/internals/benchmarks.md. With names `--write` replaces their tables.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 import sys
 import tempfile
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -18,10 +20,10 @@ from benchmarks.kit import BenchmarkRunner, open_runner
 PAGE = Path(__file__).parent.parent / "docs" / "internals" / "benchmarks.md"
 HEAD = """# Benchmarks
 
-Written by `make bench` on {day}: {machine}, {cores} cores. Compare inside a table, never across machines: ratios are against
-the first line of their table, the best bare way to do the same where there is one, in the same run. What each case does is in
-`benchmarks/README.md`.
+Written by `make bench`. Compare inside a table, never across machines: ratios are against the first line of their table, the best bare
+way to do the same where there is one, in the same run. What each case does is in `benchmarks/README.md`.
 """
+TITLE = "## "
 
 NOTES = {
     "functions": """\
@@ -44,6 +46,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="benchmarks")
     parser.add_argument("names", nargs="*", choices=[*cases.CASES, []], help="default: all")
     parser.add_argument("--rows", type=int, default=5_000_000)
+    parser.add_argument("--write", action="store_true", help="replace the tables of the names in the page")
     arguments = parser.parse_args()
     names = arguments.names or list(cases.CASES)
     missed: list[str] = []
@@ -51,29 +54,36 @@ def main() -> int:
         for name in names:
             missed += cases.CASES[name](runner, arguments.rows)
         if not arguments.names:
-            PAGE.write_text(page(runner))
+            PAGE.write_text(format_page(format_tables(runner)))
+        elif arguments.write:
+            PAGE.write_text(format_page(read_tables(PAGE.read_text()) | format_tables(runner)))
     for line in missed:
         print(f"missed: {line}", file=sys.stderr)
     return 1 if missed else 0
 
 
-def page(runner: BenchmarkRunner) -> str:
-    """Return the figures as Markdown."""
-    import os
+def read_tables(page: str) -> dict[str, str]:
+    """Return the sections of a page by their titles."""
+    _, *sections = page.split(f"\n{TITLE}")
+    return {section.partition("\n")[0]: f"{TITLE}{section.rstrip()}\n" for section in sections}
 
+
+def format_page(tables: Mapping[str, str]) -> str:
+    """Return a page of sections."""
+    return "\n".join([HEAD, *tables.values()])
+
+
+def format_tables(runner: BenchmarkRunner) -> dict[str, str]:
+    """Return the figures as sections by their titles."""
     machine = f"{platform.system()} on {platform.machine()}, Python {platform.python_version()}"
-    lines = [HEAD.format(day=datetime.now(UTC).date(), machine=machine, cores=os.cpu_count())]
+    measured = f"Measured on {datetime.now(UTC).date()}: {machine}, {os.cpu_count()} cores."
+    found = {}
     for name, figures in runner.figures.items():
-        lines += [
-            f"## {name}",
-            "",
-            *([NOTES[name]] if name in NOTES else []),
-            "| what | figure | ratio |",
-            "|---|---|---|",
-        ]
+        lines = [f"{TITLE}{name}", "", measured, "", *([NOTES[name]] if name in NOTES else [])]
+        lines += ["| what | figure | ratio |", "|---|---|---|"]
         lines += [f"| {figure.what} | {figure.value} | {figure.ratio} |" for figure in figures]
-        lines.append("")
-    return "\n".join(lines)
+        found[name] = "\n".join([*lines, ""])
+    return found
 
 
 if __name__ == "__main__":

@@ -23,9 +23,11 @@ from psycopg import sql
 from benchmarks.avro import avro
 from benchmarks.clickhouse import clickhouse
 from benchmarks.functions import format_call, format_capped_rate, format_ratio
+from benchmarks.growth import growth
 from benchmarks.kit import (
     HISTORY,
     SHAPED_STREAM,
+    SPARK_STREAM,
     STREAM,
     TRANSFORM,
     BenchmarkRunner,
@@ -216,10 +218,14 @@ def _stopwatch(*watched: tuple[type, tuple[str, ...]]) -> Iterator[dict[str, lis
 
 
 def startup(runner: BenchmarkRunner, rows: int) -> list[str]:
-    """Measure the steps of a start, and the time from kill -9 to the first new epoch, without and with SQL."""
+    """Measure the steps of a start, and the time from kill -9 to the first new epoch."""
     del rows
     topic = runner.create_topic(200_000, 50_000)
-    for what, pipeline in (("", STREAM), ("with SQL: ", SHAPED_STREAM)):
+    for what, pipeline in (
+        ("", STREAM),
+        ("with SQL: ", SHAPED_STREAM),
+        ("with SQL of Spark: ", SPARK_STREAM),
+    ):
         name = _random_name()
         text = pipeline.format(name=name, topic=topic, target=name, rows=2000)
         first, restart = (_run_to_epoch(runner, text, stop_at) for stop_at in (3, 1))
@@ -261,9 +267,9 @@ def _read_steps(child: Any, stop_at: int) -> dict[str, float]:
 
 
 def memory(runner: BenchmarkRunner, rows: int) -> list[str]:
-    """Measure the largest size of the process tree, over a history and over one four times as long."""
+    """Measure the largest size of the process tree, over a history and over one ten times as long."""
     sizes = []
-    for count in (rows, rows * 4):
+    for count in (rows, rows * 10):
         name = _random_name()
         child = runner.start_pipeline(
             HISTORY.format(
@@ -321,6 +327,7 @@ CASES: dict[str, Callable[[BenchmarkRunner, int], list[str]]] = {
     "avro": avro,
     "clickhouse": clickhouse,
     "tables": tables,
+    "growth": growth,
     "epoch": epoch,
     "live": live,
     "latency": latency,

@@ -7,7 +7,7 @@ import secrets
 import clickhouse_connect
 import pyarrow as pa
 
-from benchmarks.kit import COLUMNS, TRANSFORM, BenchmarkRunner, format_rate, read_clock
+from benchmarks.kit import ARROW_TRANSFORM, COLUMNS, TRANSFORM, BenchmarkRunner, format_rate, read_clock
 
 _PIPELINE = """
 name: {name}
@@ -28,7 +28,11 @@ def clickhouse(runner: BenchmarkRunner, rows: int) -> list[str]:
     runner.add_figure(
         "clickhouse", f"bare: one process, Arrow inserts, {rows:,} rows", format_rate(rows, bare), "1.00"
     )
-    for what, transforms, last in (("as they are", "", "src"), ("after SQL", TRANSFORM, "shout")):
+    for what, transforms, last in (
+        ("as they are", "", "src"),
+        ("after SQL", ARROW_TRANSFORM, "shout"),
+        ("after SQL of Spark", TRANSFORM, "shout"),
+    ):
         name = f"bench_{secrets.token_hex(4)}"
         text = _PIPELINE.format(name=name, table=table, transforms=transforms, last=last)
         seconds, epochs = runner.run_pipeline(text)

@@ -49,7 +49,9 @@ ARROW_TRANSFORM = """transforms:
     type: sql
     sql: select id, at, concat('c:', name) as name, amount * 2 as amount from src where amount >= 0
 """
-TRANSFORM = "transforms:\n  shout: {type: sql, sql: 'select id, at, upper(name) as name, amount from src'}"
+"""SQL that Arrow computes."""
+TRANSFORM = "transforms:\n  shout: {type: sql, sql: 'select id, at, initcap(name) as name, amount from src'}"
+"""SQL that only Spark computes."""
 STREAM = """
 name: {name}
 sources:
@@ -67,6 +69,9 @@ SHAPED_STREAM = STREAM.replace("from: src", "from: shaped").replace(
     sql: SELECT id, upper(name) AS name, amount * 2 AS amount FROM src WHERE amount > 10
 sinks:""",
 )
+"""A stream with SQL that Arrow computes."""
+SPARK_STREAM = SHAPED_STREAM.replace("upper(name)", "initcap(name)")
+"""A stream with SQL that only Spark computes."""
 
 
 @dataclass
@@ -150,10 +155,10 @@ class BenchmarkRunner:
         for future in admin.create_topics([NewTopic(name, partitions, 1)]).values():
             future.result()
 
-    def create_topic(self, messages: int, keys: int) -> str:
-        """Create a topic with JSON messages in four partitions. A key is always in the same one."""
+    def create_topic(self, messages: int, keys: int, partitions: int = 4) -> str:
+        """Create a topic with JSON messages. A key is always in the same partition."""
         name = f"bench_{secrets.token_hex(4)}"
-        self.create_empty_topic(name)
+        self.create_empty_topic(name, partitions)
         producer = Producer(
             {
                 "bootstrap.servers": self.services.kafka.brokers,
@@ -164,7 +169,7 @@ class BenchmarkRunner:
         for number in range(messages):
             key = number % keys
             producer.produce(
-                name, f'{{"id":{key},"name":"n{number}","amount":{number / 7}}}', partition=key % 4
+                name, f'{{"id":{key},"name":"n{number}","amount":{number / 7}}}', partition=key % partitions
             )
             if number % 10_000 == 0:
                 producer.poll(0)

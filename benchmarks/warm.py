@@ -14,18 +14,22 @@ import psycopg
 from confluent_kafka import Producer
 from psycopg import sql
 
-from benchmarks.kit import SHAPED_STREAM, BenchmarkRunner
+from benchmarks.kit import SPARK_STREAM, STREAM, BenchmarkRunner
 
 _ATTEMPTS = 3
 
 
 def warm_start(runner: BenchmarkRunner, rows: int) -> list[str]:
-    """Measure starts of a caught-up stream with SQL: the median of three, without and with an engine."""
+    """Measure starts of a caught-up stream: the median of three, without and with an engine."""
     del rows
+    _measure(runner, STREAM, "without SQL")
+    _measure(runner, SPARK_STREAM, "with SQL of Spark")
+    return []
+
+
+def _measure(runner: BenchmarkRunner, stream: str, what: str) -> None:
     topic, name = runner.create_topic(1_000, 500), f"bench_{secrets.token_hex(4)}"
-    (runner.folder / "warm.yaml").write_text(
-        SHAPED_STREAM.format(name=name, topic=topic, target=name, rows=1000)
-    )
+    (runner.folder / "warm.yaml").write_text(stream.format(name=name, topic=topic, target=name, rows=1000))
     for seconds in (0, 600):
         environment = os.environ | {
             "HEADRACE_HOME": str(runner.folder),
@@ -48,11 +52,10 @@ def warm_start(runner: BenchmarkRunner, rows: int) -> list[str]:
             client.wait()
         # The first one loads history, or leaves the first engine.
         times = sorted(times[1:])
-        what = "by a warm engine" if seconds else "cold"
-        runner.add_figure("warm", f"{what}: command to a new row, with SQL", f"{times[1]:.1f} s")
+        start = "by a warm engine" if seconds else "cold"
+        runner.add_figure("warm", f"{start}: command to a new row, {what}", f"{times[1]:.1f} s")
     for engine in _engines():
         engine.kill()
-    return []
 
 
 def _run(runner: BenchmarkRunner, environment: dict[str, str]) -> subprocess.Popen[bytes]:

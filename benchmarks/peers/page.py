@@ -15,13 +15,23 @@ HEAD = """# Compared with other tools
 Written by `make bench-peers` on {day}: {machine}, {cores} cores, {runs}. Compare inside a table. "Whole" is the whole command with
 its start; "work" begins when the tool is ready to read. CPU and memory are those of the tool's processes, without the servers. Every
 result was compared with the source before its figure counted. "After kill -9" says what the target lacked or had twice after the tool
-was killed in the middle and started again with the same command. The programs are in `benchmarks/peers`.
+was killed in the middle and started again with the same command. The programs are in `benchmarks/peers`. The plots show thousands of rows
+per second of the whole command.
+"""
+PLOT = """```mermaid
+xychart-beta horizontal
+    x-axis [{tools}]
+    y-axis "thousand rows/s, whole command" 0 --> {most}
+    bar [{rates}]
+```
 """
 TITLES = {
     "A": "A: ClickHouse into keyed Postgres",
     "B": "B: Kafka JSON into Postgres by key",
     "C": "C: Kafka JSON into Delta",
     "D": "D: ClickHouse into Delta",
+    "B5": "B with more messages",
+    "C5": "C with more messages",
 }
 NAMES = {
     "headrace": "Headrace",
@@ -75,10 +85,13 @@ def format_page(results: Mapping[str, tuple[list[PeerFigure], list[PeerOutcome]]
     day = datetime.now(UTC).date()
     lines = [HEAD.format(day=day, machine=machine, cores=os.cpu_count(), runs=runs)]
     for scenario, (figures, outcomes) in results.items():
+        rates = [round(figure.rows / figure.whole / 1000) for figure in figures]
+        tools = ", ".join(f'"{NAMES[figure.peer]}"' for figure in figures)
         ends = {outcome.peer: outcome.cell() for outcome in outcomes}
         lines += [
             f"## {TITLES[scenario]}, {figures[0].rows:,} rows",
             "",
+            PLOT.format(tools=tools, most=round(1.1 * max(rates)), rates=", ".join(map(str, rates))),
             "| tool | rows/s, whole | rows/s, work | CPU | memory | rows/s per GiB | after kill -9 |",
             "|---|---|---|---|---|---|---|",
             *(f"| {figure.line()} | {ends.get(figure.peer, '')} |" for figure in figures),

@@ -91,7 +91,9 @@ COMMANDS = (
     "recover",
 )
 DAILY = (COMMANDS[0], "after")
-"""Of this one two of the commits, in `make test-faults` all commits of all commands."""
+"""Of this one two of the commits. `make test-faults` kills all commands."""
+STEPS = {"before": 4, "after": 1}
+"""The commits from one kill to the next. A kill before a commit leaves what a kill after the last one leaves."""
 
 
 @pytest.mark.parametrize(
@@ -104,7 +106,7 @@ DAILY = (COMMANDS[0], "after")
 def test_a_killed_command_is_finished_by_the_next(world: World, command: str, when: str) -> None:
     world.write_file_without_spark()
     assert world.run()["caught_up"]
-    for nth in range(1, MOST_COMMITS) if FULL else (3, 12):
+    for nth in range(1, MOST_COMMITS, STEPS[when]) if FULL else (3, 12):
         PREPARATIONS.get(command, lambda _: None)(world)
         call = build_command(world, command)
         if not kill(world, nth, when, call):
