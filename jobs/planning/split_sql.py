@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from headrace.connectors.arrow_batches import cast_batch
 from headrace.connectors.lazy_session import ensure_session
-from headrace.connectors.local_relation import collect_arrow, frame_of_table
+from headrace.connectors.local_relation import collect_arrow
+from headrace.connectors.parquet_frame import frame_through_file
 from headrace.connectors.spark_types import POS_ARROW, row_schema
 from headrace.jobs.planning.planner import PipelinePlanner
 from headrace.jobs.spark.errors import as_headrace_error
@@ -32,20 +35,21 @@ class SplitSql:
     transforms: tuple[str, ...]
     plan: EpochPlan
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    """One batch at a time: options of the session hold for all threads."""
+    """One local relation at a time: options of the session hold for all threads."""
 
     def compute(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
         """Return the payload of the last transform for rows of the source. Raise the errors of the rows."""
         last = self.transforms[-1]
-        with self._lock:
+        with TemporaryDirectory(prefix="headrace-") as folder:
             try:
-                frame = self._select(batch)
-                local = self.planner.local_nodes.compute_node(last, frame)
+                frame = self._select(batch, Path(folder))
+                with self._lock:
+                    local = self.planner.local_nodes.compute_node(last, frame)
                 return collect_arrow(frame if local is None else local).to_batches()
             except Exception as error:
                 raise as_headrace_error(error, node=last, texts=self.planner.texts) from error
 
-    def _select(self, batch: pa.RecordBatch) -> DataFrame:
+    def _select(self, batch: pa.RecordBatch, folder: Path) -> DataFrame:
         planner = self.planner
         spark = ensure_session(planner.spark)
         inherit_job_tag(spark)
@@ -54,7 +58,7 @@ class SplitSql:
         position = pa.scalar({"source": 0, "part": 0, "off": 0, "sub": 0}, POS_ARROW)
         rows = rows.append_column(OP, pa.repeat("i", rows.num_rows))
         rows = rows.append_column(POS, pa.repeat(position, rows.num_rows))
-        found = {self.source: frame_of_table(spark, rows, row_schema(payload))}
+        found = {self.source: frame_through_file(spark, rows, row_schema(payload), folder)}
         for name in self.transforms:
             found[name] = planner.select(name, found, self.plan)
         frame = found[self.transforms[-1]]
