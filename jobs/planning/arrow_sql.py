@@ -24,6 +24,8 @@ from headrace.pipeline.sql.system_columns import OP, POS
 
 pc: Any = pyarrow.compute
 """Its functions are made at import, so type checkers do not see them."""
+_JOB_ROWS, _JOB_BYTES = 131_072, 32 << 20
+"""About the rows and bytes of a Spark job for batches that Arrow leaves to Spark. A job costs 0.1 s more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +89,13 @@ class ArrowSelect:
 class TransformedSplits(SplitReader):
     """Reads splits and computes transforms over them, in order.
 
-    `compute_by_spark` does that for batches with values that Arrow leaves to Spark. It cannot be pickled.
+    `compute_by_spark` does that for batches with values that Arrow leaves to Spark, for several in a row
+    together. It cannot be pickled.
     """
 
     reader: SplitReader
     transforms: tuple[ArrowSelect, ...]
-    compute_by_spark: Callable[[pa.RecordBatch], Sequence[pa.RecordBatch]] | None = None
+    compute_by_spark: Callable[[Sequence[pa.RecordBatch]], Sequence[pa.RecordBatch]] | None = None
     splits: Sequence[Json] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -101,13 +104,34 @@ class TransformedSplits(SplitReader):
 
     def fetch(self, split: Json) -> Iterator[pa.RecordBatch]:
         """Return the rows of a split after the last transform."""
+        waiting: list[pa.RecordBatch] = []
         for batch in self.reader.fetch(split):
             try:
-                yield functools.reduce(lambda rows, one: one.compute(rows), self.transforms, batch)
+                computed = functools.reduce(lambda rows, one: one.compute(rows), self.transforms, batch)
             except UnprovenValuesError:
                 if self.compute_by_spark is None:
                     raise
-                yield from self.compute_by_spark(batch)
+                computed = None
+                waiting.append(batch)
+            if waiting and (computed is not None or _is_large(waiting)):
+                yield from self._compute_waiting(waiting)
+                waiting = []
+            if computed is not None:
+                yield computed
+        if waiting:
+            yield from self._compute_waiting(waiting)
+
+    def _compute_waiting(self, batches: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:
+        assert self.compute_by_spark is not None  # noqa: S101  else no batch waits
+        return self.compute_by_spark(batches)
+
+
+def _is_large(batches: Sequence[pa.RecordBatch]) -> bool:
+    """Return whether batches are worth a Spark job."""
+    return (
+        sum(batch.num_rows for batch in batches) >= _JOB_ROWS
+        or sum(batch.nbytes for batch in batches) >= _JOB_BYTES
+    )
 
 
 def _filter(condition: Expression | None, batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -37,24 +38,24 @@ class SplitSql:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     """One local relation at a time: options of the session hold for all threads."""
 
-    def compute(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+    def compute(self, batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
         """Return the payload of the last transform for rows of the source. Raise the errors of the rows."""
         last = self.transforms[-1]
         with TemporaryDirectory(prefix="headrace-") as folder:
             try:
-                frame = self._select(batch, Path(folder))
+                frame = self._select(batches, Path(folder))
                 with self._lock:
                     local = self.planner.local_nodes.compute_node(last, frame)
                 return collect_arrow(frame if local is None else local).to_batches()
             except Exception as error:
                 raise as_headrace_error(error, node=last, texts=self.planner.texts) from error
 
-    def _select(self, batch: pa.RecordBatch, folder: Path) -> DataFrame:
+    def _select(self, batches: Sequence[pa.RecordBatch], folder: Path) -> DataFrame:
         planner = self.planner
         spark = ensure_session(planner.spark)
         inherit_job_tag(spark)
         payload = planner.source_schemas[self.source]
-        rows = pa.Table.from_batches([cast_batch(batch, payload, self.source)])
+        rows = pa.Table.from_batches([cast_batch(batch, payload, self.source) for batch in batches])
         position = pa.scalar({"source": 0, "part": 0, "off": 0, "sub": 0}, POS_ARROW)
         rows = rows.append_column(OP, pa.repeat("i", rows.num_rows))
         rows = rows.append_column(POS, pa.repeat(position, rows.num_rows))
