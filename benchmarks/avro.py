@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import secrets
 import struct
 from typing import Any
 
 from confluent_kafka import Consumer, Producer
 
-from benchmarks.kit import BenchmarkRunner, format_rate, read_clock
+from benchmarks.kit import BenchmarkRunner, format_rate, random_name, read_clock
 from tests.helpers.schema_registry import SchemaRegistry
 
 _BATCH = 100_000
@@ -42,7 +41,7 @@ _SIZES = {"large": ", stream_rows: 1000000", "default": ""}
 
 def avro(runner: BenchmarkRunner, rows: int) -> list[str]:
     """Measure messages of about 76 bytes in one partition: decode, project, and filter out a tenth."""
-    name = f"bench_{secrets.token_hex(4)}"
+    name = random_name()
     registry = SchemaRegistry(runner.folder)
     registry.start()
     try:

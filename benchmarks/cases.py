@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import signal
 import statistics
 import subprocess
@@ -32,6 +31,7 @@ from benchmarks.kit import (
     TRANSFORM,
     BenchmarkRunner,
     format_rate,
+    random_name,
     read_clock,
     tree_size,
 )
@@ -62,7 +62,7 @@ def history(runner: BenchmarkRunner, rows: int) -> list[str]:
         "history", f"bare: two processes, Arrow to COPY, {rows:,} rows", format_rate(rows, bare), "1.00"
     )
     for what, transforms, last in (("direct", "", "src"), ("rows", TRANSFORM, "shout")):
-        name = _random_name()
+        name = random_name()
         seconds, _ = runner.run_pipeline(
             HISTORY.format(name=name, table=table, transforms=transforms, last=last, target=name)
         )
@@ -74,7 +74,7 @@ def history(runner: BenchmarkRunner, rows: int) -> list[str]:
 
 
 def _bare_history(runner: BenchmarkRunner, table: str, rows: int) -> float:
-    task = runner.create_task("A", rows, table=table, target=_random_name())
+    task = runner.create_task("A", rows, table=table, target=random_name())
     began = read_clock()
     copy_history(task)
     seconds = read_clock() - began
@@ -85,7 +85,7 @@ def _bare_history(runner: BenchmarkRunner, table: str, rows: int) -> float:
 def upsert(runner: BenchmarkRunner, rows: int) -> list[str]:
     """Measure Kafka JSON into Postgres by key, five messages per key."""
     messages = max(rows // 5, 1000)
-    topic, name, bare_name = runner.create_topic(messages, messages // 5), _random_name(), _random_name()
+    topic, name, bare_name = runner.create_topic(messages, messages // 5), random_name(), random_name()
     bare = _bare_upsert(runner, topic, bare_name, messages)
     runner.add_figure(
         "upsert",
@@ -111,7 +111,7 @@ def _bare_upsert(runner: BenchmarkRunner, topic: str, target: str, messages: int
 def epoch(runner: BenchmarkRunner, rows: int) -> list[str]:
     """Measure small epochs at interval 0."""
     del rows
-    topic, name = runner.create_topic(60_000, 20_000), _random_name()
+    topic, name = runner.create_topic(60_000, 20_000), random_name()
     with _stopwatch((Ledger, ("plan", "commit")), (RecordStore, ("lock_for_epoch", "advance"))) as spent:
         _, epochs = runner.run_pipeline(STREAM.format(name=name, topic=topic, target=name, rows=1000))
     times = sorted(event.steps["total"] for event in epochs[10:])
@@ -150,7 +150,7 @@ def live(runner: BenchmarkRunner, rows: int) -> list[str]:
     There is no other traffic.
     """
     del rows
-    topic, name, stop = runner.create_topic(100, 100), _random_name(), threading.Event()
+    topic, name, stop = runner.create_topic(100, 100), random_name(), threading.Event()
     file = parse_pipeline(STREAM.format(name=name, topic=topic, target=name, rows=1000))
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(run, file, runner.settings(), until=Until.FOREVER, stop=stop)
@@ -226,7 +226,7 @@ def startup(runner: BenchmarkRunner, rows: int) -> list[str]:
         ("with SQL: ", SHAPED_STREAM),
         ("with SQL of Spark: ", SPARK_STREAM),
     ):
-        name = _random_name()
+        name = random_name()
         text = pipeline.format(name=name, topic=topic, target=name, rows=2000)
         first, restart = (_run_to_epoch(runner, text, stop_at) for stop_at in (3, 1))
         runner.add_figure("startup", f"{what}imports", f"{first['imports']:.1f} s")
@@ -270,7 +270,7 @@ def memory(runner: BenchmarkRunner, rows: int) -> list[str]:
     """Measure the largest size of the process tree, over a history and over one ten times as long."""
     sizes = []
     for count in (rows, rows * 10):
-        name = _random_name()
+        name = random_name()
         child = runner.start_pipeline(
             HISTORY.format(
                 name=name, table=runner.create_table(count), transforms=TRANSFORM, last="shout", target=name
@@ -314,10 +314,6 @@ def _sample_size(pid: int) -> int:
         return tree_size(pid)
     except psutil.Error:
         return 0
-
-
-def _random_name() -> str:
-    return f"bench_{secrets.token_hex(4)}"
 
 
 CASES: dict[str, Callable[[BenchmarkRunner, int], list[str]]] = {

@@ -7,7 +7,15 @@ import secrets
 import clickhouse_connect
 import pyarrow as pa
 
-from benchmarks.kit import ARROW_TRANSFORM, COLUMNS, TRANSFORM, BenchmarkRunner, format_rate, read_clock
+from benchmarks.kit import (
+    ARROW_TRANSFORM,
+    COLUMNS,
+    TRANSFORM,
+    BenchmarkRunner,
+    format_rate,
+    random_name,
+    read_clock,
+)
 
 _PIPELINE = """
 name: {name}
@@ -33,7 +41,7 @@ def clickhouse(runner: BenchmarkRunner, rows: int) -> list[str]:
         ("after SQL", ARROW_TRANSFORM, "shout"),
         ("after SQL of Spark", TRANSFORM, "shout"),
     ):
-        name = f"bench_{secrets.token_hex(4)}"
+        name = random_name()
         text = _PIPELINE.format(name=name, table=table, transforms=transforms, last=last)
         seconds, epochs = runner.run_pipeline(text)
         assert _count(runner, f"bench.{name}") == rows

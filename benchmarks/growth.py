@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 
 import psycopg
 from psycopg import sql
 
-from benchmarks.kit import HISTORY, BenchmarkRunner
+from benchmarks.kit import HISTORY, BenchmarkRunner, random_name
 
 _STREAM = """
 name: {name}
@@ -20,7 +19,7 @@ epoch: {{stream_rows: 100000}}
 """
 _SINK = "  out_{number}: {{type: postgres, from: src, table: {target}}}"
 _FEW, _MANY = 5, 10
-"""The smallest history has one row of this many of the default, the largest this many times the default."""
+"""The smallest history has a fifth of the default rows, the largest ten times as many."""
 _PARTITIONS = (1, 4, 16)
 _SINKS = (1, 2, 4, 8)
 
@@ -29,7 +28,7 @@ def growth(runner: BenchmarkRunner, rows: int) -> list[str]:
     """Measure a history of 1, 5 and 50 million rows, a topic of 1 to 16 partitions, and 1 to 8 sinks."""
     counts = (rows // _FEW, rows, rows * _MANY)
     _add(runner, "rows of history", counts, [_load_history(runner, count) for count in counts])
-    messages = rows // 5
+    messages = rows // _FEW
     costs = [_read_topic(runner, messages, partitions=number) for number in _PARTITIONS]
     _add(runner, "partitions of a topic", _PARTITIONS, costs)
     costs = [_read_topic(runner, messages // 4, sinks=number) for number in _SINKS]
@@ -46,7 +45,7 @@ def _add(runner: BenchmarkRunner, what: str, numbers: Sequence[int], costs: Sequ
 
 def _load_history(runner: BenchmarkRunner, rows: int) -> float:
     """Return the seconds per row from ClickHouse to a keyed Postgres table."""
-    table, target = runner.create_table(rows), f"bench_{secrets.token_hex(4)}"
+    table, target = runner.create_table(rows), random_name()
     text = HISTORY.format(name=target, table=table, transforms="", last="src", target=target)
     seconds, _ = runner.run_pipeline(text)
     assert runner.count_rows(target) == rows
@@ -56,7 +55,7 @@ def _load_history(runner: BenchmarkRunner, rows: int) -> float:
 
 def _read_topic(runner: BenchmarkRunner, messages: int, *, partitions: int = 4, sinks: int = 1) -> float:
     """Return the seconds per row from a topic of new keys to each of some keyed Postgres tables."""
-    topic, name = runner.create_topic(messages, messages, partitions), f"bench_{secrets.token_hex(4)}"
+    topic, name = runner.create_topic(messages, messages, partitions), random_name()
     targets = [f"{name}_{number}" for number in range(sinks)]
     lines = [_SINK.format(number=number, target=target) for number, target in enumerate(targets)]
     seconds, _ = runner.run_pipeline(_STREAM.format(name=name, topic=topic, sinks="\n".join(lines)))

@@ -143,7 +143,7 @@ class BenchmarkRunner:
 
     def create_table(self, rows: int) -> str:
         """Create a ClickHouse table with this number of rows."""
-        name = f"bench_{secrets.token_hex(4)}"
+        name = random_name()
         with clickhouse_connect.get_client(**self.services.clickhouse.client_arguments()) as client:
             client.command(f"CREATE TABLE {name} ({COLUMNS}) ENGINE = MergeTree ORDER BY id")
             client.command(f"INSERT INTO {name} SELECT {ROW_EXPRESSIONS} FROM numbers({rows})")
@@ -157,7 +157,7 @@ class BenchmarkRunner:
 
     def create_topic(self, messages: int, keys: int, partitions: int = 4) -> str:
         """Create a topic with JSON messages. A key is always in the same partition."""
-        name = f"bench_{secrets.token_hex(4)}"
+        name = random_name()
         self.create_empty_topic(name, partitions)
         producer = Producer(
             {
@@ -222,6 +222,11 @@ def open_runner(folder: Path) -> Iterator[BenchmarkRunner]:
         yield BenchmarkRunner(folder, local.up(home=folder))
     finally:
         local.down(folder)
+
+
+def random_name() -> str:
+    """Return a new name of a table, a topic or a pipeline."""
+    return f"bench_{secrets.token_hex(4)}"
 
 
 def format_rate(rows: int, seconds: float) -> str:

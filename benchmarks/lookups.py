@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import random
-import secrets
 from typing import Any
 
 import pyarrow as pa
 
-from benchmarks.kit import BenchmarkRunner, read_clock
+from benchmarks.kit import BenchmarkRunner, random_name, read_clock
 from headrace.connectors.postgres_client.session import Address
 from headrace.jobs.dynamic_tables.base import checker
 from headrace.jobs.dynamic_tables.broadcast import BroadcastLookup, ValueSegment
@@ -31,7 +30,7 @@ def lookups(runner: BenchmarkRunner, rows: int) -> list[str]:
         runner.add_figure("lookups", f"in memory, {size:,} values held", f"{speed / 1e6:.2f} M lookups/s")
         missed += [f"lookups: {speed:,.0f}/s in memory, {GATE:,} wanted"] if speed < GATE else []
     connection = runner.settings().postgres_for_tables()
-    node = DynamicTableConfig(backend_type="Postgres", backend_entity_name=f"bench_{secrets.token_hex(4)}")
+    node = DynamicTableConfig(backend_type="Postgres", backend_entity_name=random_name())
     table = ValueTable(
         "bench", LookupTableColumns.of(node, connection), Address(connection, "headrace bench", "bench")
     )

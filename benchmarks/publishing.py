@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import secrets
 import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from confluent_kafka import Consumer, Producer
 
-from benchmarks.kit import STREAM, BenchmarkRunner, format_rate, read_clock
+from benchmarks.kit import STREAM, BenchmarkRunner, format_rate, random_name, read_clock
 from headrace.connectors.kafka import sink
 from headrace.connectors.kafka.producer import TransactionalProducer
 
@@ -23,7 +22,7 @@ _HEADERS: list[tuple[str, str | bytes | None]] = [("dbz.op", b"c")]
 def publishing(runner: BenchmarkRunner, rows: int) -> list[str]:
     """Measure Kafka JSON into Kafka by key, with transactions of 100,000 messages."""
     messages = max(rows // 5, 1000)
-    topic, name = runner.create_topic(messages, messages // 5), f"bench_{secrets.token_hex(4)}"
+    topic, name = runner.create_topic(messages, messages // 5), random_name()
     bare = _bare_publishing(runner, topic, f"{name}_bare", messages)
     runner.add_figure(
         "publishing",

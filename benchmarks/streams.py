@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.kit import STREAM, BenchmarkRunner, read_clock, tree_size
+from benchmarks.kit import STREAM, BenchmarkRunner, random_name, read_clock, tree_size
 
 PIPELINES = 20
 MESSAGES = 100
@@ -24,7 +24,7 @@ def streams(runner: BenchmarkRunner, rows: int) -> list[str]:
     del rows
     folder = runner.folder / f"streams_{secrets.token_hex(4)}"
     folder.mkdir()
-    names = [f"bench_{secrets.token_hex(4)}" for _ in range(PIPELINES)]
+    names = [random_name() for _ in range(PIPELINES)]
     for name in names:
         topic = runner.create_topic(MESSAGES, MESSAGES)
         (folder / f"{name}.yaml").write_text(STREAM.format(name=name, topic=topic, target=name, rows=1000))

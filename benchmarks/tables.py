@@ -15,7 +15,7 @@ from deltalake import DeltaTable, write_deltalake
 from psycopg import sql
 from pyarrow import csv
 
-from benchmarks.kit import ARROW_TRANSFORM, TRANSFORM, BenchmarkRunner, format_rate, read_clock
+from benchmarks.kit import ARROW_TRANSFORM, TRANSFORM, BenchmarkRunner, format_rate, random_name, read_clock
 from benchmarks.peers.bare import CREATE_KEYED
 
 _PIPELINE = """
@@ -51,7 +51,7 @@ def tables(runner: BenchmarkRunner, rows: int) -> list[str]:
 
 
 def _measure_files(runner: BenchmarkRunner, rows: int, table: str) -> None:
-    folder, bare_target = runner.folder / "parquet", _name()
+    folder, bare_target = runner.folder / "parquet", random_name()
     _write_files(runner, folder, table)
     bare = _seconds(lambda: _copy_files(runner, folder, bare_target))
     assert runner.count_rows(bare_target) == rows
@@ -63,7 +63,7 @@ def _measure_files(runner: BenchmarkRunner, rows: int, table: str) -> None:
         ("parquet files", f"{{type: file, path: {folder}/*.parquet, format: parquet, mode: bounded}}"),
         ("a Delta table of these files", f"{{type: delta, path: {lake}}}"),
     ):
-        target = _name()
+        target = random_name()
         seconds = _run(runner, source, "", f"{{type: postgres, from: src, table: {target}}}")
         assert runner.count_rows(target) == rows
         _add(runner, f"headrace, {what} to Postgres", rows, seconds, bare)
@@ -72,7 +72,7 @@ def _measure_files(runner: BenchmarkRunner, rows: int, table: str) -> None:
 
 def _measure_csv(runner: BenchmarkRunner, rows: int, folder: Path) -> None:
     """Measure csv files, as a whole and in partitions. Headrace reads them twice: it counts their rows first."""
-    texts, bare_target = runner.folder / "csv", _name()
+    texts, bare_target = runner.folder / "csv", random_name()
     texts.mkdir()
     for path in sorted(folder.iterdir()):
         csv.write_csv(pq.read_table(path), texts / f"{path.stem}.csv")
@@ -84,14 +84,14 @@ def _measure_csv(runner: BenchmarkRunner, rows: int, folder: Path) -> None:
     end = (date(2024, 1, 1) + timedelta(days=rows // 86_400)).replace(day=1) + timedelta(days=32)
     partitions = f"partitions: {{column: at, every: month, start: 2024-01, end: {end:%Y-%m}}}"
     for what, more in (("csv files", ""), ("csv files in partitions of a month", partitions)):
-        target = _name()
+        target = random_name()
         seconds = _run(runner, source, more, f"{{type: postgres, from: src, table: {target}}}")
         assert runner.count_rows(target) == rows
         _add(runner, f"headrace, {what} to Postgres", rows, seconds, bare)
 
 
 def _run(runner: BenchmarkRunner, source: str, transforms: str, sink: str) -> float:
-    text = _PIPELINE.format(name=_name(), source=source, transforms=transforms, sink=sink)
+    text = _PIPELINE.format(name=random_name(), source=source, transforms=transforms, sink=sink)
     settings = {"postgres_source": runner.postgres_settings()}
     return _seconds(lambda: runner.run_pipeline(text, settings))
 
@@ -106,16 +106,12 @@ def _seconds(work: Callable[[], object]) -> float:
     return read_clock() - began
 
 
-def _name() -> str:
-    return f"bench_{secrets.token_hex(4)}"
-
-
 def _uri(runner: BenchmarkRunner) -> str:
     return runner.create_task("A", 0).postgres_uri
 
 
 def _fill_table(runner: BenchmarkRunner, rows: int) -> str:
-    name = _name()
+    name = random_name()
     query = (
         "INSERT INTO {} SELECT n, timestamptz '2024-01-01' + n * interval '1 second',"
         " 'customer-' || n % 100003, n / 7.0 FROM generate_series(0, {}) n"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import subprocess
 import sys
 import time
@@ -14,7 +13,7 @@ import psycopg
 from confluent_kafka import Producer
 from psycopg import sql
 
-from benchmarks.kit import SPARK_STREAM, STREAM, BenchmarkRunner
+from benchmarks.kit import SPARK_STREAM, STREAM, BenchmarkRunner, random_name
 
 _ATTEMPTS = 3
 
@@ -28,7 +27,7 @@ def warm_start(runner: BenchmarkRunner, rows: int) -> list[str]:
 
 
 def _measure(runner: BenchmarkRunner, stream: str, what: str) -> None:
-    topic, name = runner.create_topic(1_000, 500), f"bench_{secrets.token_hex(4)}"
+    topic, name = runner.create_topic(1_000, 500), random_name()
     (runner.folder / "warm.yaml").write_text(stream.format(name=name, topic=topic, target=name, rows=1000))
     for seconds in (0, 600):
         environment = os.environ | {

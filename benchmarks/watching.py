@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import secrets
 from typing import Any
 
-from benchmarks.kit import HISTORY, TRANSFORM, BenchmarkRunner, format_rate
+from benchmarks.kit import HISTORY, TRANSFORM, BenchmarkRunner, format_rate, random_name
 
 METRICS: dict[str, Any] = {"admin_api_port": 0}
 ROUNDS = 3
@@ -27,7 +26,7 @@ def watching(runner: BenchmarkRunner, rows: int) -> list[str]:
     best = dict.fromkeys(variants, float("inf"))
     for _ in range(ROUNDS):
         for what, settings in variants.items():
-            name = f"bench_{secrets.token_hex(4)}"
+            name = random_name()
             text = HISTORY.format(name=name, table=table, transforms=TRANSFORM, last="shout", target=name)
             seconds, _ = runner.run_pipeline(text, settings)
             best[what] = min(best[what], seconds)

@@ -5,14 +5,13 @@ The fastest epoch counts, since other work on the machine only adds time.
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Callable
 from typing import Any
 
 from adbc_driver_postgresql import dbapi
 
-from benchmarks.kit import HISTORY, STREAM, BenchmarkRunner, read_clock
+from benchmarks.kit import HISTORY, STREAM, BenchmarkRunner, random_name, read_clock
 from benchmarks.peers import bare
 from benchmarks.peers.task import parse_messages, read_messages
 from benchmarks.quick.comparison import RatioStep
@@ -92,14 +91,14 @@ def _least_processor_time(work: Callable[[], object]) -> float:
 
 def _run_stream(runner: BenchmarkRunner, topic: str, rows: int) -> list[float]:
     """Run a topic into a new table. Return the seconds of each epoch."""
-    name = _random_name()
+    name = random_name()
     _, epochs = runner.run_pipeline(STREAM.format(name=name, topic=topic, target=name, rows=rows))
     return [event.steps["total"] for event in epochs]
 
 
 def _upsert_bare(runner: BenchmarkRunner, topic: str, batch: int) -> list[float]:
     """Merge a topic into a new table. Return the seconds of each batch, reading and committing included."""
-    task = runner.create_task("B", 0, topic=topic, target=_random_name())
+    task = runner.create_task("B", 0, topic=topic, target=random_name())
     seconds: list[float] = []
     with dbapi.connect(task.postgres_uri) as connection:
         bare.create_stage(connection, task.target)
@@ -113,7 +112,7 @@ def _upsert_bare(runner: BenchmarkRunner, topic: str, batch: int) -> list[float]
 
 
 def _run_history(runner: BenchmarkRunner, table: str) -> float:
-    name = _random_name()
+    name = random_name()
     seconds, _ = runner.run_pipeline(
         HISTORY.format(name=name, table=table, transforms="", last="src", target=name)
     )
@@ -123,12 +122,8 @@ def _run_history(runner: BenchmarkRunner, table: str) -> float:
 
 def _copy_bare(runner: BenchmarkRunner, table: str) -> float:
     """Copy in this process, since the start of others would be most of the time for so few rows."""
-    task = runner.create_task("A", HISTORY_ROWS, table=table, target=_random_name())
+    task = runner.create_task("A", HISTORY_ROWS, table=table, target=random_name())
     began = read_clock()
     bare.create_history_table(task)
     bare.copy_range(task, 0, HISTORY_ROWS)
     return read_clock() - began
-
-
-def _random_name() -> str:
-    return f"bench_{secrets.token_hex(4)}"
