@@ -1,10 +1,10 @@
 """Run history and then the stream of one pipeline in one Dagster process.
 
-python -m headrace.demo.dagster_run FILE FIRST LAST
+python -m headrace.demo.dagster_run FILE FIRST LAST UNTIL
 
 It runs the partitions FIRST to LAST as one range (unless the ledger has them), then the job
-`<pipeline>_stream` until it has caught up. Both are ordinary runs of the instance, with their checks. Exit
-code 0 if both succeeded.
+`<pipeline>_stream` until it has caught up or, with UNTIL `forever`, without an end. Both are ordinary runs of
+the instance, with their checks. Exit code 0 if both succeeded.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 import dagster as dg
 import psutil
 
+from headrace.jobs.run.events import Until
 from headrace.jobs.run.status import history_complete
 from headrace.orchestration.build import build_definitions
 from headrace.orchestration.instance import dagster_home
@@ -28,7 +29,7 @@ _PROCESS_TAG = "headrace/demo_process"
 """Of a run: the process that executes it."""
 
 
-def run_history_and_stream(file: Path, first: str, last: str) -> bool:
+def run_history_and_stream(file: Path, first: str, last: str, until: Until) -> bool:
     """Run both, and return whether both succeeded. Raise UserError for a file that cannot be loaded."""
     pipeline = read_pipeline(file)
     repository = dg.Definitions.merge(
@@ -40,8 +41,8 @@ def run_history_and_stream(file: Path, first: str, last: str) -> bool:
             tags = partition_range_tags(first, last)
             if not _run_job(repository, f"{pipeline.name}_history", instance, tags, {}):
                 return False
-        caught_up: Json = {"ops": {f"{pipeline.name}_stream_op": {"config": {"until": "caught-up"}}}}
-        return _run_job(repository, f"{pipeline.name}_stream", instance, {}, caught_up)
+        limits: Json = {"ops": {f"{pipeline.name}_stream_op": {"config": {"until": until.value}}}}
+        return _run_job(repository, f"{pipeline.name}_stream", instance, {}, limits)
 
 
 def _report_killed_runs(instance: dg.DagsterInstance) -> None:
@@ -74,8 +75,10 @@ def main() -> int:
     parser.add_argument("file", type=Path)
     parser.add_argument("first")
     parser.add_argument("last")
+    parser.add_argument("until", type=Until, choices=[Until.CAUGHT_UP, Until.FOREVER])
     arguments = parser.parse_args()
-    return 0 if run_history_and_stream(arguments.file, arguments.first, arguments.last) else 1
+    succeeded = run_history_and_stream(arguments.file, arguments.first, arguments.last, arguments.until)
+    return 0 if succeeded else 1
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from headrace.demo.environment import POSTGRES, DemoEnvironment
 from headrace.demo.flights import messages
 from headrace.demo.producer import TOPIC
 from headrace.demo.targets import count_delta_rows, count_postgres_rows, delta_epoch, postgres_epoch
+from headrace.jobs.run.events import Until
 from headrace.orchestration.instance import child_environment
 from headrace.pipeline.errors import PipelineStateError
 from headrace.pipeline.protocol.ledger import PipelineState
@@ -37,26 +38,27 @@ def run_until_complete(environment: DemoEnvironment, stop: threading.Event) -> b
     Raise PipelineStateError if the Dagster process fails by itself.
     """
     environment.producer.start(environment.progress.count_consumed)
-    if "killed_epoch" in environment.load_state():
-        environment.producer.stop_pacing()
     try:
         while not stop.is_set():
-            process = _start_dagster(environment)
-            with _RunWatcher(environment, process, stop) as watcher:
+            may_kill = "killed_epoch" not in environment.load_state()
+            if not may_kill:
+                environment.producer.stop_pacing()
+                environment.producer.finish()  # all of December is there, so the run catches up once
+            process = _start_dagster(environment, Until.FOREVER if may_kill else Until.CAUGHT_UP)
+            with _RunWatcher(environment, process, stop, may_kill=may_kill) as watcher:
                 killed = watcher.wait()
-            if stop.is_set():
-                break
-            if not killed and process.returncode:
+            if stop.is_set() or killed:
+                continue
+            if process.returncode:
                 raise _process_error(environment)
-            if not killed and environment.progress.count_consumed() >= len(messages()):
-                environment.producer.finish()
+            if not may_kill:
                 return True
     finally:
         environment.producer.stop()
     return False
 
 
-def _start_dagster(environment: DemoEnvironment) -> subprocess.Popen[bytes]:
+def _start_dagster(environment: DemoEnvironment, until: Until) -> subprocess.Popen[bytes]:
     """Start Dagster in a new session, and so in a new process group, with the JVM that it starts."""
     path = _log_path(environment.home)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -68,6 +70,7 @@ def _start_dagster(environment: DemoEnvironment) -> subprocess.Popen[bytes]:
                 "headrace.demo.dagster_run",
                 environment.file.path,
                 *environment.history_range,
+                until,
             ],
             env=child_environment(environment.home, Path(environment.file.path)),
             stdin=subprocess.DEVNULL,
@@ -94,11 +97,17 @@ class _RunWatcher:
     """Watches a Dagster process through the ledger, and prints its progress."""
 
     def __init__(
-        self, environment: DemoEnvironment, process: subprocess.Popen[bytes], stop: threading.Event
+        self,
+        environment: DemoEnvironment,
+        process: subprocess.Popen[bytes],
+        stop: threading.Event,
+        *,
+        may_kill: bool,
     ) -> None:
         self._environment = environment
         self._process = process
         self._stop = stop
+        self._may_kill = may_kill
         self._printed_months = set(environment.progress.completed_months())
         self._printed_handoff = (
             bool(environment.progress.handoff_offset()) and environment.progress.is_history_complete()
@@ -117,12 +126,11 @@ class _RunWatcher:
 
     def wait(self) -> bool:
         """Wait until the process ends. Return True if this object killed it."""
-        may_kill = "killed_epoch" not in self._environment.load_state()
         while self._process.poll() is None and not self._stop.is_set():
             state = self._environment.progress.state()
             if state:
                 self._print_progress(state)
-                if may_kill and self._is_kill_due(state):
+                if self._may_kill and self._is_kill_due(state):
                     self._kill(state)
                     return True
             self._stop.wait(_POLL_SECONDS)
@@ -154,8 +162,14 @@ class _RunWatcher:
         self._status.update(f"{activity}, {share}")
 
     def _is_kill_due(self, state: PipelineState) -> bool:
-        """Return whether an epoch of December is open, at best while only one sink has it."""
-        beyond = self._environment.progress.count_consumed() - self._environment.progress.handoff_offset()
+        """Return whether an epoch of December is open, at best while only one sink has it.
+
+        The stream runs without an end until the kill, so one that consumed all of December is killed as well.
+        """
+        consumed = self._environment.progress.count_consumed()
+        if consumed >= len(messages()):
+            return True
+        beyond = consumed - self._environment.progress.handoff_offset()
         if not (self._environment.progress.is_history_complete() and state.open_plan and beyond >= KILL_FROM):
             return False
         return beyond >= KILL_BY or self._sink_epochs(state)[0] != self._sink_epochs(state)[1]
@@ -169,23 +183,23 @@ class _RunWatcher:
     def _kill(self, state: PipelineState) -> None:
         environment = self._environment
         self._status.stop()
-        number = state.open_plan.number if state.open_plan else state.committed + 1
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        ledger = environment.progress.state() or state  # an epoch can end before the signal arrives
+        number = ledger.open_plan.number if ledger.open_plan else ledger.committed + 1
+        environment.save_state(killed_epoch=number)
         environment.console.print(
             f"[bold red]kill -9 -{self._process.pid}[/]: Dagster, Spark's driver and JVM, in epoch {number}."
         )
-        os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        environment.save_state(killed_epoch=number)
-        environment.producer.stop_pacing()  # the rest of December arrives while Dagster starts again
         postgres, delta = self._sink_epochs(state)
-        ledger = environment.progress.state() or state
         environment.console.print(
             f"  Postgres holds epoch {postgres}, {count_postgres_rows(environment.services):,} rows"
         )
         environment.console.print(
             f"  Delta    holds epoch {delta}, {count_delta_rows(environment.delta_path):,} rows"
         )
-        environment.console.print(f"  ledger: epoch {ledger.committed} committed, epoch {number} planned")
+        planned = f"epoch {number} planned" if ledger.open_plan else "none planned"
+        environment.console.print(f"  ledger: epoch {ledger.committed} committed, {planned}")
         environment.console.print("Start again, from the state of each target:")
 
     def _stop_process(self) -> None:

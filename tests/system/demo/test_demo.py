@@ -66,10 +66,7 @@ def test_the_whole_story(fresh_home: Path, tmp_path: Path) -> None:
     assert "every check passed" in first.stdout
     with dg.DagsterInstance.from_config(str(tmp_path / ".dagster")) as instance:
         statuses = [run.status.value for run in instance.get_runs()]  # the newest first
-    # A stream that catches up with the producer before the kill ends, and another run follows.
-    assert statuses[0] == statuses[-1] == "SUCCESS", statuses
-    assert sorted(set(statuses)) == ["FAILURE", "SUCCESS"], "the killed run is not shown as running"
-    assert statuses.count("FAILURE") == 1
+    assert statuses == ["SUCCESS", "FAILURE", "SUCCESS"], "the killed run is not shown as running"
 
     if FULL:  # daily: tests/integration/end_to_end/test_checks.py finds such a row, and repairs it
         check_again(fresh_home, tmp_path)
