@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 from psycopg import sql
 
-from benchmarks.kit import HISTORY, BenchmarkRunner, random_name
+from benchmarks.kit import HISTORY, BenchmarkRunner, random_name, read_clock
+from benchmarks.peers.bare import copy_range, create_history_table
 
 _STREAM = """
 name: {name}
@@ -27,7 +29,9 @@ _SINKS = (1, 2, 4, 8)
 def growth(runner: BenchmarkRunner, rows: int) -> list[str]:
     """Measure a history of 1, 5 and 50 million rows, a topic of 1 to 16 partitions, and 1 to 8 sinks."""
     counts = (rows // _FEW, rows, rows * _MANY)
-    _add(runner, "rows of history", counts, [_load_history(runner, count) for count in counts])
+    costs = [_load_history(runner, count) for count in counts]
+    _add(runner, "rows of history", counts, [cost for cost, _ in costs])
+    _add(runner, "rows of the same history, bare", counts, [bare for _, bare in costs])
     messages = rows // _FEW
     costs = [_read_topic(runner, messages, partitions=number) for number in _PARTITIONS]
     _add(runner, "partitions of a topic", _PARTITIONS, costs)
@@ -43,14 +47,25 @@ def _add(runner: BenchmarkRunner, what: str, numbers: Sequence[int], costs: Sequ
         )
 
 
-def _load_history(runner: BenchmarkRunner, rows: int) -> float:
-    """Return the seconds per row from ClickHouse to a keyed Postgres table."""
-    table, target = runner.create_table(rows), random_name()
+def _load_history(runner: BenchmarkRunner, rows: int) -> tuple[float, float]:
+    """Return the seconds per row from ClickHouse to a keyed Postgres table, by Headrace and by bare COPY."""
+    table, target, bare_target = runner.create_table(rows), random_name(), random_name()
     text = HISTORY.format(name=target, table=table, transforms="", last="src", target=target)
     seconds, _ = runner.run_pipeline(text)
-    assert runner.count_rows(target) == rows
-    _drop(runner, [target])
-    return seconds / rows
+    bare_seconds = _copy_history(runner, rows, table, bare_target)
+    assert runner.count_rows(target) == runner.count_rows(bare_target) == rows
+    _drop(runner, [target, bare_target])
+    return seconds / rows, bare_seconds / rows
+
+
+def _copy_history(runner: BenchmarkRunner, rows: int, table: str, target: str) -> float:
+    """Return the seconds of two threads, each of which copies half of the ids in one transaction."""
+    task = runner.create_task("A", rows, table=table, target=target)
+    create_history_table(task)
+    began = read_clock()
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda first: copy_range(task, first, first + rows // 2), (0, rows // 2)))
+    return read_clock() - began
 
 
 def _read_topic(runner: BenchmarkRunner, messages: int, *, partitions: int = 4, sinks: int = 1) -> float:
