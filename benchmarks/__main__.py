@@ -1,4 +1,4 @@
-"""`python -m benchmarks [NAME …] [--rows N] [--write]`: run benchmarks.
+"""`python -m benchmarks [NAME …] [--rows N] [--rounds N] [--write]`: run benchmarks.
 
 Without names run all, and write docs/internals/benchmarks.md. With names `--write` replaces their tables.
 """
@@ -10,12 +10,13 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks import cases
-from benchmarks.kit import BenchmarkRunner, open_runner
+from benchmarks.kit import BenchmarkFigure, BenchmarkRunner, open_runner
+from benchmarks.rounds import ROUNDS, choose_medians, has_rounds
 
 PAGE = Path(__file__).parent.parent / "docs" / "internals" / "benchmarks.md"
 HEAD = """# Benchmarks
@@ -46,20 +47,34 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="benchmarks")
     parser.add_argument("names", nargs="*", choices=[*cases.CASES, []], help="default: all")
     parser.add_argument("--rows", type=int, default=5_000_000)
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="of which the median counts")
     parser.add_argument("--write", action="store_true", help="replace the tables of the names in the page")
     arguments = parser.parse_args()
-    names = arguments.names or list(cases.CASES)
     missed: list[str] = []
+    tables: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder, open_runner(Path(folder)) as runner:
-        for name in names:
-            missed += cases.CASES[name](runner, arguments.rows)
-        if not arguments.names:
-            PAGE.write_text(format_page(format_tables(runner)))
-        elif arguments.write:
-            PAGE.write_text(format_page(read_tables(PAGE.read_text()) | format_tables(runner)))
+        for name in arguments.names or list(cases.CASES):
+            rounds = arguments.rounds if has_rounds(name) else 1
+            missed += run_case(runner, name, arguments.rows, rounds)
+            tables |= format_tables(runner.take_figures(), rounds)
+    if not arguments.names:
+        PAGE.write_text(format_page(tables))
+    elif arguments.write:
+        PAGE.write_text(format_page(read_tables(PAGE.read_text()) | tables))
     for line in missed:
         print(f"missed: {line}", file=sys.stderr)
     return 1 if missed else 0
+
+
+def run_case(runner: BenchmarkRunner, name: str, rows: int, rounds: int) -> list[str]:
+    """Run a benchmark several times. Leave the medians in the runner, and return the gates that it missed."""
+    missed: list[str] = []
+    results: list[dict[str, list[BenchmarkFigure]]] = []
+    for _ in range(rounds):
+        missed += cases.CASES[name](runner, rows)
+        results.append(runner.take_figures())
+    runner.figures = {title: choose_medians([result[title] for result in results]) for title in results[0]}
+    return missed
 
 
 def read_tables(page: str) -> dict[str, str]:
@@ -73,12 +88,13 @@ def format_page(tables: Mapping[str, str]) -> str:
     return "\n".join([HEAD, *tables.values()])
 
 
-def format_tables(runner: BenchmarkRunner) -> dict[str, str]:
+def format_tables(tables: Mapping[str, Sequence[BenchmarkFigure]], rounds: int) -> dict[str, str]:
     """Return the figures as sections by their titles."""
     machine = f"{platform.system()} on {platform.machine()}, Python {platform.python_version()}"
-    measured = f"Measured on {datetime.now(UTC).date()}: {machine}, {os.cpu_count()} cores."
+    median = f", the median of {rounds} runs" if rounds > 1 else ""
+    measured = f"Measured on {datetime.now(UTC).date()}{median}: {machine}, {os.cpu_count()} cores."
     found = {}
-    for name, figures in runner.figures.items():
+    for name, figures in tables.items():
         lines = [f"{TITLE}{name}", "", measured, "", *([NOTES[name]] if name in NOTES else [])]
         lines += ["| what | figure | ratio |", "|---|---|---|"]
         lines += [f"| {figure.what} | {figure.value} | {figure.ratio} |" for figure in figures]

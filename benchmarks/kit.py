@@ -214,6 +214,11 @@ class BenchmarkRunner:
         self.figures.setdefault(name, []).append(BenchmarkFigure(what, value, ratio))
         print(f"{name:8} {what:52} {value:>16} {ratio}", flush=True)
 
+    def take_figures(self) -> dict[str, list[BenchmarkFigure]]:
+        """Return the figures by table, and forget them."""
+        figures, self.figures = self.figures, {}
+        return figures
+
 
 @contextmanager
 def open_runner(folder: Path) -> Iterator[BenchmarkRunner]:
