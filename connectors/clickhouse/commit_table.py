@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from headrace.connectors.clickhouse.client import SINK, UNKNOWN_TABLE, translate_errors
 from headrace.connectors.clickhouse.types import quote
 from headrace.pipeline.errors import InternalError
@@ -25,6 +27,16 @@ if TYPE_CHECKING:
 COMMIT_TABLE = "__headrace_commits"
 SAFE_INSERT = {"async_insert": "0", "insert_deduplicate": "0"}
 """Settings of inserts: rows are in the table when the server answers, and none is left out."""
+_ENTRY = pa.schema(
+    {
+        "target": pa.string(),
+        "sink": pa.string(),
+        "kind": pa.string(),
+        "version": pa.uint64(),
+        "entry": pa.string(),
+    }
+)
+"""The columns that an insert writes."""
 _FORMAT = 1
 _NUMBERS = 1 << 32
 """Versions of one generation."""
@@ -158,10 +170,9 @@ class CommitTable:
         self._last[kind, sink] = version
         text = json.dumps(entry, separators=(",", ":"), sort_keys=True)
         with translate_errors(self._node, COMMIT_TABLE, "write it", SINK):
-            self._client.insert(
+            self._client.insert_arrow(
                 COMMIT_TABLE,
-                [[self._table, sink, kind, version, text]],
-                column_names=["target", "sink", "kind", "version", "entry"],
+                pa.table([[self._table], [sink], [kind], [version], [text]], _ENTRY),
                 database=self._database,
                 settings=SAFE_INSERT,
             )

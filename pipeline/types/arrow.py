@@ -15,6 +15,7 @@ import pyarrow as pa
 from pyarrow import types as kinds
 
 from headrace.pipeline.errors import SchemaError
+from headrace.pipeline.types.deferred_pandas import defer_pandas
 from headrace.pipeline.types.int256 import INT256, UINT256, WideInteger
 
 FILE_TYPES: Mapping[str, pa.DataType] = MappingProxyType(
@@ -51,6 +52,8 @@ FILE_TYPES: Mapping[str, pa.DataType] = MappingProxyType(
 
 DECIMALS: Mapping[str, int] = MappingProxyType({"decimal": 38, "decimal128": 38, "decimal256": 76})
 """Decimal types and their largest precision. Bare: (38, 9); with the precision only: scale 0."""
+
+defer_pandas()
 
 _DECIMAL = re.compile(r"(decimal|decimal128|decimal256)\s*(?:\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?\))?")
 

@@ -236,10 +236,8 @@ def main() -> int:
     except HeadraceError as error:
         print(json.dumps({"error": type(error).__name__, "said": str(error)}), flush=True)
         return 1
-    print(
-        json.dumps({"epochs": result.epochs, "last": result.last_epoch, "caught_up": result.caught_up}),
-        flush=True,
-    )
+    answer = {"epochs": result.epochs, "last": result.last_epoch, "caught_up": result.caught_up}
+    print(json.dumps(answer | {"pandas": "pandas" in sys.modules}), flush=True)
     return 0
 
 

@@ -101,7 +101,8 @@ def stream(
 )
 def test_small_epochs_start_no_jvm(stream: Stream, point: str, nth: int) -> None:
     assert stream.crash(point, nth) != 0
-    assert until(lambda: stream.run()["code"] == 0, "a run after the lease of the first", 300)
+    answer = until(lambda: (found := stream.run())["code"] == 0 and found, "a run after the lease", 300)
+    assert not answer["pandas"], "an import of half a second"
     stream.check_sinks()
     assert not stream.has_started_spark()
     assert leftovers(stream) == []
