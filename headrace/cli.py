@@ -5,6 +5,7 @@ Each command imports its implementation from `headrace.commands` when it is call
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
 from pathlib import Path
@@ -32,6 +33,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+_NEW_OBJECTS = 50_000
+"""The collector waits for so many. Imports create 400,000, which stay: a search of them is a tenth of a start."""
 _PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 """For a command whose arguments another program reads."""
 
@@ -355,6 +358,7 @@ def main() -> None:
     """Run the console script. Exit codes: 0 completed or stopped, 1 error, 2 wrong usage."""
     if _is_run(sys.argv[1:]) and (code := hand_over(sys.argv[1:])) is not None:
         sys.exit(code)
+    gc.set_threshold(_NEW_OBJECTS, 20, 20)
     run_app()
 
 
