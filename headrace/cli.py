@@ -34,7 +34,7 @@ app = typer.Typer(
 )
 
 _NEW_OBJECTS = 50_000
-"""The collector waits for so many. Imports create 400,000, which stay: a search of them is a tenth of a start."""
+"""The collector waits for so many. Imports create 400,000 that stay: searching them is a tenth of a start."""
 _PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 """For a command whose arguments another program reads."""
 
