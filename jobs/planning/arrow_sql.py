@@ -103,27 +103,31 @@ class TransformedSplits(SplitReader):
         self.splits = self.reader.splits
 
     def fetch(self, split: Json) -> Iterator[pa.RecordBatch]:
-        """Return the rows of a split after the last transform."""
+        """Return the rows of a split after the last transform.
+
+        Raise UnprovenValuesError if only Spark can compute them and there is no `compute_by_spark`.
+        """
+        compute_by_spark = self.compute_by_spark
+        if compute_by_spark is None:
+            yield from map(self._compute, self.reader.fetch(split))
+            return
         waiting: list[pa.RecordBatch] = []
         for batch in self.reader.fetch(split):
             try:
-                computed = functools.reduce(lambda rows, one: one.compute(rows), self.transforms, batch)
+                computed = self._compute(batch)
             except UnprovenValuesError:
-                if self.compute_by_spark is None:
-                    raise
                 computed = None
                 waiting.append(batch)
             if waiting and (computed is not None or _is_large(waiting)):
-                yield from self._compute_waiting(waiting)
+                yield from compute_by_spark(waiting)
                 waiting = []
             if computed is not None:
                 yield computed
         if waiting:
-            yield from self._compute_waiting(waiting)
+            yield from compute_by_spark(waiting)
 
-    def _compute_waiting(self, batches: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:
-        assert self.compute_by_spark is not None  # noqa: S101  else no batch waits
-        return self.compute_by_spark(batches)
+    def _compute(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        return functools.reduce(lambda rows, one: one.compute(rows), self.transforms, batch)
 
 
 def _is_large(batches: Sequence[pa.RecordBatch]) -> bool:
