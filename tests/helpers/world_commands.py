@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from headrace.pipeline.protocol.ledger import Ledger, PipelineState, RefreshRequest, open_sqlite
+from helpers.cli_commands import run_commands
 from helpers.pipeline_world import World, until
 
 
@@ -37,6 +38,12 @@ class Commands:
         out, err = process.communicate(timeout=300)
         assert "Traceback" not in out + err
         return process.returncode, out, err
+
+    def run_all(self, *commands: tuple[str, ...]) -> list[tuple[int, str, str]]:
+        """Run different commands one after the other, in one process, whose imports take a second."""
+        answers = run_commands(commands, cwd=self.world.folder, env=self.world.env())
+        assert not [answer for answer in answers.values() if "Traceback" in answer.out + answer.errors]
+        return [(answer.code, answer.out, answer.errors) for answer in answers.values()]
 
     def start_run(self, *, idle: bool = False, **environment: str) -> subprocess.Popen[str]:
         """A run, once it has committed an epoch of its own, or is `idle`: then it hardly writes the ledger."""

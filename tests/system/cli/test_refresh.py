@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 
 import pytest
@@ -41,9 +42,10 @@ def test_a_running_stream_refreshes_partitions_that_another_process_requests(
     with paused(process):  # it cannot read the request
         command = commands.start(*refresh(commands))
         until(commands.pending_refreshes, "the request")
-        assert f"refresh of {JANUARY} by " in (shown := commands.run("status", str(world.file))[1])
-        assert ": queued\n" in shown
-        (pending,) = commands.status()["refreshes"]
+        text, document = commands.run_all(("status", str(world.file)), ("status", str(world.file), "--json"))
+        assert f"refresh of {JANUARY} by " in text[1]
+        assert ": queued\n" in text[1]
+        ((pending,),) = (pipeline["refreshes"] for pipeline in json.loads(document[1]))
         assert (pending["number"], pending["partitions"]) == (1, [JANUARY])
         command.send_signal(signal.SIGINT)
         out, err = command.communicate(timeout=60)
@@ -63,11 +65,12 @@ def test_a_running_stream_refreshes_partitions_that_another_process_requests(
     wait_for_rows(world, process)
     produce(world, keys[0], "newer")
     wait_for_rows(world, process)
-    assert commands.status()["refreshes"] == []
-    code, out, err = commands.run("audit", str(world.file))
-    assert code == 0, out + err
-
-    assert commands.run("stop", str(world.file))[0] == 0
+    status, audit, stop = commands.run_all(
+        ("status", str(world.file), "--json"), ("audit", str(world.file)), ("stop", str(world.file))
+    )
+    assert [pipeline["refreshes"] for pipeline in json.loads(status[1])] == [[]]
+    assert audit[0] == 0, audit
+    assert stop[0] == 0
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     assert f"{world.name}: refreshing {JANUARY} by " in err

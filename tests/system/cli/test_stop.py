@@ -23,8 +23,10 @@ def test_stop_ends_the_present_run_and_pause_keeps_the_next_ones_away(
     commands: Commands, world: World
 ) -> None:
     file = str(world.file)
-    assert commands.run("stop", file) == (0, f"{world.name} has not been started yet\n", "")
-    assert commands.run("resume", file) == (0, f"{world.name} is not paused\n", "")
+    assert commands.run_all(("stop", file), ("resume", file)) == [
+        (0, f"{world.name} has not been started yet\n", ""),
+        (0, f"{world.name} is not paused\n", ""),
+    ]
     assert not world.ledger.exists()
 
     process = commands.start_run()
@@ -48,17 +50,20 @@ def test_stop_ends_the_present_run_and_pause_keeps_the_next_ones_away(
     assert f"{world.name}: paused by " in out
     assert process.wait(timeout=300) == 0
     ended = commands.epoch()
-    code, _, err = commands.run("run", file)
-    assert code == 1
-    assert f"error[HR205]: pipeline '{world.name}' is paused by " in err
-    assert f"headrace resume {file}" in err
-    assert "paused by " in commands.run("status", file)[1]
-    assert "no run is active; it is paused by " in commands.run("stop", file)[1]
-    assert commands.run("replay", file, "--sink", "pg", "--from", "1")[0] == 0, "a repair is no run"
+    run, status, stop, repair = commands.run_all(
+        ("run", file), ("status", file), ("stop", file), ("replay", file, "--sink", "pg", "--from", "1")
+    )
+    assert run[0] == 1
+    assert f"error[HR205]: pipeline '{world.name}' is paused by " in run[2]
+    assert f"headrace resume {file}" in run[2]
+    assert "paused by " in status[1]
+    assert "no run is active; it is paused by " in stop[1]
+    assert repair[0] == 0, "a repair is no run"
     assert commands.epoch() == ended
 
-    assert "resumed. It was paused by " in commands.run("resume", file)[1]
-    assert commands.run("run", file, "--until", "caught-up")[0] == 0
+    resume, run = commands.run_all(("resume", file), ("run", file, "--until", "caught-up"))
+    assert "resumed. It was paused by " in resume[1]
+    assert run[0] == 0
     world.check_without_spark()
     assert leftovers(world) == []
 
