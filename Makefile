@@ -52,7 +52,7 @@ $(TOOLS): requirements-dev.lock $(STAMP)
 	@$(UV) pip install --python $(BIN)/python --compile-bytecode --require-hashes -r requirements-dev.lock
 	@touch $@
 
-$(JARS): jobs/spark/ivy.xml $(STAMP)
+$(JARS): jobs/spark/jars.lock $(STAMP)
 	@$(BIN)/python -m headrace.commands.fetch jars
 	@touch $@
 
@@ -142,8 +142,9 @@ bench-peers: setup $(PEERS) ## The same work by other tools, and what a kill lea
 	@$(BIN)/python -m benchmarks.peers $(VENV)/peers/bin/python
 
 .PHONY: lock
-lock: $(STAMP) ## Writes both lock files from pyproject.toml.
+lock: $(STAMP) ## Writes the lock files: of Python packages from pyproject.toml, of jars from ivy.xml.
 	@$(LOCK) --extra demo --extra java --extra setup -o requirements.lock
 	@$(LOCK) --all-extras --constraint requirements.lock -o requirements-dev.lock
 	@$(subst pyproject.toml,benchmarks/peers/requirements.in,$(LOCK)) -o benchmarks/peers/requirements.txt
+	@$(BIN)/python -m headrace.commands.fetch lock
 	@$(subst pyproject.toml,docker/requirements.in,$(LOCK)) --constraint requirements.lock -o docker/requirements.txt

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import psutil
 
 from headrace.jobs.spark.cache import locked
-from headrace.jobs.spark.jars import Progress
+from headrace.jobs.spark.ivy import Progress
 from headrace.pipeline.errors import ServiceError
 from headrace.services import process
 from headrace.services.state import HOST, ServiceState, choose_port, is_port_free

@@ -9,7 +9,7 @@ import secrets
 import sys
 from typing import Any, ClassVar
 
-from headrace.jobs.spark.jars import Progress
+from headrace.jobs.spark.ivy import Progress
 from headrace.services.base import LocalService
 from headrace.services.state import HOST, SINK_DATABASE
 

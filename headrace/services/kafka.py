@@ -9,7 +9,8 @@ from base64 import urlsafe_b64encode
 from pathlib import Path
 from typing import ClassVar
 
-from headrace.jobs.spark.jars import Progress, ensure_jars
+from headrace.jobs.spark.ivy import Progress
+from headrace.jobs.spark.jars import ensure_jars
 from headrace.jobs.spark.java import find_java
 from headrace.pipeline.errors import ServiceError
 from headrace.services.base import LocalService

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace.jobs.spark.jars import Progress
+from headrace.jobs.spark.ivy import Progress
 from headrace.pipeline.errors import ServiceError
 from headrace.services.base import LocalService
 from headrace.services.clickhouse import ClickHouse

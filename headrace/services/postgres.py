@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
-from headrace.jobs.spark.jars import Progress
+from headrace.jobs.spark.ivy import Progress
 from headrace.pipeline.errors import ServiceError
 from headrace.services.base import LocalService, log
 from headrace.services.state import HOST

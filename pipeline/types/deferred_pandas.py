@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from types import ModuleType
 
 import pyarrow as pa
+import pyarrow.lib
 
 _PANDAS = "pandas"
 
@@ -62,9 +63,9 @@ class _PandasLoader(Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Execute pandas. pyarrow imports it when its module is asked for."""
+        """Execute pandas. The property `pd` of pyarrow imports it."""
         module.__loader__ = self._loader
         if module.__spec__:
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)
-        _ = pa.lib._pandas_api.pd  # noqa: SLF001  pyarrow has no public name for it
+        _ = pyarrow.lib._pandas_api.pd  # noqa: SLF001  pyarrow has no public name for it

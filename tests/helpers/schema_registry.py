@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import httpx
 
 from headrace.jobs.spark.cache import locked, user_cache
-from headrace.jobs.spark.jars import Progress, retrieve
+from headrace.jobs.spark.ivy import IvyDownload, Progress, retrieve
 from headrace.jobs.spark.java import find_java
 from headrace.services.base import LocalService
 from headrace.services.state import HOST
@@ -87,9 +87,9 @@ def program_folder() -> Path:
             fresh = Path(tempfile.mkdtemp(prefix="fetching-", dir=target.parent))
             try:
                 pattern = f"{fresh}/[artifact].[ext]"
-                settings = str(_FILES / "ivysettings.xml")
-                log = fresh / "ivy.log"
-                retrieve(_FILES / "ivy.xml", settings, ["registry"], pattern, log, types=["tar.gz"])
+                log, cache = fresh / "ivy.log", user_cache() / "ivy" / "registry"
+                program = IvyDownload(_FILES / "ivy.xml", ["registry"], pattern, log, cache, ["tar.gz"])
+                retrieve([program], str(_FILES / "ivysettings.xml"))
                 archive = fresh / "apicurio-registry-app.tar.gz"
                 with tarfile.open(archive) as packed:
                     packed.extractall(fresh, filter="data")
