@@ -93,7 +93,7 @@ ui: $(STAMP) $(JARS) ## Dagster's pages, with the pipelines of examples/.
 
 .PHONY: test
 test: ## All checks, and every test with a sample of the long suites.
-	@$(MAKE) -j 2 setup check # downloads and types leave a core idle, one after the other
+	@$(MAKE) -j 3 setup check # downloads leave the cores idle
 	@$(BIN)/pytest -m "not slow" $(IN_PARALLEL) --durations=40
 
 .PHONY: test-faults
