@@ -131,6 +131,7 @@ def test_paused_run_writes_nothing_after_its_successor(
     world.check_stream(spark)
 
 
+@pytest.mark.slow  # test_delta_local_log has a daily one, with the Spark of the session
 def test_spark_starts_for_a_checkpoint(
     world: DeltaWorld, spark: SparkSession, topic: Callable[..., str]
 ) -> None:

@@ -194,6 +194,7 @@ def test_component_with_inline_pipelines():
     load(YAML(typ="safe").load(INLINE)["attributes"], check)
 
 
+@pytest.mark.slow  # three processes of dg; daily tests load the component
 def test_scaffolded_component_is_valid(tmp_path):
     """`dg scaffold defs` writes files that `dg check` accepts."""
     package = tmp_path / "src" / "proj"

@@ -108,10 +108,12 @@ def test_run_gets_the_session_that_was_prepared(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow  # two starts of Spark; a refused session has the same end, daily
 def test_unused_session_ends_and_another_one_can_start(tmp_path: Path) -> None:
     assert run_script(UNUSED, tmp_path) == [{"jvms": [], "threads": ["MainThread"]}, {"rows": 3}]
 
 
+@pytest.mark.slow  # two starts of Spark
 def test_session_of_other_settings_replaces_the_prepared_one(tmp_path: Path) -> None:
     assert run_script(OTHER_SETTINGS, tmp_path) == [{"jvms": 1, "partitions": "7"}]
 
