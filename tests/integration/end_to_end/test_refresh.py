@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Iterator
 from datetime import date, timedelta
 from pathlib import Path
@@ -11,7 +13,7 @@ import clickhouse_connect
 import psycopg
 import pytest
 from helpers.depth import FULL
-from helpers.pipeline_world import World, leftovers, paused, until
+from helpers.pipeline_world import World, leftovers, until
 from pyspark.sql import SparkSession
 
 from headrace.jobs.checks.audit import ContentAuditOptions, audit
@@ -254,11 +256,11 @@ def test_an_old_run_that_wakes_in_a_refresh_changes_nothing(
     sales.revise()
     monkeypatch.setenv("HEADRACE_TEST_REFRESH", ",".join(DAYS[:2]))
     old = sales.start("sinks-written", 2, "stop")
-    until(lambda: old.stdout and "now: " in old.stdout.readline(), "the old run comes to its second epoch")
-    with paused(old):
-        monkeypatch.delenv("HEADRACE_TEST_REFRESH")
-        until(lambda: sales.run()["code"] == 0, "the takeover after the lease", 240)
-        sales.check_sinks(spark, former, *DAYS[:2])
+    sales.await_stop(old)
+    monkeypatch.delenv("HEADRACE_TEST_REFRESH")
+    until(lambda: sales.run()["code"] == 0, "the takeover after the lease", 240)
+    sales.check_sinks(spark, former, *DAYS[:2])
+    os.kill(old.pid, signal.SIGCONT)
     assert sales.answer(old)["error"] == "FencedError"
     sales.check_sinks(spark, former, *DAYS[:2])
     check_audit(sales, spark)
