@@ -55,8 +55,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder, open_runner(Path(folder)) as runner:
         for name in arguments.names or list(cases.CASES):
             rounds = arguments.rounds if has_rounds(name) else 1
-            missed += run_case(runner, name, arguments.rows, rounds)
-            tables |= format_tables(runner.take_figures(), rounds)
+            figures, gates = run_case(runner, name, arguments.rows, rounds)
+            tables |= format_tables(figures, rounds)
+            missed += gates
     if not arguments.names:
         PAGE.write_text(format_page(tables))
     elif arguments.write:
@@ -66,15 +67,16 @@ def main() -> int:
     return 1 if missed else 0
 
 
-def run_case(runner: BenchmarkRunner, name: str, rows: int, rounds: int) -> list[str]:
-    """Run a benchmark several times. Leave the medians in the runner, and return the gates that it missed."""
+def run_case(
+    runner: BenchmarkRunner, name: str, rows: int, rounds: int
+) -> tuple[dict[str, list[BenchmarkFigure]], list[str]]:
+    """Run a benchmark several times. Return the medians by table, and the gates that it missed."""
     missed: list[str] = []
     results: list[dict[str, list[BenchmarkFigure]]] = []
     for _ in range(rounds):
         missed += cases.CASES[name](runner, rows)
         results.append(runner.take_figures())
-    runner.figures = {title: choose_medians([result[title] for result in results]) for title in results[0]}
-    return missed
+    return {title: choose_medians([result[title] for result in results]) for title in results[0]}, missed
 
 
 def read_tables(page: str) -> dict[str, str]:

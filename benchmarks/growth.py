@@ -59,7 +59,10 @@ def _load_history(runner: BenchmarkRunner, rows: int) -> tuple[float, float]:
 
 
 def _copy_history(runner: BenchmarkRunner, rows: int, table: str, target: str) -> float:
-    """Return the seconds of two threads, each of which copies half of the ids in one transaction."""
+    """Return the seconds of two threads, each of which copies half of the ids in one transaction.
+
+    Two processes, as `copy_history` has them, start for as long as the smallest history takes.
+    """
     task = runner.create_task("A", rows, table=table, target=target)
     create_history_table(task)
     began = read_clock()

@@ -172,7 +172,7 @@ class CommitTable:
         with translate_errors(self._node, COMMIT_TABLE, "write it", SINK):
             self._client.insert_arrow(
                 COMMIT_TABLE,
-                pa.table([[self._table], [sink], [kind], [version], [text]], _ENTRY),
+                pa.table([[self._table], [sink], [kind], [version], [text]], schema=_ENTRY),
                 database=self._database,
                 settings=SAFE_INSERT,
             )

@@ -1,6 +1,6 @@
 """`python -m headrace.commands.fetch jars` (or `archive`): prepare in advance what the first run needs.
 
-`lock` writes the digests of the jars, after a change of ivy.xml.
+`lock` writes jars.lock after a change of ivy.xml.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import sys
 
 from headrace.console import format_size, show_error, stderr_console
 from headrace.jobs.spark.cds_archive import ensure_archive, has_archive
-from headrace.jobs.spark.jars import LOCK, cached_jars, ensure_jars, lock_jars
+from headrace.jobs.spark.jars import cached_jars, ensure_jars, lock_jars
 from headrace.pipeline.errors import HeadraceError
 
 
@@ -38,7 +38,7 @@ def build_archive() -> None:
 def main() -> int:
     """Run the script. Return 0, or 1 after printing the reason to standard error."""
     try:
-        {"jars": fetch_jars, "archive": build_archive, "lock": lambda: lock_jars(LOCK)}[sys.argv[1]]()
+        {"jars": fetch_jars, "archive": build_archive, "lock": lock_jars}[sys.argv[1]]()
     except HeadraceError as error:
         show_error(error)
         return 1

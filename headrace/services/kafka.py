@@ -1,4 +1,4 @@
-"""A local Kafka: one node in KRaft mode, broker and controller in one JVM, from the jars of ivy.xml."""
+"""A local Kafka: one node in KRaft mode, broker and controller in one JVM, from the jars of jars.lock."""
 
 from __future__ import annotations
 

@@ -58,14 +58,14 @@ def read_ivy_digest(path: Path) -> str:
 
 def write_lock(path: Path, ivy: Path, folder: Path) -> None:
     """Write the lock file for the jars of a folder `group/organisation/module/revision`."""
-    lines = [f"{_HEAD}{find_digest(ivy)}"]
+    lines = [f"{_HEAD}{compute_digest(ivy)}"]
     for jar in sorted(folder.glob("*/*/*/*/*.jar")):
         group, *coordinates = jar.parent.relative_to(folder).parts
-        lines.append(f"{group} {':'.join(coordinates)} {jar.stat().st_size} {find_digest(jar)}")
+        lines.append(f"{group} {':'.join(coordinates)} {jar.stat().st_size} {compute_digest(jar)}")
     path.write_text("\n".join([*lines, ""]))
 
 
-def find_digest(path: Path) -> str:
+def compute_digest(path: Path) -> str:
     """Return the digest of a file, as lock files have it."""
     with path.open("rb") as file:
         return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
@@ -75,7 +75,7 @@ def check_jars(jars: Iterable[LockedJar], folder: Path) -> None:
     """Raise ServiceError if a jar of the folder is missing or is not the one of the lock file."""
     for jar in jars:
         path = folder / jar.path
-        if not path.is_file() or find_digest(path) != jar.digest:
+        if not path.is_file() or compute_digest(path) != jar.digest:
             state = "another content than in jars.lock" if path.is_file() else "not arrived"
             msg = f"the jar {jar.organisation}:{jar.module}:{jar.revision} has {state}"
             raise ServiceError(msg, hint="Does a mirror replace jars? Set HEADRACE_IVY_SETTINGS to another.")

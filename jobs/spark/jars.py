@@ -8,12 +8,20 @@ import logging
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.jobs.spark.cache import locked, user_cache
 from headrace.jobs.spark.ivy import IvyDownload, Progress, retrieve
-from headrace.jobs.spark.jar_lock import check_jars, divide_jars, format_ivy_file, read_lock, write_lock
+from headrace.jobs.spark.jar_lock import (
+    LockedJar,
+    check_jars,
+    divide_jars,
+    format_ivy_file,
+    read_lock,
+    write_lock,
+)
 from headrace.pipeline.errors import ServiceError
 
 log = logging.getLogger(__name__)
@@ -100,14 +108,10 @@ def _resolve(target: Path, progress: Progress | None, java: str | None) -> None:
     jars = read_lock(LOCK)
     fresh = Path(tempfile.mkdtemp(prefix="resolving-", dir=target.parent))
     log.info("event=jars_resolving folder=%s", target)
-    downloads = []
-    for number, part in enumerate(divide_jars(jars, _PARTS)):
-        ivy = fresh / f"ivy-{number}.xml"
-        ivy.write_text(format_ivy_file(part))
-        groups = sorted({jar.group for jar in part})
-        cache = user_cache() / "ivy" / str(number)
-        downloads.append(IvyDownload(ivy, groups, f"{fresh}/{_PATTERN}", fresh / f"ivy-{number}.log", cache))
     try:
+        downloads = [
+            _create_download(part, fresh, number) for number, part in enumerate(divide_jars(jars, _PARTS))
+        ]
         retrieve(downloads, _find_settings(), progress, java)
         check_jars(jars, fresh)
         sizes = {
@@ -122,14 +126,23 @@ def _resolve(target: Path, progress: Progress | None, java: str | None) -> None:
         shutil.rmtree(download.cache, ignore_errors=True)
 
 
-def lock_jars(path: Path) -> None:
-    """Resolve ivy.xml, and write its jars with their digests to a lock file. Raise ServiceError."""
+def _create_download(jars: Sequence[LockedJar], folder: Path, number: int) -> IvyDownload:
+    """Write an Ivy file of the jars, and return its download into the folder."""
+    ivy = folder / f"ivy-{number}.xml"
+    ivy.write_text(format_ivy_file(jars))
+    groups = sorted({jar.group for jar in jars})
+    cache = user_cache() / "ivy" / str(number)
+    return IvyDownload(ivy, groups, f"{folder}/{_PATTERN}", ivy.with_suffix(".log"), cache)
+
+
+def lock_jars() -> None:
+    """Resolve ivy.xml, and write jars.lock. Raise ServiceError if a jar cannot be downloaded."""
     with tempfile.TemporaryDirectory(prefix="headrace-") as name:
         folder = Path(name)
         pattern = f"{folder}/jars/[conf]/[organisation]/[artifact]/[revision]/[artifact]-[revision].[ext]"
         download = IvyDownload(_IVY, _GROUPS, pattern, folder / "ivy.log", folder / "cache")
         retrieve([download], _find_settings())
-        write_lock(path, _IVY, folder / "jars")
+        write_lock(LOCK, _IVY, folder / "jars")
 
 
 def _find_settings() -> str:

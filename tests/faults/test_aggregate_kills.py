@@ -6,7 +6,6 @@ import os
 import signal
 from collections import defaultdict
 
-import psutil
 import psycopg
 import pytest
 from helpers.appended_rows import expected_rows
@@ -103,7 +102,7 @@ def test_a_run_that_dies_within_its_transaction(world: World, spark: SparkSessio
 def test_a_paused_run_wakes_up_after_a_takeover(world: World, point: str) -> None:
     with_totals(world)
     zombie = world.start(point, 6, "stop")
-    until(lambda: psutil.Process(zombie.pid).status() == psutil.STATUS_STOPPED, "the driver to stop", 240)
+    world.await_stop(zombie)
     answer = until(lambda: (found := world.run())["code"] == 0 and found, "the takeover after the lease", 240)
     assert answer["caught_up"]
     check(world)

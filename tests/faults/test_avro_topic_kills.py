@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 from helpers.avro_messages import decode
 from helpers.kafka_sink import read_messages
@@ -94,7 +93,7 @@ def test_every_change_is_there_once(
 def test_a_paused_run_wakes_up_after_a_takeover(avro_world: World, point: str) -> None:
     nth = 4 if point == "topic-sending" else 7
     zombie = avro_world.start(point, nth, "stop")
-    until(lambda: psutil.Process(zombie.pid).status() == psutil.STATUS_STOPPED, "the driver to stop", 240)
+    avro_world.await_stop(zombie)
     answer = until(
         lambda: (found := avro_world.run())["code"] == 0 and found, "the takeover after the lease", 240
     )
@@ -123,7 +122,7 @@ def test_a_registry_that_is_killed_stops_starts_only(
     world.registry_url = own.url
     write_topic_pipeline(world, "avro")
     process = world.start("topic-committed", 4, "stop")
-    until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED, "the first epoch", 240)
+    world.await_stop(process)
     own.kill()
     os.kill(process.pid, signal.SIGCONT)
     assert world.answer(process)["caught_up"]

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import clickhouse_connect
-import psutil
 import pytest
 from helpers.appended_rows import expected_appends, expected_rows
 from helpers.pipeline_world import HYBRID_SOURCE, Row, World, until
@@ -181,7 +180,7 @@ def test_deleted_keys_leave_no_rows_after_kills(world: World, spark: SparkSessio
 def test_a_paused_run_wakes_up_after_a_takeover(world: World, point: str, kind: str) -> None:
     with_table(world, keyed=kind == "keyed")
     zombie = world.start(point, 5, "stop")
-    until(lambda: psutil.Process(zombie.pid).status() == psutil.STATUS_STOPPED, "the driver to stop", 240)
+    world.await_stop(zombie)
     answer = until(lambda: (found := world.run())["code"] == 0 and found, "the takeover after the lease", 240)
     assert answer["caught_up"]
 

@@ -11,7 +11,6 @@ import signal
 import subprocess
 from pathlib import Path
 
-import psutil
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
@@ -114,7 +113,7 @@ def test_a_run_that_dies_within_its_rename(world: World, spark: SparkSession) ->
 def test_a_paused_run_wakes_up_after_a_takeover(world: World, point: str, keyed: bool) -> None:
     with_folder(world, keyed=keyed)
     zombie = world.start(point, 5, "stop")
-    until(lambda: psutil.Process(zombie.pid).status() == psutil.STATUS_STOPPED, "the driver to stop", 240)
+    world.await_stop(zombie)
     answer = until(lambda: (found := world.run())["code"] == 0 and found, "the takeover after the lease", 240)
     assert answer["caught_up"]
     check(world, keyed=keyed)

@@ -97,7 +97,7 @@ def test_every_row_arrives_once(
 def test_a_paused_run_wakes_up_after_a_takeover(empty_world: World, spark: SparkSession, point: str) -> None:
     world = pipeline(empty_world, "csv")
     zombie = world.start(point, 2, "stop")
-    until(lambda: psutil.Process(zombie.pid).status() == psutil.STATUS_STOPPED, "the driver to stop", 240)
+    world.await_stop(zombie)
     until(lambda: world.run()["code"] == 0, "the takeover after the lease", 240)
     check(world, spark, 8)
     psutil.Process(zombie.pid).resume()

@@ -12,7 +12,6 @@ import signal
 from collections.abc import Iterator
 from functools import partial
 
-import psutil
 import pyarrow as pa
 import pytest
 from helpers.appended_rows import expected_rows
@@ -102,7 +101,7 @@ def test_a_paused_run_is_refused_after_a_takeover(
     world: World, server: RedisServer, point: str, nth: int
 ) -> None:
     zombie = world.start(point, nth, "stop")
-    until(lambda: psutil.Process(zombie.pid).status() == psutil.STATUS_STOPPED, "the driver to stop", 240)
+    world.await_stop(zombie)
     answer = until(lambda: (found := world.run())["code"] == 0 and found, "the takeover after the lease", 240)
     assert answer["caught_up"]
     check(world, server)

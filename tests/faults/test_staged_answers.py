@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-import psutil
 import psycopg
 import pytest
 from helpers.pipeline_world import World, until
@@ -110,7 +109,7 @@ def test_a_process_that_slept_while_it_staged_is_fenced(
     asking: World, web: Service, spark: SparkSession
 ) -> None:
     zombie = asking.start("staging", 6, "stop")
-    until(lambda: psutil.Process(zombie.pid).status() == psutil.STATUS_STOPPED, "the driver to stop", 240)
+    asking.await_stop(zombie)
     until(
         lambda: (found := asking.run())["code"] == 0 and found,
         "the takeover, once the lease has expired",

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 
-import psutil
 import pytest
 from helpers.pipeline_world import World, until
 from pyspark.sql import SparkSession
@@ -18,7 +17,7 @@ from pyspark.sql import SparkSession
 @pytest.mark.parametrize("point", ["planned", "sinks-written"])
 def test_a_paused_driver_wakes_up_after_a_takeover(world: World, spark: SparkSession, point: str) -> None:
     zombie = world.start(point, 6, "stop")
-    until(lambda: psutil.Process(zombie.pid).status() == psutil.STATUS_STOPPED, "the driver to stop", 240)
+    world.await_stop(zombie)
     answer = until(
         lambda: (found := world.run())["code"] == 0 and found, "the takeover, once the lease has expired", 240
     )
@@ -32,11 +31,7 @@ def test_a_paused_driver_wakes_up_after_a_takeover(world: World, spark: SparkSes
 @pytest.mark.slow  # tests/cli has a daily one
 def test_a_second_door_is_refused_while_the_first_run_lives(world: World, spark: SparkSession) -> None:
     first = world.start("planned", 3, "stop")
-    until(
-        lambda: psutil.Process(first.pid).status() == psutil.STATUS_STOPPED,
-        "the first run to stand in an epoch",
-        240,
-    )
+    world.await_stop(first)
     os.kill(first.pid, signal.SIGCONT)
     second = world.run()
     assert world.answer(first)["caught_up"]

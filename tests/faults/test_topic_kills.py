@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 
-import psutil
 import pytest
 from helpers.pipeline_world import World, until
 from helpers.topic_changes import expected_changes, read_changes, write_topic_pipeline
@@ -67,7 +66,7 @@ def test_a_run_that_dies_after_its_commit(topic_world: World, spark: SparkSessio
 def test_a_paused_run_wakes_up_after_a_takeover(topic_world: World, point: str) -> None:
     nth = 4 if point == "topic-sending" else 7
     zombie = topic_world.start(point, nth, "stop")
-    until(lambda: psutil.Process(zombie.pid).status() == psutil.STATUS_STOPPED, "the driver to stop", 240)
+    topic_world.await_stop(zombie)
     answer = until(
         lambda: (found := topic_world.run())["code"] == 0 and found, "the takeover after the lease", 240
     )

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import psutil
 import pytest
 from helpers.appended_rows import expected_changes
 from helpers.pipeline_world import HYBRID_SOURCE, World, until
@@ -86,7 +85,7 @@ def test_a_run_that_dies_between_two_requests(world: World, spark: SparkSession)
 def test_a_paused_run_repeats_keys_after_a_takeover(world: World, nth: int) -> None:
     with hooked(world) as (service, receiver):
         zombie = world.start("request-sent", nth, "stop")
-        until(lambda: psutil.Process(zombie.pid).status() == psutil.STATUS_STOPPED, "the driver to stop", 240)
+        world.await_stop(zombie)
         answer = until(lambda: (found := world.run())["code"] == 0 and found, "the takeover", 240)
         assert answer["caught_up"]
         check(world, receiver)

@@ -284,10 +284,10 @@ class World:
         self.processes.append(process)
         return process
 
-    def await_stop(self, process: subprocess.Popen[str]) -> None:
+    def await_stop(self, process: subprocess.Popen[str], seconds: float = 240) -> None:
         """Wait until a run has stopped itself: it prints that before it does."""
         stopped = psutil.STATUS_STOPPED
-        until(lambda: psutil.Process(process.pid).status() == stopped, "the run to stop itself", 240)
+        until(lambda: psutil.Process(process.pid).status() == stopped, "the run to stop itself", seconds)
 
     def run(self) -> dict[str, Any]:
         """A run to the end; its answer."""

@@ -13,7 +13,6 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 from helpers.pipeline_world import until
 from helpers.python_history import write_python_history
@@ -43,7 +42,7 @@ def move_to_another_host(world: ClusterWorld) -> None:
 def stop_between_sinks(world: ClusterWorld) -> subprocess.Popen[str]:
     """A run that is stopped in its third epoch: Postgres has it, the Delta table does not."""
     process = world.start("postgres-only", 3, "stop")
-    until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED, "the driver to stop", 400)
+    world.await_stop(process, seconds=400)
     return process
 
 
@@ -52,7 +51,7 @@ def stop_between_sinks(world: ClusterWorld) -> subprocess.Popen[str]:
 def test_rows_are_right_after_a_kill(world: ClusterWorld, spark: SparkSession, victim: str) -> None:
     point = "postgres-only" if victim == "driver" else "planned"  # a sink has the epoch, or none has it
     first = world.start(point, 3, "stop")
-    until(lambda: psutil.Process(first.pid).status() == psutil.STATUS_STOPPED, "the driver to stop", 400)
+    world.await_stop(first, seconds=400)
     assert world.cluster.executors(), "tasks ran outside the cluster"
     if victim == "driver":
         os.killpg(first.pid, signal.SIGKILL)
@@ -118,7 +117,7 @@ def test_the_history_of_a_function_is_read_by_workers(
     world.file.write_text(text.replace("table: target", "table: target, max_driver_rows: 1"))
     monkeypatch.setenv("HEADRACE__STAGING__PATH", str(world.folder / "shared"))
     first = world.start("postgres-committed", 5, "stop")
-    until(lambda: psutil.Process(first.pid).status() == psutil.STATUS_STOPPED, "the driver to stop", 400)
+    world.await_stop(first, seconds=400)
     assert world.cluster.executors(), "tasks ran outside the cluster"
     os.killpg(first.pid, signal.SIGKILL)
     first.wait()

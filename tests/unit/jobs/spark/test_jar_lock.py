@@ -10,8 +10,8 @@ import pytest
 from headrace.jobs.spark.jar_lock import (
     LockedJar,
     check_jars,
+    compute_digest,
     divide_jars,
-    find_digest,
     format_ivy_file,
     read_ivy_digest,
     read_lock,
@@ -23,7 +23,7 @@ from headrace.pipeline.errors import ServiceError
 
 def test_the_lock_file_is_of_this_ivy_file() -> None:
     ivy = LOCK.with_name("ivy.xml")
-    assert read_ivy_digest(LOCK) == find_digest(ivy), "run `make lock`"
+    assert read_ivy_digest(LOCK) == compute_digest(ivy), "run `make lock`"
     locked = {(jar.group, jar.organisation, jar.module, jar.revision) for jar in read_lock(LOCK)}
     for dependency in ET.parse(ivy).iter("dependency"):
         group = dependency.attrib["conf"].partition("->")[0]
@@ -46,7 +46,7 @@ def test_what_is_written_is_read(resolved: Path, tmp_path: Path) -> None:
     ivy, lock = tmp_path / "ivy.xml", tmp_path / "jars.lock"
     ivy.write_text("<ivy-module/>")
     write_lock(lock, ivy, resolved)
-    assert read_ivy_digest(lock) == find_digest(ivy)
+    assert read_ivy_digest(lock) == compute_digest(ivy)
     broker, spark = read_lock(lock)
     assert spark == LockedJar("spark", "io.delta", "delta-storage", "4.4.0", 1, spark.digest)
     assert broker.path == "broker/org.slf4j_slf4j-api-1.7.36.jar"
