@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 import pytest
-from helpers import command_driver
 from helpers.depth import FULL
+from helpers.forked_process import run_function
 from helpers.pipeline_world import World
 from helpers.world_commands import Commands
 
@@ -58,16 +55,8 @@ REPEATED = ("rebuild", "replay", "recover")
 
 def kill(world: World, nth: int, when: str, command: list[str]) -> bool:
     """Run a command that dies at its nth commit. Return False if it had fewer commits."""
-    driver = Path(command_driver.__file__)
-    done = subprocess.run(
-        [sys.executable, str(driver), str(nth), when, *command],
-        env=world.env(),
-        cwd=world.folder,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    arguments = [str(nth), when, *command]
+    done = run_function("helpers.command_driver:main", arguments, env=world.env(), cwd=world.folder)
     last = (done.stdout.splitlines() or [""])[-1]
     assert last in ("killed", "finished"), done.stdout + done.stderr
     return last == "killed"

@@ -10,6 +10,7 @@ import subprocess
 import psutil
 import pytest
 from helpers.depth import FULL
+from helpers.forked_process import ForkedProcess
 from helpers.pipeline_world import World
 from pyspark.sql import SparkSession
 
@@ -39,7 +40,7 @@ def test_random_kills(world: World, spark: SparkSession) -> None:
     world.check(spark)
 
 
-def kill(process: subprocess.Popen[str], who: str) -> None:
+def kill(process: ForkedProcess, who: str) -> None:
     """kill -9 of the driver, of its group, or of the JVM alone."""
     if who == "group":
         os.killpg(process.pid, signal.SIGKILL)

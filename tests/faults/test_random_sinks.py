@@ -18,6 +18,7 @@ from faults import test_clickhouse_kills as clickhouse
 from faults import test_webhook_kills as webhook
 from helpers.appended_rows import expected_appends, expected_rows
 from helpers.depth import FULL
+from helpers.forked_process import ForkedProcess
 from helpers.pipeline_world import World
 
 KILLS = 15 if FULL else 2
@@ -87,7 +88,7 @@ def test_random_kills_of_a_sink(
         check()
 
 
-def kill(process: subprocess.Popen[str], dice: random.Random) -> None:
+def kill(process: ForkedProcess, dice: random.Random) -> None:
     """kill -9 of the driver alone, or of its whole group with the JVM."""
     if dice.random() < 0.5:
         os.killpg(process.pid, signal.SIGKILL)

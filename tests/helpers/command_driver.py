@@ -1,8 +1,6 @@
 """Runs a command of Headrace and kills the process at one of its durable writes.
 
-    python command_driver.py NTH WHEN COMMAND...
-
-NTH counts the commits of the ledger and of Postgres targets in this process, WHEN is `before` or `after`. The
+The arguments of `main` are NTH WHEN COMMAND... NTH counts the commits of the ledger and of Postgres targets in this process, WHEN is `before` or `after`. The
 last line of output is `killed` or `finished`.
 """
 
@@ -18,7 +16,7 @@ from typing import Any
 
 import psycopg
 
-from headrace.cli import main
+from headrace import cli
 from headrace.pipeline.protocol.ledger.sqlite import SqliteStore
 
 
@@ -73,12 +71,13 @@ def install(counter: CommitCounter) -> None:
     psycopg.Connection.commit = counted_commit
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Run the command of `sys.argv`."""
     nth, when, *command = sys.argv[1:]
     install(CommitCounter(int(nth), when))
     sys.argv = ["headrace", *command]
     try:
-        main()
+        cli.main()
     except SystemExit as ended:
         if ended.code:
             raise

@@ -11,7 +11,6 @@ import random
 import secrets
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,6 +34,7 @@ from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.file.loader import load_pipeline
 from headrace.services import Services
 from headrace.services.clickhouse import ClickHouse
+from helpers.forked_process import ForkedProcess, run_command
 from helpers.kafka_topics import create_topic
 from helpers.spark_settings import SHORT_LIVED_SPARK_ENVIRONMENT
 
@@ -101,7 +101,7 @@ class World:
     sql_engine: str = "arrow"
     """What computes the SQL of the file: a key of `DOUBLED`."""
     expected: dict[int, Row] = field(default_factory=dict)
-    processes: list[subprocess.Popen[str]] = field(default_factory=list)
+    processes: list[ForkedProcess | subprocess.Popen[str]] = field(default_factory=list)
     other_clickhouse: ClickHouse | None = None
     """The ClickHouse server of sinks, if it is not that of the history."""
     registry_url: str | None = None
@@ -269,22 +269,19 @@ class World:
 
     # --- runs
 
-    def start(self, point: str = "none", nth: int = 1, action: str = "driver") -> subprocess.Popen[str]:
+    def start(self, point: str = "none", nth: int = 1, action: str = "driver") -> ForkedProcess:
         """Starts a run in a process group of its own."""
-        driver = Path(__file__).with_name("fault_driver.py")
-        process = subprocess.Popen(
-            [sys.executable, str(driver), str(self.file), point, str(nth), action],
+        process = ForkedProcess(
+            "helpers.fault_driver:main",
+            [str(self.file), point, str(nth), action],
             env=self.env(),
-            stdout=subprocess.PIPE,
-            stderr=(self.folder / "run.log").open("a"),
-            text=True,
-            start_new_session=True,
             cwd=self.folder,
+            log=self.folder / "run.log",
         )
         self.processes.append(process)
         return process
 
-    def await_stop(self, process: subprocess.Popen[str], seconds: float = 240) -> None:
+    def await_stop(self, process: ForkedProcess, seconds: float = 240) -> None:
         """Wait until a run has stopped itself: it prints that before it does."""
         stopped = psutil.STATUS_STOPPED
         until(lambda: psutil.Process(process.pid).status() == stopped, "the run to stop itself", seconds)
@@ -307,13 +304,9 @@ class World:
 
     def run_cli(self, *arguments: str) -> str:
         """Return what the command prints to standard output."""
-        command = [sys.executable, "-m", "headrace", *arguments]
-        done = subprocess.run(
-            command, env=self.env(), capture_output=True, text=True, timeout=300, check=False
-        )
-        return done.stdout
+        return run_command(*arguments, env=self.env(), cwd=self.folder).stdout
 
-    def answer(self, process: subprocess.Popen[str]) -> dict[str, Any]:
+    def answer(self, process: ForkedProcess) -> dict[str, Any]:
         """What a run said at its end."""
         out, _ = process.communicate(timeout=600)
         last = out.strip().splitlines()[-1] if out.strip() else ""
@@ -326,7 +319,7 @@ class World:
         process = self.start(point, nth, action)
         out, _ = process.communicate(timeout=600)
         assert "now: " in out, f"the run never came to {point} {nth}: {out}"
-        return process.returncode
+        return process.wait()
 
     def close(self) -> None:
         """No process of this world outlives it."""
@@ -454,7 +447,7 @@ def offset_of(key: int) -> int | None:
     return key - (HISTORY - FROM_TOPIC) if key >= HISTORY - FROM_TOPIC else None
 
 
-def _family(process: subprocess.Popen[str]) -> list[psutil.Process]:
+def _family(process: ForkedProcess | subprocess.Popen[str]) -> list[psutil.Process]:
     try:
         top = psutil.Process(process.pid)
         return [*top.children(recursive=True), top]
@@ -463,13 +456,13 @@ def _family(process: subprocess.Popen[str]) -> list[psutil.Process]:
 
 
 def leftovers(world: World) -> list[str]:
-    """Command lines of processes that still belong to a world's runs."""
+    """Command lines of processes that still belong to a world's runs, by their arguments or their folder."""
     mine = str(world.folder)
-    found = (process.info for process in psutil.process_iter(["cmdline", "status"]))
+    found = (process.info for process in psutil.process_iter(["cmdline", "cwd"]))
     return [
         " ".join(info["cmdline"])[:100]
         for info in found
-        if info["cmdline"] and any(mine in part for part in info["cmdline"])
+        if info["cmdline"] and any(mine in part for part in [*info["cmdline"], info["cwd"] or ""])
     ]
 
 
@@ -484,7 +477,7 @@ def until(condition: Callable[[], Any], what: str, seconds: float = 300) -> Any:
 
 
 @contextmanager
-def paused(process: subprocess.Popen[str]) -> Iterator[None]:
+def paused(process: ForkedProcess) -> Iterator[None]:
     """The process stands still inside."""
     os.kill(process.pid, signal.SIGSTOP)
     try:

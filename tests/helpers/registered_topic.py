@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from headrace.jobs.run.runner import run
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.file.loader import load_pipeline
 from headrace.services import Services
+from helpers.forked_process import ForkedProcess
 from helpers.pipeline_world import (
     SHORT_LEASE,
     SHORT_LEASE_ENVIRONMENT,
@@ -119,15 +118,13 @@ class RegisteredTopic:
     def run(self, **kafka: Any) -> RunResult:
         return run(load_pipeline(self.file), self.settings(**kafka), until=Until.CAUGHT_UP, spark=self.spark)
 
-    def start(self, point: str = "none", nth: int = 1) -> subprocess.Popen[str]:
-        driver = Path(__file__).parent / "fault_driver.py"
-        return subprocess.Popen(
-            [sys.executable, str(driver), str(self.file), point, str(nth), "group"],
+    def start(self, point: str = "none", nth: int = 1) -> ForkedProcess:
+        return ForkedProcess(
+            "helpers.fault_driver:main",
+            [str(self.file), point, str(nth), "group"],
             env=self.env(),
-            stdout=subprocess.PIPE,
-            stderr=(self.folder / "run.log").open("a"),
-            text=True,
-            start_new_session=True,
+            cwd=self.folder,
+            log=self.folder / "run.log",
         )
 
     def rows(self, columns: str = "id, name, price") -> list[tuple[Any, ...]]:

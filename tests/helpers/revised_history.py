@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 from datetime import date, timedelta
 
 import clickhouse_connect
 
+from helpers.forked_process import ForkedProcess
 from helpers.pipeline_world import World, until
 from helpers.world_commands import Commands
 
@@ -66,7 +66,7 @@ def untouched_keys(world: World) -> list[int]:
     ]
 
 
-def start_stream(commands: Commands, lease_seconds: int = 600) -> subprocess.Popen[str]:
+def start_stream(commands: Commands, lease_seconds: int = 600) -> ForkedProcess:
     """Start a run that keeps its lease while it is paused, and hardly writes the ledger. It has caught up."""
     process = commands.start("run", str(commands.world.file), HEADRACE__LEASE_SECONDS=str(lease_seconds))
     until(lambda: commands.world.count_rows() > 0, "the first rows", seconds=120)
@@ -81,7 +81,7 @@ def produce(world: World, key: int, name: str) -> None:
     world.expected[key] = row
 
 
-def wait_for_rows(world: World, process: subprocess.Popen[str]) -> None:
+def wait_for_rows(world: World, process: ForkedProcess) -> None:
     """Wait until the stream, which runs, has written exactly the expected rows."""
 
     def is_written() -> bool:

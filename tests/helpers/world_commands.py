@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from headrace.pipeline.protocol.ledger import Ledger, PipelineState, RefreshRequest, open_sqlite
 from helpers.cli_commands import run_commands
+from helpers.forked_process import COMMAND, ForkedProcess
 from helpers.pipeline_world import World, until
 
 
@@ -19,17 +18,8 @@ class Commands:
     def __init__(self, world: World) -> None:
         self.world = world
 
-    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "headrace", *arguments],
-            env=self.world.env() | environment,
-            cwd=self.world.folder,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+    def start(self, *arguments: str, **environment: str) -> ForkedProcess:
+        process = ForkedProcess(COMMAND, arguments, env=self.world.env() | environment, cwd=self.world.folder)
         self.world.processes.append(process)
         return process
 
@@ -37,7 +27,7 @@ class Commands:
         process = self.start(*arguments)
         out, err = process.communicate(timeout=300)
         assert "Traceback" not in out + err
-        return process.returncode, out, err
+        return process.wait(), out, err
 
     def run_all(self, *commands: tuple[str, ...]) -> list[tuple[int, str, str]]:
         """Run different commands one after the other, in one process, whose imports take a second."""
@@ -45,7 +35,7 @@ class Commands:
         assert not [answer for answer in answers.values() if "Traceback" in answer.out + answer.errors]
         return [(answer.code, answer.out, answer.errors) for answer in answers.values()]
 
-    def start_run(self, *, idle: bool = False, **environment: str) -> subprocess.Popen[str]:
+    def start_run(self, *, idle: bool = False, **environment: str) -> ForkedProcess:
         """A run, once it has committed an epoch of its own, or is `idle`: then it hardly writes the ledger."""
         process = self.start("run", str(self.world.file), **environment)
 

@@ -183,7 +183,7 @@ def test_integers_are_read_in_ranges(orders: Orders, spark: SparkSession, go: Go
     orders.check_sinks(is_any)
     check_content(orders, spark)
 
-    orders.put(*[(at, "NO", at) for at in range(300, 1100)])
+    orders.put(*[(at, "NO", at) for at in range(300, 1100, 20)])
     orders.write("{column: id, every: 100, end: 1100, any_order: true}")
     assert go("1000").history_complete is False
     orders.check_sinks(lambda row: row[0] < 250 or row[0] >= 1000)

@@ -6,9 +6,12 @@ import itertools
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import clickhouse_connect
 import psutil
@@ -17,6 +20,7 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
 from deltalake import DeltaTable
+from helpers import fault_driver
 from helpers.dagster_ui import is_alive
 from helpers.kafka_sink import read_messages
 from helpers.pipeline_world import World, leftovers, until
@@ -53,6 +57,14 @@ class Stream(World):
         for key, value in SENT.items():
             producer.produce(topic, json.dumps({"id": key, "v": value}))
         assert producer.flush(30) == 0
+
+    def run(self) -> dict[str, Any]:
+        """Run to the end in a new process: what it imports counts here."""
+        command = [sys.executable, fault_driver.__file__, str(self.file), "none", "1", "driver"]
+        done = subprocess.run(
+            command, env=self.env(), cwd=self.folder, capture_output=True, text=True, timeout=600, check=False
+        )
+        return json.loads(done.stdout.splitlines()[-1]) | {"code": done.returncode}
 
     def env(self) -> dict[str, str]:
         return super().env() | {"HEADRACE__KAFKA_SOURCE__DRIVER_ROWS": str(self.driver_rows)}

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import typer
 from helpers.cli_commands import Answer, run_commands
+from helpers.forked_process import run_command
 
 from headrace import cli
 from headrace.commands import validate
@@ -85,16 +86,7 @@ def clean_environment() -> dict[str, str]:
 
 
 def headrace(*args: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "headrace", *args]
-    return subprocess.run(
-        command,
-        cwd=cwd,
-        env=clean_environment() | env,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return run_command(*args, env=clean_environment() | env, cwd=cwd)
 
 
 def in_one_process(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from helpers.cli_commands import Answer, run_commands
+from helpers.forked_process import run_command
 
 FILE = """
 version: 1
@@ -52,10 +52,7 @@ def environment(cwd: Path) -> dict[str, str]:
 
 def explain(*args: str, cwd: Path, text: str = FILE) -> subprocess.CompletedProcess[str]:
     (cwd / "tiny.yaml").write_text(text)
-    command = [sys.executable, "-m", "headrace", "explain", "tiny.yaml", *args]
-    return subprocess.run(
-        command, cwd=cwd, env=environment(cwd), capture_output=True, text=True, timeout=120, check=False
-    )
+    return run_command("explain", "tiny.yaml", *args, env=environment(cwd), cwd=cwd)
 
 
 @pytest.fixture(scope="module")

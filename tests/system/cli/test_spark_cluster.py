@@ -9,11 +9,11 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers.forked_process import ForkedProcess
 from helpers.pipeline_world import until
 from helpers.python_history import write_python_history
 from helpers.spark_cluster import ClusterWorld, spark_cluster, unread_bytes
@@ -39,7 +39,7 @@ def move_to_another_host(world: ClusterWorld) -> None:
     world.host = "host-2"
 
 
-def stop_between_sinks(world: ClusterWorld) -> subprocess.Popen[str]:
+def stop_between_sinks(world: ClusterWorld) -> ForkedProcess:
     """A run that is stopped in its third epoch: Postgres has it, the Delta table does not."""
     process = world.start("postgres-only", 3, "stop")
     world.await_stop(process, seconds=400)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import random
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from helpers.forked_process import run_command
 from helpers.pipeline_world import World, leftovers, paused, until
 from helpers.world_commands import Commands
 
@@ -114,12 +114,7 @@ def test_a_ledger_that_cannot_be_reached_is_one_error(
     monkeypatch.setenv("HEADRACE__STATE_BACKEND__BACKEND_TYPE", "postgres")
     monkeypatch.setenv("HEADRACE__STATE_BACKEND__POSTGRES__HOST", "127.0.0.1")
     monkeypatch.setenv("HEADRACE__STATE_BACKEND__POSTGRES__PORT", "1")
-    done = subprocess.run(
-        [sys.executable, "-m", "headrace", command, str(written_file())],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_command(command, str(written_file()), env=os.environ, cwd=tmp_path)
     assert done.returncode == 1
     assert "error[HR300]: the Postgres ledger cannot be used just now" in done.stderr
     assert "Traceback" not in done.stderr

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 from helpers.checkout import ROOT
+from helpers.forked_process import run_command
 from helpers.spark_settings import PRODUCT_SPARK_ENVIRONMENT
 from ruamel.yaml import YAML
 
@@ -44,16 +45,7 @@ def clean() -> dict[str, str]:
 
 
 def headrace(*args: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*HEADRACE, *args],
-        cwd=cwd,
-        env=clean() | env,
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        timeout=300,
-        check=False,
-    )
+    return run_command(*args, env=clean() | env, cwd=cwd)
 
 
 def tree(folder: Path) -> dict[str, str]:

@@ -28,8 +28,14 @@ from headrace.pipeline.protocol.ledger import StopAction
 
 @pytest.fixture
 def queue(tmp_path: Path):
-    """An instance with Headrace's dagster.yaml, and a pass of the daemon that admits runs. None gets a process."""
+    """An instance with Headrace's dagster.yaml, and a pass of the daemon that admits runs. None gets a process.
+
+    It has a tenth of the slots, so that few runs fill them: five, of which streams can have four.
+    """
     config = (files("headrace.orchestration") / "dagster.yaml").read_text()
+    for slots in ("max_concurrent_runs: 50", "limit: 40"):
+        assert config.count(slots + "\n") == 1
+        config = config.replace(slots + "\n", slots.removesuffix("0") + "\n")
     launcher = "run_launcher: {module: dagster._core.test_utils, class: MockedRunLauncher}\n"
     (tmp_path / "dagster.yaml").write_text(config + launcher)
     with (
@@ -59,7 +65,7 @@ def put(instance: dg.DagsterInstance, job: dg.JobDefinition) -> str:
 
 def test_queued_streams_leave_slots_for_backfills(queue, written: Callable[..., Path]) -> None:
     instance, admit = queue
-    names = [f"p{number:02}" for number in range(45)]
+    names = [f"p{number}" for number in range(6)]
     defs = build_definitions(
         [
             written(
@@ -72,10 +78,10 @@ def test_queued_streams_leave_slots_for_backfills(queue, written: Callable[..., 
     )
     for name in names:
         put(instance, defs.resolve_job_def(f"{name}_stream"))
-    assert admit() == {"STARTING": 40, "QUEUED": 5}
-    backfills = [put(instance, defs.resolve_job_def(f"{name}_history")) for name in names[40:]]
-    assert admit() == {"STARTING": 45, "QUEUED": 5}
-    assert all(instance.get_run_by_id(run).status is dg.DagsterRunStatus.STARTING for run in backfills)
+    assert admit() == {"STARTING": 4, "QUEUED": 2}
+    backfills = [put(instance, defs.resolve_job_def(f"{name}_history")) for name in names[4:]]
+    assert admit() == {"STARTING": 5, "QUEUED": 3}
+    assert instance.get_run_by_id(backfills[0]).status is dg.DagsterRunStatus.STARTING
 
 
 def test_queued_is_the_second_run_of_a_pool_until_the_first_has_ended(
