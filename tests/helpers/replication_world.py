@@ -31,7 +31,7 @@ from headrace.jobs.sources.pipeline_source import PipelineSource
 from headrace.jobs.sources.snapshots import drop_stale_snapshots, keep_opening, open_sources, snapshot_owner
 from headrace.jobs.sources.source_batch import SourceBatch
 from headrace.pipeline.config.settings import Settings
-from headrace.pipeline.errors import FencedError, HeadraceError, SinkStateError, UserError
+from headrace.pipeline.errors import FencedError, HeadraceError, RetentionError, SinkStateError, UserError
 from headrace.pipeline.file.loader import PipelineFile, from_compiled, hash_of, parse_pipeline
 from headrace.pipeline.lineage.retractions import Retractions, retractions
 from headrace.pipeline.protocol import positions
@@ -527,7 +527,8 @@ class World:
     def _follow(self, refusal: str) -> None:
         """Do what a refusal proposes."""
         if found := re.search(r"headrace replay \S+ --sink (\w+) --from (\d+)", refusal):
-            self.replay(found[1], int(found[2]))
+            if refused := self.replay(found[1], int(found[2])):
+                self._follow(refused)
         elif "headrace reset" in refusal:
             self.reset()
         else:
@@ -546,11 +547,21 @@ class World:
         # docs/concepts/order.md.
         self.exact_after = self.sequence if len(self.topic.partitions) > 2 else -1
 
-    def replay(self, sink: str, first: int) -> None:
-        """Run `headrace replay --sink SINK --from FIRST`."""
+    def replay(self, sink: str, first: int) -> str:
+        """Run `headrace replay --sink SINK --from FIRST`.
+
+        Return an empty string, or the refusal if retention has passed rows that it must read.
+        """
         run = ModelRun(self, parse_pipeline(self.file.text(), "orders.yaml"), Probe(), 0)
-        run.replay(sink, first)
+        refusal = ""
+        try:
+            run.replay(sink, first)
+        except RetentionError as error:
+            refusal = str(error)
+            run.close()
         self.clock.sleep(1000.0)
+        assert not refusal or "retention" in self.excuses, f"refused without a reason: {refusal}"
+        return refusal
 
 
 def _visible_columns(row: Row) -> Row:

@@ -220,7 +220,7 @@ def _repair_hint(state: PipelineState, file: str, sink: str, first: int) -> str:
         )
         return f"{kept} {_adopt(file, sink)} Else {reset_hint(file)}"
     return (
-        f"`headrace replay {file} --from {first} --sink {sink}` writes epochs {first} and later again;"
+        f"`headrace replay {file} --sink {sink} --from {first}` writes epochs {first} and later again;"
         f" or, {_adopt(file, sink, begin=False)}"
     )
 

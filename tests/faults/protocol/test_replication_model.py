@@ -8,6 +8,8 @@ transactions. Whatever happens, a run either ends with the right rows or refuses
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from helpers.depth import FULL
 from helpers.model_fakes import Interrupt
@@ -143,6 +145,24 @@ def test_a_sink_of_a_start_that_was_pinned_again_comes_back_by_the_printed_comma
     assert world.run() == "caught up"
     world.edit(sinks=("one", "two"))
     assert "headrace replay orders.yaml --sink two --from 1" in world.run()
+    world.finish()
+
+
+def test_a_replay_of_rows_that_retention_has_passed_proposes_a_reset():
+    """Sink two is out of the file while the stream goes on, and comes back after its rows have left the topic."""
+    world = World(FileVersion())
+    world.load_base([0])
+    world.send("i", 1, 10)
+    world.run()
+    world.edit(sinks=("one",))
+    world.send("i", 5, 60)
+    assert world.run() == "caught up"
+    world.edit(sinks=("one", "two"))
+    command = re.search(r"headrace replay orders.yaml --sink two --from (\d+)", world.run())
+    assert command
+    for part in range(3):
+        world.pass_retention(part, keep=0)
+    assert "headrace reset" in world.replay("two", int(command[1]))
     world.finish()
 
 

@@ -160,7 +160,7 @@ def test_a_damaged_delta_table_is_repaired_by_a_replay(
     produce(world, topic, ("u", 1, 10))
     with pytest.raises(SinkStateError) as refused:
         run(file, settings, until=Until.CAUGHT_UP, spark=spark)
-    assert f"headrace replay {file.path} --from {first} --sink lake" in str(refused.value)
+    assert f"headrace replay {file.path} --sink lake --from {first}" in str(refused.value)
     replay(file, settings, sink="lake", from_epoch=first, spark=spark)
     run(file, settings, until=Until.CAUGHT_UP, spark=spark)
     found = {row["id"]: row["v"] for row in spark.read.format("delta").load(str(path)).collect()}

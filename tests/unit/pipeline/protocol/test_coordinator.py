@@ -68,7 +68,7 @@ def test_a_missing_record_offers_replay_and_adopt(world):
     assert error.node == "pg"
     assert "holds no record" in error.message
     assert "epoch 3" in error.message
-    assert "headrace replay FILE --from 1 --sink pg" in error.hint
+    assert "headrace replay FILE --sink pg --from 1" in error.hint
     assert "headrace accept-target FILE --sink pg" in error.hint
 
 
@@ -82,7 +82,7 @@ def test_an_older_sink_offers_to_go_on_from_what_it_holds(world):
     world.targets["pg"].restore(world.snapshots["pg"])
     error = refused(world)
     assert "holds epoch 1" in error.message
-    assert "--from 2 --sink pg" in error.hint
+    assert "--sink pg --from 2" in error.hint
 
 
 def test_a_restored_ledger_is_refused(world, tmp_path):
@@ -151,7 +151,7 @@ def test_a_sink_that_comes_back_without_its_record_is_refused(world):
     del world.targets["keyed"].records[world._key("keyed")]
     error = refused(world, LOG)
     assert "holds no record" in error.message
-    assert "headrace replay FILE --from 1 --sink keyed" in error.hint
+    assert "headrace replay FILE --sink keyed --from 1" in error.hint
 
 
 def test_a_sink_that_missed_no_epoch_comes_back_without_a_word(world):
