@@ -68,7 +68,7 @@ class _PlainProducer(TransactionalProducer):
     @contextmanager
     def transaction(self) -> Iterator[None]:
         yield
-        assert not self._opened.flush(60)
+        assert not self._open_producer.flush(60)
 
 
 @contextmanager

@@ -32,7 +32,7 @@ class BlackholeSink(StatelessSink):
     def write_rows(self, plan: EpochPlan, frame: EpochFrame) -> int:
         """See `StatelessSink.write_rows`."""
         del plan
-        rows, seen = _counted(frame.rows)
+        rows, seen = _observe_count(frame.rows)
         rows.write.format("noop").mode("overwrite").save()
         return int(seen.get["rows"])
 
@@ -55,7 +55,7 @@ class PrintSink(StatelessSink):
         """See `StatelessSink.write_rows`."""
         del plan
         every = self._context.node.sample_every
-        rows, seen = _counted(frame.rows)
+        rows, seen = _observe_count(frame.rows)
         table = _lines(rows, frame.schema, every, self._total).toArrow()
         count = int(seen.get["rows"])
         self._total += count
@@ -67,7 +67,7 @@ class PrintSink(StatelessSink):
         return count
 
 
-def _counted(rows: DataFrame) -> tuple[DataFrame, Observation]:
+def _observe_count(rows: DataFrame) -> tuple[DataFrame, Observation]:
     """Return the rows and an observation that counts them. A retried task counts its rows twice."""
     from pyspark.sql import Observation
     from pyspark.sql import functions as F  # noqa: N812

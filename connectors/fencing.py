@@ -10,10 +10,10 @@ _HINT = "Another run of this pipeline holds the lease; this run stops."
 def check_generation(found: int | None, generation: int, *, target: str, sink: str) -> None:
     """Raise FencedError if the generation found in the target is newer than this run's."""
     if found is not None and found > generation:
-        raise fenced(found, generation, target=target, sink=sink)
+        raise fencing_error(found, generation, target=target, sink=sink)
 
 
-def fenced(found: int | None, generation: int, *, target: str, sink: str) -> FencedError:
+def fencing_error(found: int | None, generation: int, *, target: str, sink: str) -> FencedError:
     """Return the error of a run whose compare-and-set failed.
 
     `found` is the target's generation, None without one.

@@ -96,7 +96,7 @@ def _members(kind: Any) -> list[pa.DataType]:
     return [kind.field(at).type for at in range(kind.num_fields)]
 
 
-def _counted(kind: pa.DataType) -> bool:
+def _is_number_key(kind: pa.DataType) -> bool:
     """Return whether Spark writes keys of this type as a number of days or microseconds."""
     return kinds.is_date(kind) or kinds.is_timestamp(kind)
 
@@ -109,7 +109,7 @@ def with_text_keys(column: Column, kind: Any, *, of_numbers: bool = False) -> Co
     from pyspark.sql import functions as f
 
     def is_rebuilt(key: Any) -> bool:
-        return _counted(key) or (of_numbers and not kinds.is_string(key))
+        return _is_number_key(key) or (of_numbers and not kinds.is_string(key))
 
     def rebuild(part: Column, part_kind: Any) -> Column:
         return with_text_keys(part, part_kind, of_numbers=of_numbers)

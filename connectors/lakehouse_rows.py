@@ -177,7 +177,7 @@ def last_of_sorted(table: pa.Table, key: Sequence[str]) -> pa.Table:
 def _last_by_key_spark(sink: str, frame: EpochFrame, names: list[str], version: str | None) -> DataFrame:
     from pyspark.sql import functions as F  # noqa: N812
 
-    def checked(name: str) -> Column:
+    def check_key(name: str) -> Column:
         refused = row_error(sink, f"key column `{name}` is null", NO_NULL_KEY, position=F.to_json(POS))
         return (
             F.when(F.col(quote_identifier(name)).isNull(), refused)
@@ -187,10 +187,10 @@ def _last_by_key_spark(sink: str, frame: EpochFrame, names: list[str], version: 
 
     if version is not None:
         rows = frame.rows.select(
-            *[checked(name) if name in frame.key else quote_identifier(name) for name in names], POS
+            *[check_key(name) if name in frame.key else quote_identifier(name) for name in names], POS
         )
         return winners_frame(rows, frame.key, names, version, sink)
-    keys = [checked(name) for name in frame.key]
+    keys = [check_key(name) for name in frame.key]
     others = [name for name in names if name not in frame.key]
     last = F.max_by(F.struct(*map(quote_identifier, others)), F.col(POS)).alias("__last")
     grouped = frame.rows.groupBy(*keys).agg(last)

@@ -211,10 +211,10 @@ class LakehouseSource(BoundedSource):
         known = {location: file.rows for location, file in files.items() if file.rows is not None}
         if not self.node.filter and not scope["window"] and not scope["cut"] and len(known) == len(files):
             return known
-        frame = self._scoped(self._table.frame(spark, version), scope)
+        frame = self._filter_scope(self._table.frame(spark, version), scope)
         return {row[0]: int(row[1]) for row in frame.groupBy(self._table.file_column).count().collect()}
 
-    def _scoped(self, frame: DataFrame, scope: Json) -> DataFrame:
+    def _filter_scope(self, frame: DataFrame, scope: Json) -> DataFrame:
         """Return the rows inside filter, partition and handoff filter."""
         filtered = apply_filter(frame, self.node.filter, self.name)
         return apply_scope(filtered, scope, self._table.name, self.name)
@@ -240,7 +240,7 @@ class LakehouseSource(BoundedSource):
             whole = self._table.read_files(spark, version, [location for location, _ in files])
         else:
             whole = self._table.frame(spark, version).limit(0)
-        frame = self._scoped(whole, scope)
+        frame = self._filter_scope(whole, scope)
         wanted = columns if columns is not None else self.node.columns
         payload = [F.col(quote_identifier(name)) for name in self._narrow(frame, wanted).columns]
         if not files:
@@ -288,7 +288,7 @@ class LakehouseSource(BoundedSource):
         """See `BoundedSource.count_unpartitioned_rows`."""
         if (version := self._version(snapshot)) is None:
             return UnpartitionedRows()
-        rows = self._scoped(self._table.frame(spark, version), scope_of(None, cut))
+        rows = self._filter_scope(self._table.frame(spark, version), scope_of(None, cut))
         return offsets.count_unpartitioned_rows(rows, gap)
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from pyarrow import types as kinds
 
 from headrace.pipeline.sql.system_columns import OP, POS
 from headrace.pipeline.types.arrow import parse_type, spark_type
-from headrace.pipeline.types.int256 import WideInteger, digits, is_wide, stored
+from headrace.pipeline.types.int256 import WideInteger, digits, is_wide, storage_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -37,10 +37,10 @@ def spark_schema(schema: pa.Schema) -> StructType:
     from pyspark.sql.pandas.types import from_arrow_schema
     from pyspark.sql.types import StructField, StructType
 
-    found = cast("StructType", from_arrow_schema(stored(schema), prefer_timestamp_ntz=True))
+    found = cast("StructType", from_arrow_schema(storage_schema(schema), prefer_timestamp_ntz=True))
     return StructType(
         [
-            StructField(column.name, column.dataType, column.nullable, {_KEY: _named(field.type)})
+            StructField(column.name, column.dataType, column.nullable, {_KEY: _name_of_type(field.type)})
             if is_wide(field.type)
             else column
             for column, field in zip(found, schema, strict=True)
@@ -95,7 +95,7 @@ def system_fields() -> tuple[StructField, ...]:
 
 def row_columns(payload: pa.Schema) -> pa.Schema:
     """Return the Arrow columns of rows: the payload as rows store it, `_gs_op` and `_gs_pos`."""
-    return pa.schema([*stored(payload), (OP, pa.string()), (POS, POS_ARROW)])
+    return pa.schema([*storage_schema(payload), (OP, pa.string()), (POS, POS_ARROW)])
 
 
 def arrow_schema(columns: StructType) -> pa.Schema:
@@ -122,11 +122,11 @@ def wide_columns(frames: Iterable[DataFrame]) -> dict[str, pa.DataType]:
     return {name: kind for name, kind in found.items() if is_wide(kind)}
 
 
-def marked(frame: DataFrame, name: str, kind: pa.DataType | None) -> Column:
+def mark_column(frame: DataFrame, name: str, kind: pa.DataType | None) -> Column:
     """Return a column of a frame. With `kind`, mark it as a string column of such numbers."""
     column = frame[f"`{name}`"]
-    return column if kind is None else column.alias(name, metadata={_KEY: _named(kind)})
+    return column if kind is None else column.alias(name, metadata={_KEY: _name_of_type(kind)})
 
 
-def _named(kind: pa.DataType) -> str:
+def _name_of_type(kind: pa.DataType) -> str:
     return str(kind) if isinstance(kind, WideInteger) else f"decimal256({digits(kind)[0]}, {digits(kind)[1]})"

@@ -81,7 +81,7 @@ def describe_user_error(error: BaseException, module: str) -> str:
     return f"{type(error).__name__}{f': {text}' if text else ''}{where}"
 
 
-def allowed(function: str, allow: Sequence[str], node: str) -> None:
+def check_allowed(function: str, allow: Sequence[str], node: str) -> None:
     """Raise UserError for a function of a module that the settings do not allow.
 
     A pipeline file alone must not be able to run any code.

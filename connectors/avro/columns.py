@@ -50,9 +50,9 @@ def record_columns(record: AvroType) -> pa.Schema:
 
 def _column_type(kind: AvroType, path: tuple[str, ...]) -> pa.DataType:
     if kind.kind in ("union", "null"):
-        raise _refused(path, f"is a {kind}" if kind.kind == "union" else "has no type but null")
+        raise _column_error(path, f"is a {kind}" if kind.kind == "union" else "has no type but null")
     if kind.logical == "big-decimal":
-        raise _refused(path, "is a big-decimal, whose values have different scales")
+        raise _column_error(path, "is a big-decimal, whose values have different scales")
     if kind.is_decimal:
         return _decimal_type(kind, path)
     if kind.kind == "array":
@@ -61,7 +61,7 @@ def _column_type(kind: AvroType, path: tuple[str, ...]) -> pa.DataType:
         return pa.map_(pa.string(), _column_type(kind.item_type, (*path, "{}")))
     if kind.kind == "record":
         if not kind.fields:
-            raise _refused(path, "is a record without fields")
+            raise _column_error(path, "is a record without fields")
         return pa.struct(
             [pa.field(one.name, _column_type(one.type, (*path, one.name))) for one in kind.fields]
         )
@@ -76,16 +76,18 @@ def _decimal_type(kind: AvroType, path: tuple[str, ...]) -> pa.DataType:
     elif kind.precision <= _INTEGER_DIGITS and kind.scale == 0:
         found = UINT256
     else:
-        raise _refused(
+        raise _column_error(
             path,
             f"is {kind}; the largest are {BIG_DECIMAL_DIGITS} digits, and {_INTEGER_DIGITS} with scale 0",
         )
     if len(path) > 1 and is_wide(found):
-        raise _refused(path, f"is {kind} inside of another type; there the largest has {SPARK_DIGITS} digits")
+        raise _column_error(
+            path, f"is {kind} inside of another type; there the largest has {SPARK_DIGITS} digits"
+        )
     return found
 
 
-def _refused(path: tuple[str, ...], what: str) -> SchemaError:
+def _column_error(path: tuple[str, ...], what: str) -> SchemaError:
     return SchemaError(f"field `{spell_path(path)}` {what}")
 
 

@@ -54,7 +54,7 @@ class ValueConverter:
         if not _is_converted(kind):
             return value
         if kind.is_decimal or kind.logical in _DAY:
-            return self._checked(value, kind, name)
+            return self._check_value(value, kind, name)
         if kind.kind == "array":
             return F.transform(value, lambda item: self._convert(item, kind.item_type, name))
         if kind.kind == "map":
@@ -66,7 +66,7 @@ class ValueConverter:
             return F.when(value.isNotNull(), F.struct(*fields))
         return _uuid(value)
 
-    def _checked(self, value: Column, kind: AvroType, name: str) -> Column:
+    def _check_value(self, value: Column, kind: AvroType, name: str) -> Column:
         """Return a value without parts if its type can hold it."""
         from pyspark.sql import functions as F  # noqa: N812
 

@@ -92,7 +92,7 @@ def connect(connection: ClickHouseConnection, name: str, section: str = SOURCE) 
         )
 
 
-def shared(connection: ClickHouseConnection, name: str, section: str = SOURCE) -> Client:
+def connect_shared(connection: ClickHouseConnection, name: str, section: str = SOURCE) -> Client:
     """Return this process's client for one server.
 
     A worker reads or writes many splits, and opening a client costs several requests.

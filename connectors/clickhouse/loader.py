@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute
 
-from headrace.connectors.clickhouse.client import SINK, is_loopback, shared, translate_errors
+from headrace.connectors.clickhouse.client import SINK, connect_shared, is_loopback, translate_errors
 from headrace.connectors.clickhouse.commit_table import SAFE_INSERT
 from headrace.connectors.clickhouse.sink_table import ATTEMPT, EPOCH, INSERT_TIME, IS_DELETED
 from headrace.connectors.clickhouse.sink_types import ColumnRule
@@ -71,7 +71,7 @@ class StageLoad:
             return 0
         rows = 0
 
-        def counted() -> Iterator[pa.RecordBatch]:
+        def count_rows() -> Iterator[pa.RecordBatch]:
             nonlocal rows
             for batch in chain([first], found):
                 rows += batch.num_rows
@@ -80,10 +80,10 @@ class StageLoad:
         codec = self._codec
         with translate_errors(self.node, self.table, "insert rows", SINK):
             try:
-                shared(self.connection, self.node, SINK).raw_insert(
+                connect_shared(self.connection, self.node, SINK).raw_insert(
                     self.table,
                     list(self.columns),
-                    _encode(counted(), first.schema, codec),
+                    _encode(count_rows(), first.schema, codec),
                     settings=_SETTINGS,
                     fmt="ArrowStream",
                     compression=None if codec is None else codec.name,

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from headrace.connectors.clickhouse.client import arrow_settings, shared, translate_errors
+from headrace.connectors.clickhouse.client import arrow_settings, connect_shared, translate_errors
 from headrace.connectors.clickhouse.key_ranges import (
     SqlParameters,
     by_offset,
@@ -27,7 +27,7 @@ from headrace.connectors.spark_types import spark_schema
 from headrace.pipeline.config.sections import ClickHouseConnection
 from headrace.pipeline.errors import PipelineStateError, TransientError
 from headrace.pipeline.protocol.epochs import Json
-from headrace.pipeline.types.int256 import stored
+from headrace.pipeline.types.int256 import storage_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -62,7 +62,7 @@ class ClickHouseScan:
     @property
     def rows(self) -> pa.Schema:
         """The payload's schema as the server returns it."""
-        return stored(arrow_schema(self.columns))
+        return storage_schema(arrow_schema(self.columns))
 
     def where(self, split: Json, bound: SqlParameters) -> str:
         """Return SQL for the rows of one split.
@@ -156,7 +156,7 @@ class ClickHouseSplitReader(SplitReader):
         """
         bound = SqlParameters()
         if self.query is None:
-            yield from self._checked(
+            yield from self._check_batches(
                 split, self.scan.select(split, bound, ordered=True), bound, self.scan.rows
             )
             return
@@ -189,14 +189,14 @@ class ClickHouseSplitReader(SplitReader):
                 for kind, name in zip(("toInt32", "toInt64"), names, strict=True)
             ]
             seen = 0
-            for batch in self._checked(
+            for batch in self._check_batches(
                 split, self.scan.select(split, bound, extra, ordered=self.scan.gaps), bound, schema
             ):
-                yield _filled(batch, split["ordinal"], seen) if self.scan.gaps else batch
+                yield _fill_positions(batch, split["ordinal"], seen) if self.scan.gaps else batch
                 seen += batch.num_rows
             return
         seen = 0
-        for batch in self._checked(
+        for batch in self._check_batches(
             split, self.scan.select(split, bound, ordered=True), bound, self.scan.rows
         ):
             part = pa.repeat(pa.scalar(split["ordinal"], pa.int32()), batch.num_rows)
@@ -204,7 +204,7 @@ class ClickHouseSplitReader(SplitReader):
             seen += batch.num_rows
             yield pa.RecordBatch.from_arrays([*batch.columns, part, rows], schema=schema)
 
-    def _checked(
+    def _check_batches(
         self, split: Json, query: str, bound: SqlParameters, schema: pa.Schema
     ) -> Iterator[pa.RecordBatch]:
         seen = 0
@@ -228,7 +228,7 @@ class ClickHouseSplitReader(SplitReader):
 
     def stream(self, query: str, bound: SqlParameters) -> Iterator[pa.RecordBatch]:
         """Yield the response to a query, batch by batch."""
-        client = shared(self.connection, self.scan.name)
+        client = connect_shared(self.connection, self.scan.name)
         with translate_errors(self.scan.name, self.scan.table, "read it"):
             # A sort below a transform is not redundant here: it keeps the rows of a split in one order.
             settings = arrow_settings(self.connection.url) | {"query_plan_remove_redundant_sorting": "0"}
@@ -248,7 +248,7 @@ class ClickHouseSplitReader(SplitReader):
                 raise TransientError(msg, node=self.scan.name)
 
 
-def _filled(batch: pa.RecordBatch, ordinal: int, seen: int) -> pa.RecordBatch:
+def _fill_positions(batch: pa.RecordBatch, ordinal: int, seen: int) -> pa.RecordBatch:
     """Fill in positions of rows without partition or offset; `seen` rows of the split come before them."""
     *payload, part, off = batch.columns
     without = pc.or_(pc.less(part, 0), pc.less(off, 0))

@@ -34,7 +34,7 @@ from headrace.connectors.clickhouse.sink_table import SinkTable, TargetTable
 from headrace.connectors.clickhouse.snapshot import ClickHouseTableInfo
 from headrace.connectors.clickhouse.stage import GenerationStage
 from headrace.connectors.content import TargetContent
-from headrace.connectors.fencing import fenced
+from headrace.connectors.fencing import fencing_error
 from headrace.connectors.lakehouse_rows import (
     build_merge_source,
     collect_append_rows,
@@ -385,7 +385,7 @@ class ClickHouseSink(TransactionalSink, DirectSink):
         if isinstance(found, TargetError) and stage is not None:
             newest = stage.find_generation()
             if newest is not None and newest > self._generation:
-                return fenced(newest, self._generation, target=self.target, sink=self._name)
+                return fencing_error(newest, self._generation, target=self.target, sink=self._name)
         return found
 
 

@@ -86,14 +86,14 @@ class ClickHouseTable(BoundedSource):
     ) -> tuple[ClickHouseColumn, ...]:
         known = {
             name: spelled
-            for name, spelled, kind in self._described(table)
+            for name, spelled, kind in self._describe(table)
             if kind in _READABLE or name in self.node.columns
         }
         wanted = (
             only
             if only is not None
             else self.node.columns
-            or [name for name, _, kind in self._described(table) if kind in {"", "DEFAULT"}]
+            or [name for name, _, kind in self._describe(table) if kind in {"", "DEFAULT"}]
         )
         if absent := [name for name in wanted if name not in known]:
             where = "the result of `query`" if table.query else f"`{table.database}.{table.name}`"
@@ -101,7 +101,7 @@ class ClickHouseTable(BoundedSource):
             raise SchemaError(msg, hint=f"It has: {', '.join(known)}.", node=self.name)
         return columns_of([(name, known[name]) for name in wanted], self.name)
 
-    def _described(self, table: pin.ClickHouseTableInfo) -> list[tuple[str, str, str]]:
+    def _describe(self, table: pin.ClickHouseTableInfo) -> list[tuple[str, str, str]]:
         if table.query:
             with translate_errors(self.name, "query", "see its columns"):
                 rows = self._client.query(f"DESCRIBE TABLE {table.sql}").result_rows
@@ -260,7 +260,7 @@ class ClickHouseTable(BoundedSource):
         )
 
     def _exact(self, table: pin.ClickHouseTableInfo, key: Sequence[str]) -> frozenset[str]:
-        return exact_key_columns(key, {name: spelled for name, spelled, _ in self._described(table)})
+        return exact_key_columns(key, {name: spelled for name, spelled, _ in self._describe(table)})
 
     def _fetch(
         self,

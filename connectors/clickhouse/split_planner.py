@@ -67,7 +67,7 @@ class SplitPlanner:
             found = self._plan_ranges(keys[:width], common) if width else []
             if all(part["rows"] <= 2 * self._rows for part in found):
                 break
-        found += self._unplaced(keys, common)
+        found += self._plan_unplaced(keys, common)
         prefix = "" if window is None else f"{window.key}/"
         sizes = [{"bytes": round(part["rows"] * each)} if each else {} for part in found]
         return [
@@ -207,7 +207,7 @@ class SplitPlanner:
         borders: list[list[str] | None] = [None, *(list(row[0]) for row in rows[1:]), None]
         return [_part(keys, borders[place], borders[place + 1], row[1]) for place, row in enumerate(rows)]
 
-    def _unplaced(self, keys: Sequence[SortingKeyColumn], common: Json) -> list[Json]:
+    def _plan_unplaced(self, keys: Sequence[SortingKeyColumn], common: Json) -> list[Json]:
         """Return the split of rows whose key is NULL or NaN, or of all rows of a table without any keys."""
         if keys and not keys[0].loose:
             return []

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from headrace.connectors.clickhouse.client import SINK, translate_errors
 from headrace.connectors.clickhouse.snapshot import ClickHouseTableInfo
 from headrace.connectors.clickhouse.types import quote
-from headrace.connectors.fencing import fenced
+from headrace.connectors.fencing import fencing_error
 from headrace.pipeline.errors import InternalError, TransientError
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class GenerationStage:
         if newest > generation:
             self._drop(name)
             shown = f"table `{self._target.database}.{self._target.name}`"
-            raise fenced(newest, generation, target=shown, sink=self._node)
+            raise fencing_error(newest, generation, target=shown, sink=self._node)
         for other in others:
             self._drop(other)
         self._name = name

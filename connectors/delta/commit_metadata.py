@@ -94,12 +94,12 @@ def decode_commit_metadata(version: int, info: Json, app: str | None) -> tuple[s
         raise InternalError(msg, hint="Run the Headrace version that wrote it, or a newer one.")
     record = CommitRecord.from_json(found["record"]) if found["record"] is not None else None
     if record is not None and found["derive"]:
-        counts = counted(info)
+        counts = read_counts(info)
         record = replace(record, counts=counts, totals=record.totals + counts)
     return found["app"], DeltaCommit(version, found["txn"], record, found.get("lost", ""))
 
 
-def counted(info: Json) -> WriteCounts:
+def read_counts(info: Json) -> WriteCounts:
     """Return the row counts of a commit from its own metrics, which cover the tasks whose files are in it."""
     metrics = {
         key: int(value) for key, value in info.get("operationMetrics", {}).items() if str(value).isdigit()

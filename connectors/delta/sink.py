@@ -27,7 +27,7 @@ from headrace.connectors.delta.local_versions import LocalVersions
 from headrace.connectors.delta.maintenance import DeltaMaintenance
 from headrace.connectors.delta.open_table import OpenTable, open_table
 from headrace.connectors.delta.table import check_columns, check_location, create, create_local
-from headrace.connectors.fencing import fenced
+from headrace.connectors.fencing import fencing_error
 from headrace.connectors.lakehouse_sink import LakehouseSink, missing_table_error
 from headrace.connectors.sink_base import DirectSink, SinkContext
 from headrace.connectors.source_base import SplitReader
@@ -212,5 +212,5 @@ class DeltaTableSink(LakehouseSink, DirectSink):
         if is_duplicate_transaction(error):
             _, newest = self._open().history.read_newest()
             if newest is not None and newest.generation > self._generation:
-                return fenced(newest.generation, self._generation, target=self.target, sink=self._name)
+                return fencing_error(newest.generation, self._generation, target=self.target, sink=self._name)
         return explain(error, self._path, self._name)

@@ -14,7 +14,7 @@ from headrace.connectors.arrow_partition import ArrowPartition
 from headrace.connectors.delta.data_files import DataFile, may_contain
 from headrace.connectors.delta.deletion_vectors import UnknownVectorError, read_deletion_vector
 from headrace.connectors.files.formats import UNREADABLE, open_parquet
-from headrace.connectors.files.reader import fitted
+from headrace.connectors.files.reader import fit_column
 from headrace.connectors.source_base import SplitReader
 from headrace.pipeline.errors import DataError, PipelineStateError
 from headrace.pipeline.protocol.epochs import Json
@@ -171,7 +171,7 @@ class DeltaSplitReader(SplitReader):
                 elif name is None:
                     columns.append(pa.nulls(batch.num_rows, field.type))
                 else:
-                    columns.append(fitted(batch.column(name), field.type))
+                    columns.append(fit_column(batch.column(name), field.type))
             yield columns, batch.num_rows
 
     def _missing(self, file: DataFile) -> PipelineStateError:

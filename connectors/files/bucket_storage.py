@@ -68,7 +68,7 @@ class BucketStorage(FileStorage):
         with self._named_errors(node), ThreadPoolExecutor(16) as pool:
             for file, what in zip(files, pool.map(self._change, files), strict=True):
                 if what:
-                    raise listing.changed(file.path, what, node)
+                    raise listing.changed_file_error(file.path, what, node)
 
     def _change(self, file: File) -> str:
         import obstore

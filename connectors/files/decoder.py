@@ -19,12 +19,12 @@ from headrace.connectors.files.arrow_rows import ArrowRowReader, explain_unsuppo
 from headrace.connectors.files.avro_file import read_header
 from headrace.connectors.files.config import FileSourceConfig
 from headrace.connectors.files.formats import BLOCK, LINE, TEXT_COLUMN, UNREADABLE, TextOptions
-from headrace.connectors.files.listing import MISSING, File, changed
+from headrace.connectors.files.listing import MISSING, File, changed_file_error
 from headrace.connectors.files.reader import FOLDER, GROUP, OFF, PART, PLACE, FileRange, FileScan
 from headrace.connectors.files.schema import FileSchema
 from headrace.connectors.files.storage import FileStorage
 from headrace.connectors.filters import quote_identifier
-from headrace.connectors.kafka.json_decoder import checked, exact_text, parsed
+from headrace.connectors.kafka.json_decoder import exact_text, guard_record, parse_columns
 from headrace.connectors.row_errors import RowConditions
 from headrace.connectors.spark_types import spark_schema
 from headrace.pipeline.protocol.epochs import Json
@@ -50,9 +50,13 @@ class FileDecoder:
     def rows(self, spark: SparkSession, shape: FileSchema, tasks: Tasks, needed: Sequence[str]) -> DataFrame:
         """Return the needed columns in their types, with PART, GROUP and OFF."""
         if self.node.format != "avro":
-            return self._typed(reader.read(spark, self.scan(shape, needed), tasks), shape, tasks, needed)
+            return self._convert_columns(
+                reader.read(spark, self.scan(shape, needed), tasks), shape, tasks, needed
+            )
         frames = [
-            self._typed(self._decode_blocks(spark, shape, pieces, needed, schema), shape, pieces, needed)
+            self._convert_columns(
+                self._decode_blocks(spark, shape, pieces, needed, schema), shape, pieces, needed
+            )
             for schema, pieces in self._by_schema(tasks).items()
         ]
         if not frames:
@@ -151,7 +155,7 @@ class FileDecoder:
 
         names = shape.payload.names
         frame = reader.read(spark, self.scan(shape, names), tasks)
-        frame = self._typed(frame, shape, tasks, names, with_errors=True)
+        frame = self._convert_columns(frame, shape, tasks, names, with_errors=True)
         checks, wanted = RowConditions(self.name, collect=True), {name.lower() for name in key}
         for name in names:
             if name.lower() in wanted:
@@ -166,7 +170,7 @@ class FileDecoder:
         error = F.when(reason.isNotNull(), found).alias(ERROR)
         return frame.select(*map(quote_identifier, names), OFF, error)
 
-    def _typed(
+    def _convert_columns(
         self,
         frame: DataFrame,
         shape: FileSchema,
@@ -228,10 +232,10 @@ class FileDecoder:
         value = F.col(LINE)
         kept = [*hidden, *([LINE] if checks.collect else [])]
         lines = frame.where(F.trim(value.cast("string")) != "").select(
-            *kept, value.alias("value"), *parsed(value, declared)
+            *kept, value.alias("value"), *parse_columns(value, declared)
         )
         of_object = RowConditions(self.name, collect=checks.collect)
-        row = checked(of_object, declared, where, "line", "Correct the file")
+        row = guard_record(of_object, declared, where, "line", "Correct the file")
         text = F.col("text").alias("_headrace_text")
         if checks.collect:
             split = F.struct(of_object.reason().alias(_REASON), row.alias(_ROW))
@@ -250,7 +254,7 @@ class FileDecoder:
             with self.storage.open(file) as opened:
                 return read_header(opened.stream).schema
         except FileNotFoundError:
-            raise changed(file.path, MISSING, self.name) from None
+            raise changed_file_error(file.path, MISSING, self.name) from None
         except UNREADABLE as error:
             raise reader.unreadable(file.path, "avro", error, self.name) from error
 

@@ -56,7 +56,7 @@ class FileDiscovery:
         read = {file.path: file.version for file in known}
         for file in self._listed:
             if file.path in read and read[file.path] != file.version:
-                raise _changed(file, self._name)
+                raise _changed_file_error(file, self._name)
         fresh = [file for file in self._listed if file.path not in read and self._has_settled(file)]
         if not fresh:
             return []
@@ -136,7 +136,7 @@ def _in_order(files: Sequence[File]) -> list[File]:
     return sorted(files, key=lambda file: (file.changed, listing.natural_order(file.path)))
 
 
-def _changed(file: File, node: str) -> PipelineStateError:
+def _changed_file_error(file: File, node: str) -> PipelineStateError:
     msg = f"`{file.path}` changed after it was read"
     hint = (
         "Which of its rows are new is unknown. Put the file back as it was (size and time of"

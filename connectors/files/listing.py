@@ -132,10 +132,10 @@ def _matching(pattern: str) -> list[str]:
 
 def is_hidden(path: str) -> bool:
     """Return whether a relative path has a part that begins with `_` or `.`."""
-    return any(map(_hidden, Path(path).parts))
+    return any(map(_is_hidden, Path(path).parts))
 
 
-def _hidden(name: str) -> bool:
+def _is_hidden(name: str) -> bool:
     return name.startswith((".", "_"))
 
 
@@ -179,8 +179,8 @@ def _below(place: str, node: str) -> Iterator[str]:
             folders.clear()
             continue
         seen.add((about.st_dev, about.st_ino))
-        folders[:] = [name for name in folders if not _hidden(name)]
-        yield from (os.path.join(folder, name) for name in names if not _hidden(name))
+        folders[:] = [name for name in folders if not _is_hidden(name)]
+        yield from (os.path.join(folder, name) for name in names if not _is_hidden(name))
 
 
 def _stat(name: str, node: str) -> File:
@@ -230,7 +230,10 @@ def unpack_rows(handle: Json) -> list[tuple[File, list[int]]]:
     """Restore the files and the numbers of each from the result of `pack_rows`."""
     rows = json.loads(zlib.decompress(base64.b64decode(handle["files"])))
     return [
-        (File(os.path.join(handle["root"], name), size, changed, groups and tuple(groups), tag), numbers)
+        (
+            File(os.path.join(handle["root"], name), size, changed, groups and tuple(groups), tag),
+            numbers,
+        )
         for name, size, changed, groups, tag, *numbers in rows
     ]
 
@@ -242,7 +245,7 @@ def change(about: os.stat_result, file: File) -> str:
     return "it was written to" if about.st_mtime_ns != file.changed else ""
 
 
-def changed(path: str, what: str, node: str) -> PipelineStateError:
+def changed_file_error(path: str, what: str, node: str) -> PipelineStateError:
     """Return the error for a file that changed since the snapshot was created."""
     return PipelineStateError(f"`{path}` changed after it was pinned: {what}", hint=CHANGED, node=node)
 

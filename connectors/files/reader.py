@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.connectors.files.formats import UNREADABLE, FileContents, Rows, TextOptions, format_reader
-from headrace.connectors.files.listing import MISSING, File, changed
+from headrace.connectors.files.listing import MISSING, File, changed_file_error
 from headrace.connectors.files.storage import FileStorage, LocalStorage, OpenFile
 from headrace.connectors.row_errors import task_error
 from headrace.pipeline.errors import DataError, HeadraceError
@@ -73,7 +73,7 @@ class FileScan:
                 yield from self._add_positions(piece, self._batches(file, piece))
                 self._same(file, piece)
         except FileNotFoundError:
-            raise task_error(changed(piece.file.path, MISSING, self.node)) from None
+            raise task_error(changed_file_error(piece.file.path, MISSING, self.node)) from None
         except HeadraceError as error:
             raise task_error(error) from None
         except UNREADABLE as error:
@@ -81,7 +81,7 @@ class FileScan:
 
     def _same(self, file: OpenFile, piece: FileRange) -> None:
         if what := file.change():
-            raise task_error(changed(piece.file.path, what, self.node))
+            raise task_error(changed_file_error(piece.file.path, what, self.node))
 
     def _unreadable(self, piece: FileRange, error: Exception) -> Exception:
         """Return the error for a file that cannot be read: that it changed, if it did."""
@@ -93,7 +93,7 @@ class FileScan:
         except OSError:
             what = MISSING
         if what:
-            return task_error(changed(piece.file.path, what, self.node))
+            return task_error(changed_file_error(piece.file.path, what, self.node))
         return task_error(unreadable(piece.file.path, self.format, error, self.node))
 
     def _batches(self, file: OpenFile, piece: FileRange) -> Rows:
@@ -107,7 +107,7 @@ class FileScan:
         values = piece.file.partitions
         for group, seen, batch in batches:
             count = batch.num_rows
-            columns = [fitted(batch.column(field.name), field.type) for field in self.columns]
+            columns = [fit_column(batch.column(field.name), field.type) for field in self.columns]
             columns += [pa.repeat(pa.scalar(values[name], pa.string()), count) for name in self.folders]
             columns += [pa.repeat(pa.scalar(at, pa.int32()), count) for at in (piece.ordinal, group)]
             numbers = (
@@ -133,7 +133,7 @@ def read_contents(storage: FileStorage, file: File, kind: str, node: str) -> Fil
         raise unreadable(file.path, kind, error, node) from error
 
 
-def fitted(column: pa.Array, wanted: pa.DataType) -> pa.Array:
+def fit_column(column: pa.Array, wanted: pa.DataType) -> pa.Array:
     """Cast the column to a type that stores all its values.
 
     Only the digits of a time below a microsecond are truncated.

@@ -52,7 +52,7 @@ def narrow_schema(shape: FileSchema, wanted: Sequence[str], path: str, node: str
 def declared_schema(node: FileSourceConfig, name: str, folders: Collection[str] = ()) -> FileSchema:
     """Return the columns of `schema`. Those in `folders` are the columns of partition folders."""
     own = {column: kind for column, kind in node.schema_.items() if column in folders}
-    shape = FileSchema(_declared(node, own, name), {})
+    shape = FileSchema(_declared_schema(node, own, name), {})
     _check_names(shape, name)
     return FileSchema(pa.schema([field for field in shape.inner if field.name not in own]), own)
 
@@ -76,7 +76,7 @@ def shape_of(
     folders = {column: node.schema_.get(column, "string") for column in files[0].partitions}
     has_columns = format_reader(node.format).has_columns
     if inner is None:
-        found = _own(node, storage, files[0], name) if has_columns else _declared(node, folders, name)
+        found = _own(node, storage, files[0], name) if has_columns else _declared_schema(node, folders, name)
         inner = pa.schema([field for field in found if field.name not in folders])
     shape = FileSchema(inner, folders)
     _check_names(shape, name)
@@ -107,7 +107,7 @@ def _own(node: FileSourceConfig, storage: FileStorage, file: File, name: str) ->
     return pa.schema([pa.field(field.name, plain(field.type)) for field in found])
 
 
-def _declared(node: FileSourceConfig, folders: dict[str, str], name: str) -> pa.Schema:
+def _declared_schema(node: FileSourceConfig, folders: dict[str, str], name: str) -> pa.Schema:
     fields = []
     for column, kind in node.schema_.items():
         found = parse_type(kind)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from headrace.connectors.addresses import split_location
-from headrace.connectors.fencing import fenced
+from headrace.connectors.fencing import fencing_error
 from headrace.connectors.files.config import FileSinkConfig
 from headrace.connectors.files.layout import check_layout, check_schema
 from headrace.connectors.files.listing import local
@@ -249,7 +249,7 @@ class FileFolderSink(TransactionalSink):
 
     def _fenced_error(self) -> Exception:
         found = self._folder.find_generation()
-        return fenced(found, self._generation, target=self.target, sink=self._name)
+        return fencing_error(found, self._generation, target=self.target, sink=self._name)
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:

@@ -131,7 +131,7 @@ class Files(BoundedSource):
         files = self._list()
         shape = self._shape(files)
         if self._has_counts:
-            wanted = {*self._narrow(shape).names, *self._needed(shape, EVERYTHING, ())}
+            wanted = {*self._narrow(shape).names, *self._columns_to_read(shape, EVERYTHING, ())}
             inner = pa.schema([field for field in shape.inner if field.name in wanted])
             contents = reader.read_all_contents(self._storage, files, self.node.format, self.name)
             for file, columns in contents:
@@ -140,7 +140,7 @@ class Files(BoundedSource):
         self._storage.check(files, self.name)
         return files, shape
 
-    def _pinned(self, handle: Json) -> tuple[list[File], FileSchema]:
+    def _unpack_handle(self, handle: Json) -> tuple[list[File], FileSchema]:
         key = handle["root"] + handle["files"]
         if key not in self.listed:
             files = listing.unpack(handle)
@@ -158,7 +158,7 @@ class Files(BoundedSource):
 
         The counts are taken after filter, partition and handoff filter.
         """
-        files, shape = self._pinned(snapshot.handle)
+        files, shape = self._unpack_handle(snapshot.handle)
         scope = scope_of(window, cut)
         near = {at: file for at, file in enumerate(files) if _may_hold(file, shape, scope)}
         self._storage.check(list(near.values()), self.name)
@@ -198,10 +198,12 @@ class Files(BoundedSource):
             if counts is not None:
                 return counts, has_text
         tasks = [pieces[first::_COUNTING] for first in range(min(_COUNTING, len(pieces)))]
-        frame = self._scoped(self._rows(spark, shape, tasks, self._needed(shape, scope, ())), scope)
+        frame = self._filter_scope(
+            self._rows(spark, shape, tasks, self._columns_to_read(shape, scope, ())), scope
+        )
         return {(row[0], row[1]): int(row[2]) for row in frame.groupBy(PART, GROUP).count().collect()}, False
 
-    def _needed(self, shape: FileSchema, scope: Json, wanted: Sequence[str]) -> list[str]:
+    def _columns_to_read(self, shape: FileSchema, scope: Json, wanted: Sequence[str]) -> list[str]:
         """Return the columns to read; a filter needs every column whose name appears in it."""
         names = shape.payload.names
         bounds = {**(scope["window"] or {}), **(scope["cut"] or {})}
@@ -216,7 +218,7 @@ class Files(BoundedSource):
             if name in used or (filter_text and name.replace("`", "``").lower() in filter_text)
         ]
 
-    def _scoped(self, frame: DataFrame, scope: Json) -> DataFrame:
+    def _filter_scope(self, frame: DataFrame, scope: Json) -> DataFrame:
         """Return the rows inside filter, partition and handoff filter."""
         return apply_scope(apply_filter(frame, self.node.filter, self.name), scope, self.node.path, self.name)
 
@@ -234,11 +236,13 @@ class Files(BoundedSource):
         """
         from pyspark.sql import functions as F  # noqa: N812
 
-        files, shape = self._pinned(snapshot.handle)
+        files, shape = self._unpack_handle(snapshot.handle)
         tasks = self._tasks(files, splits)
         scope = splits[0]["scope"] if splits else EVERYTHING
         wanted = self._narrow(shape, columns).names
-        frame = self._scoped(self._rows(spark, shape, tasks, self._needed(shape, scope, wanted)), scope)
+        frame = self._filter_scope(
+            self._rows(spark, shape, tasks, self._columns_to_read(shape, scope, wanted)), scope
+        )
         place = position_column(self.ordinal, scope, F.col(PART), F.col(OFF))
         return frame.select(*map(quote_identifier, wanted), F.lit("i").alias(OP), place.alias(POS))
 
@@ -273,13 +277,13 @@ class Files(BoundedSource):
         """Return a reader of row groups and files. There is none for rows that only Spark reads."""
         del key
         assert query is None  # noqa: S101  the source has not `SourceCapabilities.computes_sql`
-        _, shape = self._pinned(snapshot.handle)
+        _, shape = self._unpack_handle(snapshot.handle)
         return self._split_reader(snapshot, splits, self._narrow(shape).names)
 
     def _split_reader(
         self, snapshot: Snapshot, splits: Sequence[Json], columns: Sequence[str]
     ) -> ArrowSplitReader | None:
-        files, shape = self._pinned(snapshot.handle)
+        files, shape = self._unpack_handle(snapshot.handle)
         scope = splits[0]["scope"] if splits else EVERYTHING
         rows = self._decoder.arrow_rows(shape, columns, scope)
         has_text = self.node.format in TEXT_FORMATS
@@ -342,20 +346,20 @@ class Files(BoundedSource):
         self, spark: SparkSession, snapshot: Snapshot, gap: PartitionGap, cut: HandoffFilter | None
     ) -> UnpartitionedRows:
         """See `BoundedSource.count_unpartitioned_rows`."""
-        files, shape = self._pinned(snapshot.handle)
+        files, shape = self._unpack_handle(snapshot.handle)
         scope, pieces = scope_of(None, cut), [_whole(at, file) for at, file in enumerate(files)]
         rows = self._decoder.arrow_rows(shape, [gap.column], scope)
         if rows is not None and sum(file.size for file in files) <= COUNTED_BYTES:
             counted = count_unpartitioned_rows(rows, pieces, gap)
             if counted is not None:
                 return counted
-        needed = self._needed(shape, scope, [gap.column])
+        needed = self._columns_to_read(shape, scope, [gap.column])
         frame = self._rows(spark, shape, [[piece] for piece in pieces], needed)
-        return offsets.count_unpartitioned_rows(self._scoped(frame, scope), gap)
+        return offsets.count_unpartitioned_rows(self._filter_scope(frame, scope), gap)
 
     def _all(self, spark: SparkSession, snapshot: Snapshot, columns: Sequence[str]) -> DataFrame:
         """Return some columns of all rows of the snapshot's files."""
-        files, shape = self._pinned(snapshot.handle)
+        files, shape = self._unpack_handle(snapshot.handle)
         check_columns(shape.payload.names, columns, self.node.path, self.name)
         return self._rows(spark, shape, [[_whole(at, file)] for at, file in enumerate(files)], columns)
 

@@ -72,12 +72,12 @@ class LocalStorage(FileStorage):
             try:
                 about = os.stat(file.path)
             except FileNotFoundError:
-                raise listing.changed(file.path, listing.MISSING, node) from None
+                raise listing.changed_file_error(file.path, listing.MISSING, node) from None
             except OSError as error:
                 msg = f"`{file.path}` cannot be read: {error.strerror}"
                 raise TransientError(msg, node=node) from None
             if what := listing.change(about, file):
-                raise listing.changed(file.path, what, node)
+                raise listing.changed_file_error(file.path, what, node)
 
 
 def list_files(storage: FileStorage, path: str, node: str) -> list[File]:

@@ -33,7 +33,7 @@ def value(
     kind = parse_type(declared)
     if spark_type(kind) == "STRING":
         return raw.alias(name)
-    final, good = _parsed(raw, kind)
+    final, good = _parse_text(raw, kind)
     what = F.concat(
         F.lit(f"column `{name}` is {declared}, which cannot hold `"), F.substring(raw, 1, 100), F.lit("`")
     )
@@ -42,7 +42,7 @@ def value(
     return checks.guard(final, fits).alias(name)
 
 
-def _parsed(raw: Column, kind: pa.DataType) -> tuple[Column, Column]:
+def _parse_text(raw: Column, kind: pa.DataType) -> tuple[Column, Column]:
     """Return the value (null if the string is invalid), and whether it equals the string exactly."""
     from pyspark.sql import functions as F  # noqa: N812
 

@@ -129,7 +129,7 @@ class HttpCaller:
     def __init__(self, service: Service) -> None:
         import httpx
 
-        from headrace.connectors.http.deadline import bounded
+        from headrace.connectors.http.deadline import add_deadline
 
         for name in ("httpx", "httpcore"):  # they log whole URLs
             logging.getLogger(name).setLevel(logging.WARNING)
@@ -139,7 +139,7 @@ class HttpCaller:
         # task that failed.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=service.concurrency)
         self._client = httpx.Client(timeout=service.timeout, limits=limits, headers=dict(service.headers))
-        self._deadline = bounded(self._client)
+        self._deadline = add_deadline(self._client)
         self.breaker = Breaker(service.node, service.circuit_failures, service.circuit_reset_after)
 
     def close(self) -> None:

@@ -44,7 +44,7 @@ class Deadline(threading.local):
         return left if timeout is None else min(timeout, left)
 
 
-def bounded(client: httpx.Client) -> Deadline:
+def add_deadline(client: httpx.Client) -> Deadline:
     """Add a deadline to all connections of a client, including those through a proxy of the environment."""
     deadline = Deadline()
     found: Any = client

@@ -184,7 +184,7 @@ def _value(value: Any, kind: pa.DataType, where: str) -> Any:
     if is_wide(kind):
         return _wide(value, kind, where)
     if kinds.is_nested(kind):
-        return _nested(value, kind, where)
+        return _decode_nested(value, kind, where)
     if kinds.is_boolean(kind) or kinds.is_string(kind):
         return _as(value, bool if kinds.is_boolean(kind) else str, kind, where)
     if kinds.is_integer(kind):
@@ -192,7 +192,7 @@ def _value(value: Any, kind: pa.DataType, where: str) -> Any:
     return _text_value(value, kind, where)
 
 
-def _nested(value: Any, kind: Any, where: str) -> Any:
+def _decode_nested(value: Any, kind: Any, where: str) -> Any:
     if kinds.is_struct(kind):
         parts = _as(value, dict, kind, where)
         return {
@@ -214,7 +214,7 @@ def _text_value(value: Any, kind: pa.DataType, where: str) -> Any:
     try:
         if kinds.is_floating(kind):
             number = float(_as(value, (int, Decimal), kind, where))
-            return number if math.isfinite(number) else _refused(value)
+            return number if math.isfinite(number) else _refuse_value(value)
         if kinds.is_decimal(kind):
             return _decimal(_as(value, (int, Decimal, str), kind, where), kind)
         text = _as(value, str, kind, where)
@@ -230,7 +230,7 @@ def _text_value(value: Any, kind: pa.DataType, where: str) -> Any:
     raise AnswerError(msg)
 
 
-def _refused(value: Any) -> Any:
+def _refuse_value(value: Any) -> Any:
     raise ValueError(str(value))
 
 

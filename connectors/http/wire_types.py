@@ -49,7 +49,7 @@ def from_wire_type(array: pa.Array, kind: pa.DataType) -> pa.Array:
         return array.cast(pa.date32()).cast(kind)
     if kinds.is_timestamp(kind):
         return _moments(array, kind)
-    return _unhexed(array) if kinds.is_binary(kind) else array
+    return _decode_hex(array) if kinds.is_binary(kind) else array
 
 
 def _check_range(array: pa.Array, kind: WideInteger) -> None:
@@ -78,7 +78,7 @@ def _moments(array: pa.Array, kind: pa.TimestampType) -> pa.Array:
     return pc.if_else(zoned, texts, pc.binary_join_element_wise(texts, "Z", "")).cast(kind)
 
 
-def _unhexed(array: pa.Array) -> pa.Array:
+def _decode_hex(array: pa.Array) -> pa.Array:
     """Bytes from hex, in one piece: the digits of all rows lie side by side."""
     texts = pc.replace_substring_regex(array, r"^0[xX]", "")
     if not pc.all(pc.match_substring_regex(texts, r"^(?:[0-9a-fA-F]{2})*$"), min_count=0).as_py():

@@ -30,7 +30,7 @@ class Pager:
 
     def first(self) -> str:
         """Return the address of the first page."""
-        return self._numbered() or self._url
+        return self._number_url() or self._url
 
     def next(self, rows: int, following: str) -> str | None:
         """Return the address of the page after one with `rows` rows, or None at the end.
@@ -44,11 +44,11 @@ class Pager:
         if how is None:
             return None
         if isinstance(how, PageNumbers | PageOffsets):
-            found = self._numbered() if rows else ""
+            found = self._number_url() if rows else ""
         elif isinstance(how, PageCursor):
             found = _with_query(self._url, {how.parameter: following}) if following else ""
         else:
-            found = self._linked(following) if following else ""
+            found = self._follow_link(following) if following else ""
         if not found:
             return None
         if found in self._seen:
@@ -60,7 +60,7 @@ class Pager:
         self._seen.add(found)
         return found
 
-    def _numbered(self) -> str:
+    def _number_url(self) -> str:
         """Return the address of the page after the ones read, or "" if pages have no numbers."""
         how = self._node.pagination
         if isinstance(how, PageNumbers):
@@ -71,7 +71,7 @@ class Pager:
             return _with_query(self._url, query)
         return ""
 
-    def _linked(self, following: str) -> str:
+    def _follow_link(self, following: str) -> str:
         found = urljoin(self._url, following)
         if _origin(found) != _origin(self._url):
             msg = f"page {self._pages} leads to another server: {urlsplit(found).netloc.rpartition('@')[2]}"

@@ -88,7 +88,7 @@ class IcebergMaintenance(TableMaintenance):
         action = self._actions.rewriteDataFiles(table)
         for key, value in {**_REWRITE, "remove-dangling-deletes": "true"}.items():
             action = action.option(key, value)
-        with self._explained():
+        with self._translate_errors():
             result = action.execute()
         rewritten = FileTotal(int(result.rewrittenDataFilesCount()), int(result.rewrittenBytesCount()))
         return Compaction(
@@ -99,7 +99,7 @@ class IcebergMaintenance(TableMaintenance):
         """Return the snapshots that would expire and the files that would be removed."""
         table, hours = self._check(hours)
         expired = self._find_expired(table, hours)
-        with self._explained():
+        with self._translate_errors():
             unused = self._find_files_of(expired) | measure_files(self._spark, self._find_orphans(hours))
         return Vacuum(hours, sum_files(unused), len(expired))
 
@@ -107,7 +107,7 @@ class IcebergMaintenance(TableMaintenance):
         """Expire snapshots, then remove orphan files. Iceberg commits the expiry before it removes files."""
         table, hours = self._check(hours)
         expired = self._find_expired(table, hours)
-        with self._explained():
+        with self._translate_errors():
             unused = self._find_files_of(expired)
             if expired:
                 self._actions.expireSnapshots(table).expireOlderThan(expiry_time(hours)).execute()
@@ -207,7 +207,7 @@ class IcebergMaintenance(TableMaintenance):
         return self._spark.sql(f"CALL {catalog}.system.remove_orphan_files({arguments})").collect()
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         try:
             yield
         except Exception as error:

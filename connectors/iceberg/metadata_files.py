@@ -101,7 +101,7 @@ class MetadataFiles:
         # The newest file's time is the clock, because all files have the clock of their file system.
         now = int(self._status(names[newest]).getModificationTime())
         old = sorted(version for version in names if version <= newest - VERSIONS_KEPT)
-        expired = self._expired(old, names, now)
+        expired = self._find_expired(old, names, now)
         oldest = _start_of_run(names.keys() - expired)
         # It is written before the deletion: a hint in between leads nowhere from then on.
         if oldest != self._oldest():
@@ -119,7 +119,7 @@ class MetadataFiles:
             if _has_content(status) and int(status.getModificationTime()) <= now:
                 self._empty(names[version])
 
-    def _expired(self, old: list[int], names: dict[int, str], now: int) -> set[int]:
+    def _find_expired(self, old: list[int], names: dict[int, str], now: int) -> set[int]:
         """Return the versions whose placeholders can be deleted. Placeholders are made in ascending order."""
         expired: set[int] = set()
         for version in old[:BATCH]:

@@ -24,7 +24,7 @@ from headrace.connectors.iceberg.maintenance import IcebergMaintenance
 from headrace.connectors.iceberg.metadata import IcebergMetadata, IcebergSinkState
 from headrace.connectors.iceberg.metadata_files import MetadataFiles
 from headrace.connectors.iceberg.table import check_columns, check_warehouse, create
-from headrace.connectors.iceberg.writer import counted, write_epoch
+from headrace.connectors.iceberg.writer import read_counts, write_epoch
 from headrace.connectors.lakehouse_sink import LakehouseSink, missing_table_error
 from headrace.connectors.sink_base import SinkContext
 from headrace.connectors.transactional_sink import CommitKind, SinkCommit, SinkState
@@ -232,7 +232,7 @@ class IcebergTableSink(LakehouseSink):
                 staged = metadata.branch(branch)
                 if staged is None or metadata.newest_id != begun or state.record != expected.record:
                     return None
-                record = change.complete(counted(staged, begun, keyed=bool(frame.key)))
+                record = change.complete(read_counts(staged, begun, keyed=bool(frame.key)))
                 share = self._context.owner.share
                 stored = IcebergSinkState.at(staged, change.generation, record, share=share)
                 if metadata.commit_if_unchanged(held=stored, main=int(staged.snapshotId()), drop=(branch,)):

@@ -102,7 +102,7 @@ def _literal(value: Any) -> str:
     )
 
 
-def counted(staged: Any, begun: int | None, *, keyed: bool) -> WriteCounts:
+def read_counts(staged: Any, begun: int | None, *, keyed: bool) -> WriteCounts:
     """Return the row counts of the branch's snapshot from its summary.
 
     Task retries may count rows twice, so the counts are compared with those of its files.

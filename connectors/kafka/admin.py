@@ -149,7 +149,7 @@ class TopicCluster:
         """Return the first offset at or after a separate time for each partition."""
         from confluent_kafka.admin import OffsetSpec  # pyright: ignore[reportPrivateImportUsage]
 
-        found = self._listed(
+        found = self._list_offsets(
             {part: OffsetSpec.for_timestamp(moment) for part, moment in moments.items()}, committed=True
         )
         return {part: offset for part, (offset, _) in found.items()}
@@ -158,7 +158,7 @@ class TopicCluster:
         """Return the time of the newest row of each partition, without those that have none."""
         from confluent_kafka.admin import OffsetSpec  # pyright: ignore[reportPrivateImportUsage]
 
-        found = self._listed({part: OffsetSpec.max_timestamp() for part in partitions}, committed=False)
+        found = self._list_offsets({part: OffsetSpec.max_timestamp() for part in partitions}, committed=False)
         return {part: moment for part, (_, moment) in found.items() if moment >= 0}
 
     def _offsets(self, partitions: Iterable[int], what: str | int, *, committed: bool) -> dict[int, int]:
@@ -169,12 +169,12 @@ class TopicCluster:
         spec = OffsetSpec.for_timestamp(what) if isinstance(what, int) else named[what]()
         return {
             part: offset
-            for part, (offset, _) in self._listed(
+            for part, (offset, _) in self._list_offsets(
                 dict.fromkeys(partitions, spec), committed=committed
             ).items()
         }
 
-    def _listed(self, specs: Mapping[int, Any], *, committed: bool) -> dict[int, tuple[int, int]]:
+    def _list_offsets(self, specs: Mapping[int, Any], *, committed: bool) -> dict[int, tuple[int, int]]:
         """Return the offset and the time that the brokers report for each partition."""
         from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
 

@@ -68,14 +68,14 @@ def _login(given: dict[str, str]) -> dict[str, str]:
         raise SettingsError(
             msg, hint="Give the JVM's own settings too: kafka.sasl.mechanism and kafka.sasl.jaas.config."
         )
-    user, password = (_quoted(given.get(key, "")) for key in ("sasl.username", "sasl.password"))
+    user, password = (_quote_text(given.get(key, "")) for key in ("sasl.username", "sasl.password"))
     return {
         "sasl.mechanism": mechanism,
         "sasl.jaas.config": f"{_LOGIN[mechanism]} required username={user} password={password};",
     }
 
 
-def _quoted(text: str) -> str:
+def _quote_text(text: str) -> str:
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
 

@@ -39,7 +39,7 @@ from headrace.connectors.row_errors import row_error
 from headrace.connectors.spark_types import spark_schema
 from headrace.pipeline.errors import DataError
 from headrace.pipeline.sql.system_columns import OP, POS
-from headrace.pipeline.types.int256 import stored
+from headrace.pipeline.types.int256 import storage_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -99,7 +99,7 @@ class MessageEncoder(ABC):
             table = collect_small_rows(frame, self._messages(frame.rows, frame))
         deduplicate = self._deduplicate and bool(frame.key)
         if table is None:
-            yield from stream_arrow(self._ordered(frame, deduplicate=deduplicate))
+            yield from stream_arrow(self._order_messages(frame, deduplicate=deduplicate))
         elif table.num_rows:
             table = sort_by_position(table)
             yield sort_by_position(last_of_sorted(table, [KEY])) if deduplicate else table
@@ -131,7 +131,7 @@ class MessageEncoder(ABC):
             value = F.when(~is_delete, value) if self._tombstones else value
         return rows.select(key.alias(KEY), value.alias(VALUE), OP, POS)
 
-    def _ordered(self, frame: EpochFrame, *, deduplicate: bool) -> DataFrame:
+    def _order_messages(self, frame: EpochFrame, *, deduplicate: bool) -> DataFrame:
         """Return the messages of a large epoch: each key in one partition, in order."""
         from pyspark.sql import functions as F  # noqa: N812
 
@@ -152,7 +152,7 @@ class JsonMessageEncoder(MessageEncoder):
 
     def __init__(self, sink: str, schema: pa.Schema, *, tombstones: bool, deduplicate: bool) -> None:
         super().__init__(sink, tombstones=tombstones, deduplicate=deduplicate)
-        self._columns = stored(schema)
+        self._columns = storage_schema(schema)
         self.writes_arrow = all(is_supported(field.type) for field in self._columns)
         """Whether rows in the driver are encoded without Spark."""
 

@@ -138,10 +138,10 @@ class JsonMessageDecoder:
             *[F.col(name) for name in carried],
             F.col("value").isNull().alias(TOMBSTONE),
             value.alias("value"),
-            *parsed(without_frame(value), declared),
+            *parse_columns(without_frame(value), declared),
         ]
         checks = RowConditions(node, collect=dead_letters)
-        row = checked(checks, declared, {name: F.col(name) for name in PLACE})
+        row = guard_record(checks, declared, {name: F.col(name) for name in PLACE})
         final = RowConditions(node, collect=dead_letters)
         columns = {name: parse_type(text) for name, text in declared.items() if name != OP}
         payload = [_final(final, name, kind, declared[name]) for name, kind in columns.items()]
@@ -173,23 +173,25 @@ class JsonMessageDecoder:
         return messages
 
 
-def parsed(value: Column, declared: Mapping[str, str]) -> list[Column]:
+def parse_columns(value: Column, declared: Mapping[str, str]) -> list[Column]:
     """Return the columns that `checked` reads.
 
     `text` has the bytes of one JSON object as a string; `json` has the object parsed by the declared types.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
-    fields = ", ".join(f"{_quoted(name)}: {_read_as(parse_type(kind))}" for name, kind in declared.items())
+    fields = ", ".join(
+        f"{_quote_name(name)}: {_read_as(parse_type(kind))}" for name, kind in declared.items()
+    )
     text = value.cast("string")
     options = {"columnNameOfCorruptRecord": "bad", "allowSingleQuotes": "false"}
     return [
         text.alias("text"),
-        F.from_json(_wrapped(text), f"v struct<{fields}>, e int, bad string", options).alias("json"),
+        F.from_json(_wrap_text(text), f"v struct<{fields}>, e int, bad string", options).alias("json"),
     ]
 
 
-def _wrapped(text: Column) -> Column:
+def _wrap_text(text: Column) -> Column:
     """Return the text in an object, which makes everything after its own object a syntax error.
 
     Without it, Spark reads the first value and ignores the rest.
@@ -199,7 +201,7 @@ def _wrapped(text: Column) -> Column:
     return F.concat(F.lit('{"v":'), text, F.lit(',"e":1}'))
 
 
-def checked(
+def guard_record(
     checks: RowConditions,
     declared: Mapping[str, str],
     where: Mapping[str, Column],
@@ -231,7 +233,7 @@ def checked(
             **shown,
         ),
         checks.require(
-            ~_halved(),
+            ~_has_half_surrogate(),
             "the payload holds half a character: a \\u escape of one surrogate",
             f"{remedy}.",
             **where,
@@ -251,11 +253,11 @@ def _describe_misfit(declared: Mapping[str, str]) -> Column:
     """
     from pyspark.sql import functions as F  # noqa: N812
 
-    found = F.when(F.try_parse_json(_wrapped(F.col("text"))).isNull(), ": it is not valid JSON").when(
+    found = F.when(F.try_parse_json(_wrap_text(F.col("text"))).isNull(), ": it is not valid JSON").when(
         ~F.schema_of_variant(F.try_parse_json("text")).startswith("OBJECT"), ": it is not an object"
     )
     for name, kind in declared.items():
-        one, read = _quoted(name), _read_as(parse_type(kind))
+        one, read = _quote_name(name), _read_as(parse_type(kind))
         raw = F.from_json("text", f"{one} string")[name]
         fits = F.from_json("text", f"{one} {read}")[name].isNotNull()
         found = found.when(
@@ -265,7 +267,7 @@ def _describe_misfit(declared: Mapping[str, str]) -> Column:
     return found.otherwise("")
 
 
-def _halved() -> Column:
+def _has_half_surrogate() -> Column:
     """Return whether the text escapes half of a surrogate pair, which Spark would replace by `?`.
 
     Most texts escape nothing, so a substring test comes first.
@@ -282,7 +284,7 @@ def _final(checks: RowConditions, name: str, kind: pa.DataType, declared: str) -
 
     if is_wide(kind):
         return _wide(checks, name, kind, declared)
-    return exact_text(name) if kinds.is_string(kind) else F.col(_quoted(name))
+    return exact_text(name) if kinds.is_string(kind) else F.col(_quote_name(name))
 
 
 def _wide(checks: RowConditions, name: str, kind: pa.DataType, declared: str) -> Column:
@@ -294,8 +296,8 @@ def _wide(checks: RowConditions, name: str, kind: pa.DataType, declared: str) ->
 
     text = exact_text(name)
     good = text.rlike(pattern(kind))
-    parsed = F.from_json(OF_MESSAGE + "text", f"{_quoted(name)} variant")[name]
-    good = good & (~text.contains(".") | (F.schema_of_variant(parsed) != "DOUBLE"))
+    variant = F.from_json(OF_MESSAGE + "text", f"{_quote_name(name)} variant")[name]
+    good = good & (~text.contains(".") | (F.schema_of_variant(variant) != "DOUBLE"))
     if isinstance(kind, WideInteger):
         negative, value = text.startswith("-"), F.regexp_extract(text, r"^-?0*(\d*)", 1)
         room = len(str(kind.highest))
@@ -346,7 +348,7 @@ def _value(
     """Return one column of the row, checked and in its final type."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    raw = F.col(f"json.v.{_quoted(name)}")
+    raw = F.col(f"json.v.{_quote_name(name)}")
     if is_wide(kind):
         return raw
     if kind in _RANGES:
@@ -384,12 +386,12 @@ def exact_text(name: str) -> Column:
     """
     from pyspark.sql import functions as F  # noqa: N812
 
-    there = F.col(_quoted(name))
+    there = F.col(_quote_name(name))
     suspect = (there.startswith("{") | there.startswith("[") | there.between("-", ":")) & there.contains(".")
-    again = F.from_json(OF_MESSAGE + "text", f"{_quoted(name)} variant")[name].cast("string")
+    again = F.from_json(OF_MESSAGE + "text", f"{_quote_name(name)} variant")[name].cast("string")
     return F.when(suspect, F.coalesce(again, there)).otherwise(there).alias(name)
 
 
-def _quoted(name: str) -> str:
+def _quote_name(name: str) -> str:
     escaped = name.replace("`", "``")
     return f"`{escaped}`"

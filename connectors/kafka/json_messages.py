@@ -43,7 +43,7 @@ class JsonMessages:
         return declared_json_columns(self._name, self._node)
 
     @cached_property
-    def _declared(self) -> Mapping[str, str]:
+    def _declared_types(self) -> Mapping[str, str]:
         return declared_types(self._name, self._node)
 
     @property
@@ -53,7 +53,7 @@ class JsonMessages:
 
     @cached_property
     def _arrow(self) -> ArrowMessageDecoder:
-        return ArrowMessageDecoder(self._declared, self._ordinal, metadata=self._node.include_metadata)
+        return ArrowMessageDecoder(self._declared_types, self._ordinal, metadata=self._node.include_metadata)
 
     def check_order(self) -> None:
         """See `MessageSchemas.check_order`. Columns in the file never change."""
@@ -86,7 +86,7 @@ class JsonMessages:
         if self._decoder is None or self._decoder[0] is not context:
             found = JsonMessageDecoder(
                 self._name,
-                self._declared,
+                self._declared_types,
                 self._ordinal,
                 metadata=self._node.include_metadata,
                 tombstone_key=self._node.tombstone_key,

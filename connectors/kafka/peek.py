@@ -62,7 +62,7 @@ class MessagePeeker:
             return found
         open_ones, deadline = set(at), time.monotonic() + _PATIENCE
         try:
-            consumer = self._connected()
+            consumer = self._connect()
             consumer.assign([TopicPartition(self._topic, part, offset) for part, offset in at.items()])
             while open_ones and time.monotonic() < deadline:
                 if (first := consumer.poll(0.05)) is None:
@@ -116,7 +116,7 @@ class MessagePeeker:
         )
         open_ones.discard(part)
 
-    def _connected(self) -> Consumer:
+    def _connect(self) -> Consumer:
         if self._consumer is None:
             from confluent_kafka import Consumer
 

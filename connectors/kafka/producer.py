@@ -106,7 +106,7 @@ class TransactionalProducer:
         from confluent_kafka import KafkaException
 
         try:
-            self._opened.begin_transaction()
+            self._open_producer.begin_transaction()
             yield
             self._commit()
         except KafkaException as error:
@@ -121,7 +121,7 @@ class TransactionalProducer:
 
     def send(self, messages: pa.Table | pa.RecordBatch) -> None:
         """Send messages to the target, in their order."""
-        producer, topic, send = self._opened, self._cluster.topic, self._send
+        producer, topic, send = self._open_producer, self._cluster.topic, self._send
         columns = (messages.column(name).to_pylist() for name in (KEY, VALUE, OP))
         for number, (key, value, operation) in enumerate(zip(*columns, strict=True)):
             send(producer, topic, key, value, headers=_HEADERS[operation])
@@ -131,7 +131,7 @@ class TransactionalProducer:
     def send_entries(self, entries: Iterable[LogEntry]) -> None:
         """Send entries to the log of commit records."""
         for entry in entries:
-            self._send(self._opened, COMMIT_TOPIC, entry.key, entry.value, partition=entry.partition)
+            self._send(self._open_producer, COMMIT_TOPIC, entry.key, entry.value, partition=entry.partition)
 
     def close(self) -> None:
         """Close the connections. A transaction that is still open is aborted when the id is next opened."""
@@ -141,7 +141,7 @@ class TransactionalProducer:
             producer.purge(blocking=False)
 
     @property
-    def _opened(self) -> Producer:
+    def _open_producer(self) -> Producer:
         if self._producer is None:
             msg = "the producer is closed"
             raise ProducerFencedError(msg)
@@ -166,7 +166,7 @@ class TransactionalProducer:
 
     def _commit(self) -> None:
         """Send what is queued, and commit the open transaction."""
-        self._repeat(self._opened.commit_transaction)
+        self._repeat(self._open_producer.commit_transaction)
 
     def _repeat(self, call: Any) -> None:
         """Call a transactional method until the brokers answer, within `_PATIENCE_S`."""
@@ -191,7 +191,7 @@ class TransactionalProducer:
 
         if error.args[0].name() in _ENDED:
             try:
-                self._opened.commit_transaction(_CALL_S)
+                self._open_producer.commit_transaction(_CALL_S)
             except KafkaException as cause:
                 return cause
         return error
@@ -201,7 +201,7 @@ class TransactionalProducer:
         from confluent_kafka import KafkaException
 
         try:
-            self._opened.abort_transaction(_CALL_S)
+            self._open_producer.abort_transaction(_CALL_S)
         except (KafkaException, ProducerFencedError) as error:
             log.debug("event=abort_failed transactional_id=%s error=%s", self._id, error)
             return False

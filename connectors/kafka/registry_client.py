@@ -208,7 +208,7 @@ class SchemaRegistryClient(Generic[Schema]):
         import httpx
 
         try:
-            response = self._connected().request(method, self._url + path, json=body)
+            response = self._connect().request(method, self._url + path, json=body)
         except (httpx.TransportError, httpx.InvalidURL) as error:
             msg = f"the schema registry {self._url} does not answer: {error or type(error).__name__}"
             hint = f"Is it running? Its address is {self._setting}.schema_registry_url."
@@ -238,7 +238,7 @@ class SchemaRegistryClient(Generic[Schema]):
             raise SettingsError(msg, hint=hint, node=self._node)
         return answer
 
-    def _connected(self) -> httpx.Client:
+    def _connect(self) -> httpx.Client:
         import httpx
 
         with self._lock:

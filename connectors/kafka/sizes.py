@@ -57,7 +57,7 @@ class SizeEstimator:
             return {part: end for part, (_, end) in ranges.items()}, round(
                 sum(self._guess(part, *span) for part, span in ranges.items())
             )
-        stretches = self._sampled(ranges, most)
+        stretches = self._sample_ranges(ranges, most)
         sizes = {part: round(_bytes(found)) for part, found in stretches.items()}
         shares = fair_shares(sizes, most)
         ends = {
@@ -71,7 +71,7 @@ class SizeEstimator:
         filled = {part: span for part, span in ranges.items() if span[1] > span[0]}
         if self._is_small(filled, most):
             return round(sum(self._guess(part, *span) for part, span in filled.items()))
-        return round(sum(_bytes(found) for found in self._sampled(filled, most).values()))
+        return round(sum(_bytes(found) for found in self._sample_ranges(filled, most).values()))
 
     def _is_small(self, ranges: Mapping[int, Range], most: int) -> bool:
         """Return whether ranges need no sample: they are small, or far below the limit by the last samples.
@@ -92,7 +92,7 @@ class SizeEstimator:
     def _guess(self, part: int, start: int, end: int) -> float:
         return (end - start) * self._means.get(part, _UNSEEN)
 
-    def _sampled(self, ranges: Mapping[int, Range], most: int) -> dict[int, list[_Stretch]]:
+    def _sample_ranges(self, ranges: Mapping[int, Range], most: int) -> dict[int, list[_Stretch]]:
         """Sample each range in a few stretches, or in many if the bytes are close to the limit."""
         found = self._look(ranges, _FEW)
         if sum(_bytes(stretches) for stretches in found.values()) * _FAR < most:

@@ -57,7 +57,7 @@ class PostgresStore:
                     tx.run(statement)
                 tx.run("update headrace_ledger_version set version = :version", version=SCHEMA_VERSION)
 
-    def _connected(self) -> psycopg.Connection:
+    def _connect(self) -> psycopg.Connection:
         import psycopg
 
         if self._connection is None or self._connection.closed or self._connection.broken:
@@ -77,7 +77,7 @@ class PostgresStore:
 
         with self._lock:
             try:
-                connection = self._connected()
+                connection = self._connect()
                 with connection.transaction():
                     if snapshot:
                         connection.execute("set transaction isolation level repeatable read, read only")
@@ -163,7 +163,7 @@ class _NoPresence:
 
 
 @cache
-def _bound(sql: str) -> str:
+def _bind_placeholders(sql: str) -> str:
     """Return the shared SQL with psycopg's placeholders."""
     return re.sub(r":(\w+)", r"%(\1)s", sql)
 
@@ -178,7 +178,7 @@ class _PostgresTx:
         return float(row[0]) if row else 0.0
 
     def _execute(self, sql: str, values: dict[str, Any]) -> psycopg.Cursor[Any]:
-        return self._connection.execute(_bound(sql).encode(), values)
+        return self._connection.execute(_bind_placeholders(sql).encode(), values)
 
     def all(self, sql: str, /, **values: Any) -> list[tuple[Any, ...]]:
         return self._execute(sql, values).fetchall()

@@ -22,7 +22,7 @@ from headrace.pipeline.model.capabilities import SinkCapabilities
 from headrace.pipeline.model.connectors import sink_entries
 from headrace.pipeline.protocol.epochs import EpochPlan, WriteCounts
 from headrace.pipeline.sql.system_columns import OP, POS
-from headrace.pipeline.types.int256 import stored
+from headrace.pipeline.types.int256 import storage_schema
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,7 +51,9 @@ class MemorySink(StatelessSink):
 
     def prepare(self, schema: pa.Schema, generation: int) -> None:
         """Create the table, or check that it has the columns; then fence older generations."""
-        wanted = pa.schema([*stored(schema), *([(OP, pa.string())] if self._keeps_operations else [])])
+        wanted = pa.schema(
+            [*storage_schema(schema), *([(OP, pa.string())] if self._keeps_operations else [])]
+        )
         sink = self._context.key
 
         def change(found: MemoryTableState | None) -> MemoryTableState:

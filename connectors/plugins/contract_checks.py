@@ -140,17 +140,17 @@ def create_checked(
         setattr(
             made,
             name,
-            _checked(
+            _wrap_call(
                 attribute_errors(getattr(made, name), found, node, f"`{name}`"), check, found, node, name
             ),
         )
     if "describe" in names:
-        made.describe = _described(made.describe, found, node)  # pyright: ignore[reportAttributeAccessIssue]
+        made.describe = _wrap_description(made.describe, found, node)  # pyright: ignore[reportAttributeAccessIssue]
     setattr(made, GUARDED, tuple(names))
     return made
 
 
-def _described(describe: Callable[[], Json], found: InstalledPlugin, node: str) -> Callable[[], Json]:
+def _wrap_description(describe: Callable[[], Json], found: InstalledPlugin, node: str) -> Callable[[], Json]:
     """Wrap a plugin's description so that it is merged over the default one."""
     return lambda: {"kind": found.id, "asset_key": [*found.id.split("."), node]} | describe()
 
@@ -194,7 +194,7 @@ def _of_spark(error: Exception) -> bool:
     )
 
 
-def _checked(
+def _wrap_call(
     work: Callable[..., Any], check: Check, found: InstalledPlugin, node: str, name: str
 ) -> Callable[..., Any]:
     @wraps(work)

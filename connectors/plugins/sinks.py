@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from headrace.connectors.fencing import fenced
+from headrace.connectors.fencing import fencing_error
 from headrace.connectors.frame import EpochFrame
 from headrace.connectors.keys import canonical
 from headrace.connectors.plugins.pickling import contract_error
@@ -223,7 +223,7 @@ class ArrowTransactionalSink(TransactionalSink):
             raise contract_error(self.context.found, what, self.context.name)
         if not swapped:
             now = self.load_note()
-            raise fenced(
+            raise fencing_error(
                 now["generation"] if now else None, note["generation"], target=self.target, sink=self._name
             )
 

@@ -15,8 +15,8 @@ from typing import NoReturn
 
 from psycopg import sql
 
-from headrace.connectors.fencing import fenced
-from headrace.connectors.postgres_client.session import Session, trusted
+from headrace.connectors.fencing import fencing_error
+from headrace.connectors.postgres_client.session import Session, trusted_sql
 from headrace.connectors.transactional_sink import SinkState, find_committed_record
 from headrace.pipeline.errors import SinkStateError
 from headrace.pipeline.protocol.claims import Claim, TargetClaimant
@@ -54,7 +54,7 @@ def _sql(text: str) -> sql.Composed:
     table.
     """
     mine = sql.SQL("pipeline = $1::text AND lane = $2::text AND sink = $3::text")
-    return trusted(text).format(mine=mine, oid=sql.SQL("to_regclass(target)::oid::bigint"))
+    return trusted_sql(text).format(mine=mine, oid=sql.SQL("to_regclass(target)::oid::bigint"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,4 +291,4 @@ class RecordStore:
 
     def _raise_fenced(self, session: Session, generation: int) -> NoReturn:
         rows = session.run(_sql("SELECT generation FROM headrace.records WHERE {mine}"), *self._id)
-        raise fenced(rows[0][0] if rows else None, generation, target=self.target, sink=self.node)
+        raise fencing_error(rows[0][0] if rows else None, generation, target=self.target, sink=self.node)

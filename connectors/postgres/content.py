@@ -17,7 +17,7 @@ from headrace.connectors.content import TargetContent
 from headrace.connectors.frame import DRIVER_BYTES
 from headrace.connectors.local_relation import frame_of_table
 from headrace.connectors.postgres.commit_store import RecordStore
-from headrace.connectors.postgres_client.session import Address, LoadSession, translate_errors, trusted
+from headrace.connectors.postgres_client.session import Address, LoadSession, translate_errors, trusted_sql
 from headrace.pipeline.errors import GuaranteeError
 from headrace.pipeline.protocol.partitions import HistoryPartition
 from headrace.pipeline.types.arrow import postgres_type
@@ -165,7 +165,7 @@ class TargetReader:
             return None
         lists, conditions, names = [], [], []
         for place, (name, text) in enumerate(zip(self._key, listed, strict=True)):
-            kind = trusted(postgres_type(self._schema.field(name).type))
+            kind = trusted_sql(postgres_type(self._schema.field(name).type))
             lists.append(sql.SQL("{}::text::{}[]").format(sql.Literal(text), kind))
             alias = sql.Identifier(f"k{place}")
             names.append(alias)
@@ -188,7 +188,7 @@ class TargetReader:
     def _select(self, names: Sequence[str], joined: sql.Composable) -> pa.RecordBatchReader:
         columns = [
             sql.SQL("t.{0}::{1} AS {0}").format(
-                sql.Identifier(name), trusted(_READ_AS[_kind(self._schema.field(name))])
+                sql.Identifier(name), trusted_sql(_READ_AS[_kind(self._schema.field(name))])
             )
             for name in names
         ]

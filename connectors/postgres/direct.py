@@ -84,7 +84,7 @@ class SplitTask:
                     session, plan.number, name, self.load.generation
                 ):
                     return
-                counts = self._straight(session, split) if straight else self._merged(session, split)
+                counts = self._straight(session, split) if straight else self._load_and_merge(session, split)
                 store.store_split_counts(session, plan.number, name, counts)
         finally:
             loader.close()
@@ -96,7 +96,7 @@ class SplitTask:
         )
         return WriteCounts(rows, rows, 0, 0)
 
-    def _merged(self, session: LoadSession, split: Json) -> WriteCounts:
+    def _load_and_merge(self, session: LoadSession, split: Json) -> WriteCounts:
         """Load the split through a temporary table. Later rows of a split win, in reading order."""
         wired, chosen = wire_schema(self.load.schema), bool(self.load.target.key) and self.load.can_find_last
         stage = self.load.create_temporary(session, one_per_key=chosen)

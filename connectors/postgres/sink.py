@@ -11,7 +11,7 @@ import pyarrow as pa
 from psycopg import sql
 
 from headrace.connectors.content import TargetContent
-from headrace.connectors.fencing import fenced
+from headrace.connectors.fencing import fencing_error
 from headrace.connectors.frame import EpochFrame, LargeEpochCollector
 from headrace.connectors.keys import canonical, canonical_frame
 from headrace.connectors.postgres.commit_store import RecordStore
@@ -104,7 +104,7 @@ class PostgresSink(TransactionalSink, DirectSink):
             self._store.create(session)
         with self._connections.control.transaction() as session:
             target = self._target_check(schema).prepare(session)
-        refused = self._refused(schema)
+        refused = self._refused_rows(schema)
         if refused is not None:
             with self._connections.control.transaction() as session:
                 refused.create(session)
@@ -128,7 +128,7 @@ class PostgresSink(TransactionalSink, DirectSink):
         try:
             with control.transaction() as session:
                 self._target_check(self._context.schema).validate(session)
-                if (refused := self._refused(self._context.schema)) is not None:
+                if (refused := self._refused_rows(self._context.schema)) is not None:
                     refused.check(session)
         finally:
             control.close()
@@ -153,7 +153,7 @@ class PostgresSink(TransactionalSink, DirectSink):
             elif change.kind is CommitKind.TRUNCATE:
                 self._store.lock(session, generation)
                 session.run(sql.SQL("DELETE FROM {}").format(self._table))
-                if (refused := self._refused(self._context.schema)) is not None:
+                if (refused := self._refused_rows(self._context.schema)) is not None:
                     refused.remove(session)
             elif record is not None:
                 record = self._store.register(session, record, self._count_rows(session))
@@ -224,7 +224,7 @@ class PostgresSink(TransactionalSink, DirectSink):
 
     def count_refused_rows(self) -> int:
         """Return the rows of the table of errors."""
-        refused = self._refused(self._context.schema)
+        refused = self._refused_rows(self._context.schema)
         if refused is None:
             return 0
         with self._connections.control.transaction() as session:
@@ -318,7 +318,7 @@ class PostgresSink(TransactionalSink, DirectSink):
             self._name, node.schema_, node.table, schema, self._key, node.version_column, find_new, is_updated
         )
 
-    def _refused(self, schema: pa.Schema) -> RefusedRows | None:
+    def _refused_rows(self, schema: pa.Schema) -> RefusedRows | None:
         """Return where rows go that the table refuses, or None if they fail the epoch."""
         node, table = self._node, self._node.errors_table_name
         if table is None:
@@ -329,4 +329,4 @@ class PostgresSink(TransactionalSink, DirectSink):
 
     def _lost_state_error(self) -> HeadraceError:
         """Return the fencing error: another pipeline that takes the table over deletes the row."""
-        return fenced(None, self._generation, target=self.target, sink=self._name)
+        return fencing_error(None, self._generation, target=self.target, sink=self._name)

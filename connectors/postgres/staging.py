@@ -86,7 +86,7 @@ class StagingCopyTask:
         first, deletes = self.load.screen(found)
         rows = first.num_rows
 
-        def screened() -> Iterator[pa.RecordBatch]:
+        def screen_batches() -> Iterator[pa.RecordBatch]:
             nonlocal rows, deletes
             yield first
             for batch in batches:
@@ -94,15 +94,15 @@ class StagingCopyTask:
                 rows, deletes = rows + checked.num_rows, deletes + some
                 yield checked
 
-        def marked() -> Iterator[pa.RecordBatch]:
-            for batch in screened():
+        def mark_batches() -> Iterator[pa.RecordBatch]:
+            for batch in screen_batches():
                 yield batch.append_column(ATTEMPT, pa.repeat(pa.scalar(attempt, pa.int64()), batch.num_rows))
 
         schema = first.schema.append(pa.field(ATTEMPT, pa.int64()))
         loader = Loader(self.address)
         try:
             with loader.transaction() as session:
-                session.stream(self.table, schema, marked(), schema=SCHEMA)
+                session.stream(self.table, schema, mark_batches(), schema=SCHEMA)
         finally:
             loader.close()
         return rows, deletes

@@ -14,7 +14,7 @@ from psycopg import sql
 from psycopg.sql import SQL, Composable, Identifier, Literal
 
 from headrace.connectors.postgres_aggregate.config import AggregateColumn, PostgresAggregateSinkConfig
-from headrace.connectors.postgres_client.session import NAME_BYTES, Session, trusted
+from headrace.connectors.postgres_client.session import NAME_BYTES, Session, trusted_sql
 from headrace.pipeline.errors import TargetError
 
 _ROWS = "_headrace_rows"
@@ -59,7 +59,7 @@ class TotalsTable:
         } or {_SENTINEL[0]: Literal(_SENTINEL[1])}
         self._totals: dict[str, _Total] = {_ROWS: _counter(SQL("count(*)"))}
         for column, total in node.aggregate.items():
-            self._totals |= self._stored(column, total)
+            self._totals |= self._stored_totals(column, total)
 
     def check(self, session: Session) -> str:
         """Return the mark of the table that is there, "" if none is.
@@ -106,9 +106,9 @@ class TotalsTable:
     def _owner(self) -> str:
         return f"{_MARK}{self._node.landing_table}"
 
-    def _stored(self, column: str, total: AggregateColumn) -> dict[str, _Total]:
+    def _stored_totals(self, column: str, total: AggregateColumn) -> dict[str, _Total]:
         source = None if total.from_ is None and total.fn == "count" else Identifier(total.from_ or column)
-        given = trusted(total.type) if total.type else None
+        given = trusted_sql(total.type) if total.type else None
         if source is None:
             return {column: _counter(SQL("count(*)"), given)}
         if total.fn == "count":
@@ -117,14 +117,14 @@ class TotalsTable:
             kind = given or SQL("numeric")
             amount = SQL("sum({}::{})").format(source, kind)
             name = column if total.fn == "sum" else f"{column}_sum"
-            found = {name: _Total(kind, lambda rows: _filtered(amount, rows, empty="0"), "+")}
+            found = {name: _Total(kind, lambda rows: _add_filter(amount, rows, empty="0"), "+")}
             if total.fn == "avg":
                 found[f"{column}_count"] = _counter(SQL("count({})").format(source))
             return found
-        kind = given or trusted(self._types[total.from_ or column])
+        kind = given or trusted_sql(self._types[total.from_ or column])
         extreme = SQL(f"{total.fn}({{}}::{{}})").format(source, kind)
         joins = "LEAST" if total.fn == "min" else "GREATEST"
-        return {column: _Total(kind, lambda rows: _filtered(extreme, rows), joins, source)}
+        return {column: _Total(kind, lambda rows: _add_filter(extreme, rows), joins, source)}
 
     def _statements(self) -> list[Composable]:
         """Return what makes table, function and triggers, and computes the totals."""
@@ -161,7 +161,7 @@ class TotalsTable:
             statements += [
                 SQL("DROP TRIGGER IF EXISTS {} ON {}").format(trigger, self._landing),
                 SQL("CREATE TRIGGER {} AFTER {} ON {} {} FOR EACH STATEMENT EXECUTE FUNCTION {}()").format(
-                    trigger, trusted(event), self._landing, trusted(rows), self._function
+                    trigger, trusted_sql(event), self._landing, trusted_sql(rows), self._function
                 ),
             ]
         return statements
@@ -221,14 +221,14 @@ class TotalsTable:
         return SQL("{} ON CONFLICT ({}) DO UPDATE SET {}").format(
             statement,
             self._names(self._groups),
-            SQL(", ").join(self._joined(*one) for one in self._totals.items()),
+            SQL(", ").join(self._join_total(*one) for one in self._totals.items()),
         )
 
-    def _joined(self, name: str, total: _Total) -> Composable:
+    def _join_total(self, name: str, total: _Total) -> Composable:
         column = Identifier(name)
         if total.joins == "+":
             return SQL("{0} = t.{0} + EXCLUDED.{0}").format(column)
-        return SQL("{0} = {1}(t.{0}, EXCLUDED.{0})").format(column, trusted(total.joins))
+        return SQL("{0} = {1}(t.{0}, EXCLUDED.{0})").format(column, trusted_sql(total.joins))
 
     def _read_extremes(self) -> Composable:
         """Return the statement that reads minima and maxima again whose value a statement took away."""
@@ -287,17 +287,17 @@ class TotalsTable:
         group = self._node.group_by.get(name)
         if group is None:
             return SQL("text")
-        return trusted(group.type or self._types[group.from_ or name])
+        return trusted_sql(group.type or self._types[group.from_ or name])
 
     def _names(self, names: Mapping[str, object] | list[str]) -> Composable:
         return SQL(", ").join(map(Identifier, names))
 
 
 def _counter(count: Composable, kind: Composable | None = None) -> _Total:
-    return _Total(kind or SQL("bigint"), lambda rows: _filtered(count, rows), "+")
+    return _Total(kind or SQL("bigint"), lambda rows: _add_filter(count, rows), "+")
 
 
-def _filtered(aggregate: Composable, rows: Composable, empty: str = "") -> Composable:
+def _add_filter(aggregate: Composable, rows: Composable, empty: str = "") -> Composable:
     found = SQL("{} FILTER (WHERE {})").format(aggregate, rows)
     return SQL("coalesce({}, {})").format(found, sql.SQL("0")) if empty else found
 

@@ -51,7 +51,7 @@ class Session(Protocol):
         ...
 
 
-def trusted(text: str) -> SQL:
+def trusted_sql(text: str) -> SQL:
     """Return SQL for our own constants or types that the server rendered; never for user input."""
     from psycopg.sql import SQL
 
@@ -296,7 +296,7 @@ class LoadSession:
 
         broken: list[Exception] = []
 
-        def guarded() -> Iterator[pa.RecordBatch]:
+        def guard_batches() -> Iterator[pa.RecordBatch]:
             try:
                 yield from batches
             except Exception as error:
@@ -304,7 +304,9 @@ class LoadSession:
                 raise
 
         try:
-            return self.load(table, pa.RecordBatchReader.from_batches(columns, guarded()), schema=schema)
+            return self.load(
+                table, pa.RecordBatchReader.from_batches(columns, guard_batches()), schema=schema
+            )
         except Exception as error:
             if broken:
                 raise broken[0] from error

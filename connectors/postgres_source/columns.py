@@ -9,7 +9,7 @@ import pyarrow as pa
 from psycopg import sql
 from psycopg.postgres import types as builtin_types
 
-from headrace.connectors.postgres_client.session import ControlSession, LoadSession, ResultColumn, trusted
+from headrace.connectors.postgres_client.session import ControlSession, LoadSession, ResultColumn, trusted_sql
 from headrace.pipeline.types.int256 import SPARK_DIGITS
 
 PLAIN: Mapping[str, pa.DataType] = {
@@ -96,7 +96,7 @@ def _decimal(precision: int | None, scale: int | None) -> pa.DataType:
 
 
 def _cast(column: sql.Composable, kind: str) -> sql.Composable:
-    return sql.Composed([column, trusted(f"::{kind}")])
+    return sql.Composed([column, trusted_sql(f"::{kind}")])
 
 
 def _flat(column: sql.Composable, name: str, kind: str) -> sql.Composable:
@@ -104,11 +104,11 @@ def _flat(column: sql.Composable, name: str, kind: str) -> sql.Composable:
     wrong = sql.Literal(f" in column {name} has several dimensions")
     error = "ARRAY[({0}::text || {1})::int::text]::{2}"
     text = f"CASE WHEN coalesce(array_ndims({{0}}), 1) = 1 THEN {{0}} ELSE {error} END"
-    return trusted(text).format(column, wrong, trusted(kind))
+    return trusted_sql(text).format(column, wrong, trusted_sql(kind))
 
 
 def _finite(column: sql.Composable, name: str, kind: str) -> sql.Composable:
     """Return the value, or an error of the server that names the column for an infinite one."""
     wrong = sql.Literal(f" in column {name}")
     text = "CASE WHEN isfinite({0}) THEN {0} ELSE ({0}::text || {1})::{2} END"
-    return trusted(text).format(column, wrong, trusted(kind))
+    return trusted_sql(text).format(column, wrong, trusted_sql(kind))

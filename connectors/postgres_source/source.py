@@ -16,7 +16,7 @@ from headrace.connectors.postgres_client.session import (
     ControlConnection,
     ControlSession,
     Loader,
-    trusted,
+    trusted_sql,
 )
 from headrace.connectors.postgres_source.columns import PostgresColumn, find_unique_keys, read_column
 from headrace.connectors.staged.source import StagedSource, cast_column
@@ -115,7 +115,7 @@ class PostgresTableSource(StagedSource):
         with self._control.transaction() as session:
             # Without the parentheses as well: a filter must not close them.
             for condition in (f"(\n{self.node.filter}\n)", self.node.filter) if self.node.filter else ():
-                session.run(sql.Composed([sql.SQL("EXPLAIN "), self._select(trusted(condition))]))
+                session.run(sql.Composed([sql.SQL("EXPLAIN "), self._select(trusted_sql(condition))]))
 
     def read_batches(self) -> Generator[pa.RecordBatch | pa.Table]:
         """Return the rows of one statement, as they arrive.
@@ -123,7 +123,7 @@ class PostgresTableSource(StagedSource):
         Raise DataError for a value that its type in Arrow cannot hold.
         """
         columns = self._columns
-        condition = trusted(f"(\n{self.node.filter}\n)") if self.node.filter else None
+        condition = trusted_sql(f"(\n{self.node.filter}\n)") if self.node.filter else None
         loader = Loader(self._address())
         try:
             with loader.transaction() as session:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 from psycopg import sql
 
-from headrace.connectors.postgres_client.session import Session, trusted
+from headrace.connectors.postgres_client.session import Session, trusted_sql
 from headrace.connectors.postgres_table.target import PostgresTarget
 from headrace.pipeline.errors import SchemaError
 from headrace.pipeline.protocol.epochs import WriteCounts
@@ -116,10 +116,10 @@ def create_stage(
     system = _system_types(one_per_key=one_per_key)
     types = {column.name: column.staged for column in target.columns} | system | dict(more or {})
     columns = [
-        sql.SQL("{} {}").format(sql.Identifier(column), trusted(type_)) for column, type_ in types.items()
+        sql.SQL("{} {}").format(sql.Identifier(column), trusted_sql(type_)) for column, type_ in types.items()
     ]
     return sql.SQL("CREATE {} TABLE {} ({}) {}").format(
-        trusted(kind), name, sql.SQL(", ").join(columns), trusted(tail)
+        trusted_sql(kind), name, sql.SQL(", ").join(columns), trusted_sql(tail)
     )
 
 
@@ -162,7 +162,7 @@ class StagedMerge:
             "order": self.policy.preference(),
             "version": sql.Identifier(self.policy.version or ""),
         }
-        return trusted(text).format(**(shared | parts))
+        return trusted_sql(text).format(**(shared | parts))
 
     def _append(self) -> sql.Composed:
         """Return an INSERT of all rows that returns (rows)."""
@@ -219,7 +219,7 @@ class StagedMerge:
                 " AND (e.ended OR (e.last AND (t.{version} IS NULL OR t.{version} <= e.version)))"
                 " RETURNING 1)"
                 " SELECT (SELECT count(*) FROM ends WHERE last), (SELECT count(*) FROM deleted)",
-                ended=self._ended(),
+                ended=self._select_ended(),
                 alive=_ALIVE,
             )
         return self._format(
@@ -243,7 +243,7 @@ class StagedMerge:
             order=_order("DESC"),
         )
 
-    def _ended(self) -> sql.Composed:
+    def _select_ended(self) -> sql.Composed:
         """Return the staged rows with their position and the position of the last ending delete of their key.
 
         An ending delete removes what came before it.
@@ -260,7 +260,7 @@ class StagedMerge:
             return self._format("SELECT {columns} FROM {rows} s", columns=_names((*self._columns, OP), "s"))
         rows, alive = self._rows(), sql.SQL("")
         if deletes and not self.policy.plain:
-            rows = self._ended()
+            rows = self._select_ended()
             alive = sql.SQL("WHERE {}" if self.policy.version else "WHERE s._gs_op <> 'd' AND {}").format(
                 _ALIVE
             )
@@ -274,7 +274,7 @@ class StagedMerge:
     def _rows(self) -> sql.Composed:
         """Return the staged rows of the attempts that count, in the target's types."""
         parts = [
-            sql.SQL("r.{0}::{1} AS {0}").format(sql.Identifier(column.name), trusted(column.cast))
+            sql.SQL("r.{0}::{1} AS {0}").format(sql.Identifier(column.name), trusted_sql(column.cast))
             if column.cast
             else sql.SQL("r.{}").format(sql.Identifier(column.name))
             for column in self.target.columns
@@ -288,7 +288,7 @@ class StagedMerge:
             return sql.SQL("DO NOTHING")
         sets = [sql.SQL("{0} = EXCLUDED.{0}").format(sql.Identifier(name)) for name in self._others]
         tests: list[sql.Composable] = [
-            sql.SQL("EXCLUDED.{0} {1} t.{0}").format(sql.Identifier(name), trusted(op))
+            sql.SQL("EXCLUDED.{0} {1} t.{0}").format(sql.Identifier(name), trusted_sql(op))
             for name, op in self.policy.where
         ]
         if self.policy.version is not None:
@@ -317,5 +317,5 @@ def _names(names: Sequence[str], alias: str = "") -> sql.Composed:
 
 def _order(direction: str) -> sql.Composed:
     return sql.SQL(", ").join(
-        sql.SQL("s.{} {}").format(sql.Identifier(name), trusted(direction)) for name in POSITION
+        sql.SQL("s.{} {}").format(sql.Identifier(name), trusted_sql(direction)) for name in POSITION
     )

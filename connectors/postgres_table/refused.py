@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from psycopg import sql
 
-from headrace.connectors.postgres_client.session import Session, trusted
+from headrace.connectors.postgres_client.session import Session, trusted_sql
 from headrace.connectors.postgres_table.merge import POSITION, StagingTable
 from headrace.pipeline.errors import SchemaError
 
@@ -44,10 +44,11 @@ class RefusedRows:
         """Create the table if it is missing. Raise SchemaError for an existing one with other columns."""
         session.run("SELECT pg_advisory_xact_lock(hashtext('headrace create'))")
         columns = [
-            sql.SQL("{} {}").format(sql.Identifier(name), trusted(kind)) for name, kind in _COLUMNS.items()
+            sql.SQL("{} {}").format(sql.Identifier(name), trusted_sql(kind))
+            for name, kind in _COLUMNS.items()
         ]
         query = "CREATE TABLE IF NOT EXISTS {} ({}, PRIMARY KEY (pipeline, node, epoch, number))"
-        session.run(trusted(query).format(self.identifier, sql.SQL(", ").join(columns)))
+        session.run(trusted_sql(query).format(self.identifier, sql.SQL(", ").join(columns)))
         self.check(session)
 
     def check(self, session: Session) -> None:
@@ -69,13 +70,13 @@ class RefusedRows:
         )
         if not is_there:
             return 0
-        query = trusted("SELECT count(*) FROM {} WHERE pipeline = $1::text AND node = $2::text")
+        query = trusted_sql("SELECT count(*) FROM {} WHERE pipeline = $1::text AND node = $2::text")
         ((rows,),) = session.run(query.format(self.identifier), self.pipeline, self.node)
         return rows
 
     def remove(self, session: Session, epoch: int | None = None) -> None:
         """Remove the refused rows of this sink, of one epoch or of all."""
-        query = trusted(
+        query = trusted_sql(
             "DELETE FROM {} WHERE pipeline = $1::text AND node = $2::text"
             " AND epoch = coalesce($3::bigint, epoch)"
         )
@@ -95,7 +96,7 @@ class RefusedRows:
 
         `reason` and `row` are expressions over its rows `r`; `values` are bound after those of `stage`.
         """
-        query = trusted(
+        query = trusted_sql(
             "WITH put AS (INSERT INTO {errors} ({columns}) SELECT {pipeline}, {node}, {epoch},"
             " {after} + row_number() OVER (ORDER BY {order}), {reason}, r._gs_op,"
             " json_build_object('source', _gs_source, 'part', _gs_part, 'off', _gs_off, 'sub', _gs_sub),"

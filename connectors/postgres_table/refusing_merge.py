@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from psycopg import sql
 
 from headrace.connectors.postgres_client.errors import translate_errors
-from headrace.connectors.postgres_client.session import Session, trusted
+from headrace.connectors.postgres_client.session import Session, trusted_sql
 from headrace.connectors.postgres_table.merge import (
     NUMBER,
     POSITION,
@@ -135,12 +135,12 @@ class RefusingMerge:
         order = sql.SQL(", ").join(map(sql.Identifier, POSITION))
         session, more = self._session, {NUMBER: "BIGINT"}
         session.run(create_stage(self._target, table, kind="TEMPORARY", tail="ON COMMIT DROP", more=more))
-        query = trusted(
+        query = trusted_sql(
             "INSERT INTO {} SELECT {}, row_number() OVER (ORDER BY {}, r.ctid) FROM {} r {} RETURNING 1"
         ).format(table, columns, order, stage.table, stage.condition)
         counted = sql.SQL("WITH put AS ({}) SELECT count(*) FROM put").format(query)
         ((last,),) = session.run(counted, *stage.values())
-        session.run(trusted("CREATE INDEX ON {} (_gs_number)").format(table))
+        session.run(trusted_sql("CREATE INDEX ON {} (_gs_number)").format(table))
         return table, last
 
     def _store(self, numbered: sql.Identifier, number: int, reason: str) -> None:
@@ -201,5 +201,5 @@ class _Marked(StagingTable):
         """See `StagingTable.condition`."""
         marked = "r._gs_reason IS NOT NULL"
         if self.attempts is None:
-            return trusted(f"WHERE {marked}")
-        return trusted(f"WHERE r._gs_attempt = ANY($1::bigint[]) AND {marked}")
+            return trusted_sql(f"WHERE {marked}")
+        return trusted_sql(f"WHERE r._gs_attempt = ANY($1::bigint[]) AND {marked}")

@@ -12,7 +12,7 @@ import pyarrow as pa
 from psycopg import sql
 
 from headrace.connectors.json_text import check_keys
-from headrace.connectors.postgres_client.session import NAME_BYTES, Session, trusted
+from headrace.connectors.postgres_client.session import NAME_BYTES, Session, trusted_sql
 from headrace.connectors.schema_evolution import ADD_COLUMNS_HINT, log_added_columns
 from headrace.pipeline.errors import SchemaError, TargetError
 from headrace.pipeline.types.arrow import is_nested, postgres_type
@@ -167,7 +167,7 @@ def _second_digits(kind: pa.DataType) -> int:
 
 def _declare(field: pa.Field) -> sql.Composed:
     """Return the column of a table that Headrace creates or alters."""
-    return sql.SQL("{} {}").format(sql.Identifier(field.name), trusted(postgres_type(field.type)))
+    return sql.SQL("{} {}").format(sql.Identifier(field.name), trusted_sql(postgres_type(field.type)))
 
 
 @dataclass(frozen=True, slots=True)

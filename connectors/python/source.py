@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pyarrow as pa
 
 from headrace.connectors.staged.source import StagedSource, cast_column
-from headrace.connectors.user_functions import allowed, check_options, describe_user_error, load_function
+from headrace.connectors.user_functions import (
+    check_allowed,
+    check_options,
+    describe_user_error,
+    load_function,
+)
 from headrace.pipeline.errors import DataError, HeadraceError, SchemaError
 from headrace.pipeline.model.capabilities import SourceCapabilities
 from headrace.pipeline.model.connectors import source_entries
@@ -59,7 +64,7 @@ class PythonRowSource(StagedSource):
 
     def _load(self) -> Any:
         path = self.node.function
-        allowed(path, self.settings.python_transforms.allow, self.name)
+        check_allowed(path, self.settings.python_transforms.allow, self.name)
         function = load_function(path, self.name)
         check_options(function, path, self.node.options, self.name)
         return function

@@ -30,7 +30,7 @@ from headrace.connectors.row_errors import translate_row_errors
 from headrace.connectors.spark_types import spark_schema
 from headrace.pipeline.sql.system_columns import OP
 from headrace.pipeline.types.arrow import is_nested
-from headrace.pipeline.types.int256 import stored
+from headrace.pipeline.types.int256 import storage_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -113,7 +113,7 @@ class RowEncoder:
 
     def _is_supported(self, frame: EpochFrame) -> bool:
         """Return whether Arrow writes all columns as Spark does. The columns decide, not the epoch."""
-        schema = stored(frame.schema)
+        schema = storage_schema(frame.schema)
         texts = {*frame.key, *self._columns}
         return all(is_text_supported(schema.field(name).type) for name in texts) and all(
             is_supported(field.type) for field in schema
@@ -121,7 +121,7 @@ class RowEncoder:
 
     def _write_arrow(self, last: pa.Table, frame: EpochFrame) -> pa.Table:
         """See `_write`. Raise SparkTextError if Spark must write a value."""
-        schema = stored(frame.schema)
+        schema = storage_schema(frame.schema)
         if any(last.schema.field(field.name).type != field.type for field in schema):
             msg = "its columns have other types than the sink"
             raise SparkTextError(msg)

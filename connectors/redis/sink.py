@@ -13,7 +13,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, ClassVar
 
-from headrace.connectors.fencing import fenced
+from headrace.connectors.fencing import fencing_error
 from headrace.connectors.json_text import check_keys
 from headrace.connectors.kafka.json_decoder import arrives_as
 from headrace.connectors.redis.client import RedisClient, check_server
@@ -237,7 +237,7 @@ class RedisSink(TransactionalSink):
 
     def _lost_state_error(self) -> HeadraceError:
         """Return the fencing error: another pipeline that takes the prefix over removes the state."""
-        return fenced(None, self._generation, target=self.target, sink=self._name)
+        return fencing_error(None, self._generation, target=self.target, sink=self._name)
 
 
 def _mark_last(chunks: Iterator[EncodedRows]) -> Iterator[tuple[EncodedRows, bool]]:

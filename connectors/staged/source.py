@@ -18,7 +18,7 @@ from headrace.connectors.files.config import FileSourceConfig
 from headrace.connectors.filters import apply_filter, check_columns
 from headrace.connectors.kafka.json_decoder import payload_schema
 from headrace.connectors.source_base import UNREAD, BoundedSource, Snapshot, SplitReader, preview_splits
-from headrace.connectors.spark_types import marked, spark_schema
+from headrace.connectors.spark_types import mark_column, spark_schema
 from headrace.connectors.staged.folder import drop_folder, drop_folders, read_metadata, store_rows
 from headrace.connectors.staged.stoppable import read_until_stopped
 from headrace.connectors.staged.stored_files import StoredFiles
@@ -29,7 +29,7 @@ from headrace.pipeline.protocol.epochs import Json
 from headrace.pipeline.protocol.partitions import HistoryPartition, PartitionGap, UnpartitionedRows
 from headrace.pipeline.protocol.table_offsets import HandoffFilter, TableOffsets
 from headrace.pipeline.sql.system_columns import HIDDEN
-from headrace.pipeline.types.int256 import is_wide, stored
+from headrace.pipeline.types.int256 import is_wide, storage_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -106,7 +106,7 @@ class StagedSource(BoundedSource):
             msg = f"rows of a `{self.node.type}` source need a folder, and `staging.path` is {bucket}"
             raise UserError(msg, hint="Set a folder that all hosts share.", node=self.name)
         self.check(spark, ())
-        schema = pa.schema(stored(self.declared_schema), {_UNIQUE: json.dumps(self.unique_keys)})
+        schema = pa.schema(storage_schema(self.declared_schema), {_UNIQUE: json.dumps(self.unique_keys)})
         folder = store_rows(self._root, token, schema, self._tables(schema), self.name)
         return self._reader(folder).create_snapshot(spark, token)
 
@@ -142,7 +142,7 @@ class StagedSource(BoundedSource):
         if not wide:
             return frame
         names = [name for name in frame.columns if name not in HIDDEN]
-        return frame.select(*[marked(frame, name, wide.get(name)) for name in names], *HIDDEN)
+        return frame.select(*[mark_column(frame, name, wide.get(name)) for name in names], *HIDDEN)
 
     def read_table(
         self, snapshot: Snapshot, splits: Sequence[Json], columns: Sequence[str]
@@ -249,7 +249,7 @@ def cast_column(
     node: str, found: pa.Array | pa.ChunkedArray, field: pa.Field, origin: str
 ) -> pa.ChunkedArray:
     """Return a column in its declared type. Raise DataError if values would be lost."""
-    wanted = stored(pa.schema([field])).field(0).type
+    wanted = storage_schema(pa.schema([field])).field(0).type
     values = found if isinstance(found, pa.ChunkedArray) else pa.chunked_array([found])
     if isinstance(values.type, pa.ExtensionType):
         values = pa.chunked_array([chunk.storage for chunk in values.chunks], values.type.storage_type)

@@ -59,7 +59,7 @@ def status(path: Path | None, *, as_json: bool, epochs: int) -> None:
         _show_pipeline(console, lane, last[lane.name], errors, refreshes[lane.name])
 
 
-def _rejected(row: EpochRow, errors: ErrorSinks) -> int | None:
+def _count_rejected(row: EpochRow, errors: ErrorSinks) -> int | None:
     """Return the rejected rows of an epoch, or None if no sink takes any."""
     sinks = errors.get(row.plan.pipeline_hash)
     rows = {name: count.rows for name, count in row.counts.items()}
@@ -92,7 +92,7 @@ def _pipeline_json(
                 "planned_at": row.plan.planned_at,
                 "committed_at": row.committed_at,
                 "rows": {sink: counts.rows for sink, counts in row.counts.items()},
-                "rejected": _rejected(row, errors),
+                "rejected": _count_rejected(row, errors),
                 "attempts": row.attempts,
                 "error": row.error,
             }
@@ -149,7 +149,7 @@ def _epoch_table(epochs: list[EpochRow], errors: ErrorSinks) -> Table:
         table.add_row(
             str(row.plan.number),
             format_count(rows),
-            *((format_count(_rejected(row, errors) or 0),) if has_errors else ()),
+            *((format_count(_count_rejected(row, errors) or 0),) if has_errors else ()),
             str(row.plan.phase).replace("_", " "),
             row.plan.window or "",
             at,

@@ -17,7 +17,7 @@ from headrace.commands.init import write_new_files
 from headrace.console import print_json, stdout_console
 from headrace.pipeline.errors import PluginError, UserError
 from headrace.pipeline.plugins.api import sql_name
-from headrace.pipeline.plugins.discovery import InstalledPlugin, installed, is_allowed, load
+from headrace.pipeline.plugins.discovery import InstalledPlugin, is_allowed, list_installed, load
 from headrace.pipeline.protocol.epochs import Json
 from headrace.pipeline.validation.messages import types_of
 from headrace.pipeline.yaml.reader import PARTS
@@ -122,7 +122,7 @@ def list_(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List the plugins of this environment. Exit code 1 if one of them does not load."""
-    plugins = [_plugin_json(plugin) for plugin in installed()]
+    plugins = [_plugin_json(plugin) for plugin in list_installed()]
     if as_json:
         print_json(plugins)
     else:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import psutil
 
-from headrace.jobs.spark.cache import locked
+from headrace.jobs.spark.cache import file_lock
 from headrace.jobs.spark.ivy import Progress
 from headrace.pipeline.errors import ServiceError
 from headrace.services import process
@@ -141,7 +141,7 @@ class LocalService(ABC):
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
         """Keep other processes from starting or stopping this service."""
-        with locked(self.home / "locks" / self.name):
+        with file_lock(self.home / "locks" / self.name):
             yield
 
     def _stop_orphans(self) -> None:

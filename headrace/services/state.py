@@ -14,7 +14,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from headrace.jobs.spark.cache import locked
+from headrace.jobs.spark.cache import file_lock
 from headrace.pipeline.errors import ServiceError
 
 VERSION = 1
@@ -48,7 +48,7 @@ class ServiceState:
 
     def update(self, name: str, **values: Any) -> dict[str, Any]:
         """Set keys of one service (None removes a key) and return its new entry."""
-        with locked(self.home / "locks" / "state"):
+        with file_lock(self.home / "locks" / "state"):
             services = self._read()
             entry = {
                 key: value for key, value in (services.get(name, {}) | values).items() if value is not None

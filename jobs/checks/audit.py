@@ -176,7 +176,7 @@ def _exactly_once(
         problems.append("the sink has no commit record of this pipeline")
     elif record is not None:
         before, state = state.committed, ledger.state(state.name, LANE) or state
-        problems += _record_problems(record, state, _allowed(ledger, state, record, before))
+        problems += _record_problems(record, state, _allowed_positions(ledger, state, record, before))
     numbers: Json = {
         "ledger_epochs": state.committed,
         "record_epoch": record.epoch if record else None,
@@ -193,7 +193,9 @@ def _exactly_once(
     return CheckResult("exactly_once_epochs", name, not problems, "; ".join(problems[:5]) or message, numbers)
 
 
-def _allowed(ledger: Ledger, state: PipelineState, record: CommitRecord, before: int) -> dict[int, Json]:
+def _allowed_positions(
+    ledger: Ledger, state: PipelineState, record: CommitRecord, before: int
+) -> dict[int, Json]:
     """Return the end positions that the sink may contain, by epoch.
 
     These are the last epoch, the open one, and those that a running pipeline committed meanwhile. `before`

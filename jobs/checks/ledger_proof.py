@@ -55,7 +55,7 @@ def verify_epochs(
     for _ in range(_TRIES):
         ranges = ledger.rolled_up(state.name, state.lane)
         try:
-            found = _walked(
+            found = _walk(
                 ledger,
                 state,
                 ranges,
@@ -63,7 +63,7 @@ def verify_epochs(
                 None if all_epochs else ledger.verified(state.name, state.lane),
             )
         except _NeedsAll as known:
-            found = _walked(ledger, state, ranges, restarts, None)
+            found = _walk(ledger, state, ranges, restarts, None)
             found.problems[:0] = known.args
         # A running lane may have rolled up rows that were about to be read.
         if not found.problems or ledger.rolled_up(state.name, state.lane) == ranges:
@@ -76,7 +76,7 @@ def verify_epochs(
     return found
 
 
-def _walked(
+def _walk(
     ledger: Ledger,
     state: PipelineState,
     ranges: list[RolledUp],
@@ -176,13 +176,13 @@ def _joins(seen: LedgerProof, number: int, start: Position, restarts: Collection
     if number != seen.last + 1:
         seen.problems.append(f"epochs {seen.last + 1} to {number - 1} are missing from the ledger")
     elif seen.end is not None and start != seen.end and number not in restarts:
-        between = _skipped(seen.end, start)
+        between = _spell_skipped(seen.end, start)
         seen.problems.append(
             f"epoch {number} starts at another position than epoch {number - 1} ended at{between}"
         )
 
 
-def _skipped(end: Position, start: Position) -> str:
+def _spell_skipped(end: Position, start: Position) -> str:
     """Return the offsets that are between two epochs that do not join."""
     found = []
     for source, position in start.items():

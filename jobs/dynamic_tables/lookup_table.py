@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from headrace.connectors.postgres_client.session import Address, ControlConnection, Session, trusted
+from headrace.connectors.postgres_client.session import Address, ControlConnection, Session, trusted_sql
 from headrace.connectors.task_failures import TaskFailure
 from headrace.pipeline.config.sections import TableConnection
 from headrace.pipeline.errors import DataError, HeadraceError, SchemaError, TargetError, TransientError
@@ -135,7 +135,7 @@ class ValueTable:
         select = sql.SQL("SELECT {column}::text FROM {table} WHERE {column} IS NOT NULL").format(
             column=self._column, table=self._table
         )
-        kind = trusted(self._time_type)
+        kind = trusted_sql(self._time_type)
         # A timestamp in the future, from a wrong clock, must not hide rows that are added until then.
         past = (
             sql.SQL(" WHERE {} <= clock_timestamp()").format(self._time)

@@ -143,10 +143,10 @@ class _ExplanationBuilder:
             known = self._found.own.get((source, 0)) is not None
             return self._lookup.spreads(self._lookup.sources[source], key) if known else None
 
-        def carried(source: str) -> Sequence[str]:
+        def find_carried_key(source: str) -> Sequence[str]:
             return carried_key(self._model, self._found.nodes, sink, source)
 
-        order = order_of(self._model, sink, spreads, carried)
+        order = order_of(self._model, sink, spreads, find_carried_key)
         return descriptions.describe_target(self._file, self._settings, sink, self._load_path(sink), order)
 
     def _load_path(self, sink: str) -> LoadPath | None:

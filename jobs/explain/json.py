@@ -50,7 +50,7 @@ def _node(node: ExplainedNode) -> Json:
         "schema_complete": node.complete,
         "key": {"columns": list(node.key), "from": list(node.key_from)},
         "unchecked": list(node.unchecked),
-        "lineage": [_derived(name, derived) for name, derived in node.lineage.items()],
+        "lineage": [_derivation(name, derived) for name, derived in node.lineage.items()],
         "reads": [
             {
                 "phase": part.phase,
@@ -66,7 +66,7 @@ def _node(node: ExplainedNode) -> Json:
     }
 
 
-def _derived(name: str, derived: ColumnLineage) -> Json:
+def _derivation(name: str, derived: ColumnLineage) -> Json:
     return {
         "column": name,
         "sources": [{"node": origin.node, "column": origin.column} for origin in derived.origins],

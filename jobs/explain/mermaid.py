@@ -21,12 +21,12 @@ def mermaid(found: Explanation) -> str:
     """Return the Mermaid document. It calls nodes n0, n1, … so that no name is taken for syntax."""
     ids = {node.name: f"n{place}" for place, node in enumerate(found.nodes)}
     lines = ["flowchart LR"]
-    lines.append(f'  subgraph pipeline["{escaped(found.name)}"]')
+    lines.append(f'  subgraph pipeline["{escape_label(found.name)}"]')
     lines += [f"    {_node(node, ids[node.name])}" for node in found.nodes]
     lines.append("  end")
     for start, end, key in found.edges:
         lines.append(
-            f'  {ids[start]} -->|"{escaped("key " + ", ".join(key) if key else "no key")}"| {ids[end]}'
+            f'  {ids[start]} -->|"{escape_label("key " + ", ".join(key) if key else "no key")}"| {ids[end]}'
         )
     lines += [f'  {ids[table]} -.->|"asked"| {ids[asker]}' for table, asker in found.asks]
     return "\n".join(lines)
@@ -34,7 +34,7 @@ def mermaid(found: Explanation) -> str:
 
 def _node(node: ExplainedNode, name: str) -> str:
     before, after = _SHAPES[node.kind]
-    return f'{name}{before}"{"<br/>".join(escaped(line) for line in label(node))}"{after}'
+    return f'{name}{before}"{"<br/>".join(escape_label(line) for line in label(node))}"{after}'
 
 
 def label(node: ExplainedNode) -> list[str]:
@@ -54,6 +54,6 @@ def label(node: ExplainedNode) -> list[str]:
     return [node.name, f"{node.type} {target.name}".rstrip(), ", ".join(promised)]
 
 
-def escaped(text: str) -> str:
+def escape_label(text: str) -> str:
     """Escape text for a quoted label: special characters become entities, line ends become spaces."""
     return _PLAIN.sub(lambda match: f"#{ord(match[0])};", " ".join(text.split()))

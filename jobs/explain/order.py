@@ -31,7 +31,7 @@ def order_of(model: PipelineModel, sink: str, spreads: Spreads, carried: Carried
         return Order(
             f"the row with the highest `{version}`, and of equal ones {LAST}",
             True,
-            tuple(_versioned(version)),
+            tuple(_order_by_version(version)),
         )
     guaranteed = dict(_facts(model, sink, ", ".join(key), spreads, carried))
     return Order(_wins(node), all(guaranteed.values()), tuple(guaranteed))
@@ -45,7 +45,7 @@ def _wins(node: Any) -> str:
     return f"{LAST}, where {condition}" if condition else LAST
 
 
-def _versioned(version: str) -> Iterator[str]:
+def _order_by_version(version: str) -> Iterator[str]:
     yield f"guaranteed: rows compete by `{version}` wherever and whenever they arrive"
     yield f"a delete whose `{version}` is null ends what came before it; others compete by their `{version}`"
     yield (

@@ -140,7 +140,7 @@ class SchemaDiscovery:
     def _source(self, source: PipelineSource, found: DiscoveredSchemas) -> None:
         unchecked = found.unchecked.setdefault(source.name, [])
         for phase, part in enumerate(source.bounded):
-            what = f"columns of {_called(part)}"
+            what = f"columns of {_name_of_part(part)}"
             if self._offline:
                 unchecked.append(f"{what}: {OFFLINE}")
                 continue
@@ -232,9 +232,9 @@ class SchemaDiscovery:
                 ends = [(str(split["id"]), int(split.get("rows", 0))) for split in (splits[:1] + splits[-1:])]
                 rows = sum(split.get("rows", 0) for split in splits)
                 first, last = (ends[0], ends[1]) if ends else (None, None)
-                yield SplitSummary(source.name, _called(part), key, len(splits), rows, first, last)
+                yield SplitSummary(source.name, _name_of_part(part), key, len(splits), rows, first, last)
 
 
-def _called(part: BoundedSource) -> str:
+def _name_of_part(part: BoundedSource) -> str:
     described = part.describe()
     return f"{described['kind']} {described.get('table_name') or described.get('location')}"

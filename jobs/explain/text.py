@@ -49,9 +49,9 @@ def _graph(found: Explanation) -> Iterator[str]:
         for node in nodes:
             first, *rest = _summary(node)
             lead = " " * (width + 4)
-            yield from _wrapped(f"  {node.name:{width}}  ", first, len(lead))
+            yield from _wrap(f"  {node.name:{width}}  ", first, len(lead))
             for line in rest:
-                yield from _wrapped(lead, line)
+                yield from _wrap(lead, line)
 
 
 def _summary(node: ExplainedNode) -> list[str]:
@@ -145,10 +145,10 @@ def _lineage(node: ExplainedNode) -> Iterator[str]:
     yield "  lineage"
     width = min(24, max(len(name) for name in node.lineage))
     for name, derived in node.lineage.items():
-        yield from _wrapped(f"    {name:{width}}  ", _origins(derived), 6 + width)
+        yield from _wrap(f"    {name:{width}}  ", _origins(derived), 6 + width)
         for step in derived.steps:
             lead = " " * (6 + width)
-            yield from _wrapped(f"{lead}{step.node}.{step.column} = ", step.expression, len(lead) + 4)
+            yield from _wrap(f"{lead}{step.node}.{step.column} = ", step.expression, len(lead) + 4)
 
 
 def _origins(derived: ColumnLineage) -> str:
@@ -181,16 +181,16 @@ def _splits(found: HistorySplits) -> Iterator[str]:
             total = (sum(summary.count for summary in summaries), sum(summary.rows for summary in summaries))
             yield f"    {'together':10}  {total[0]:>6,}  {total[1]:>13,}{more}"
     for source, reason in found.unchecked.items():
-        yield from _wrapped("  ", f"{source}: unchecked, {reason}")
+        yield from _wrap("  ", f"{source}: unchecked, {reason}")
     if not found.summaries and not found.unchecked:
         yield "  no source has a history"
 
 
 def _fact(label: str, sentence: str) -> list[str]:
-    return _wrapped(f"  {label:{_HEAD - 2}} ", sentence, _HEAD + 1)
+    return _wrap(f"  {label:{_HEAD - 2}} ", sentence, _HEAD + 1)
 
 
-def _wrapped(head: str, sentence: str, indent: int | None = None) -> list[str]:
+def _wrap(head: str, sentence: str, indent: int | None = None) -> list[str]:
     lead = " " * (len(head) if indent is None else indent)
     lines = textwrap.wrap(
         sentence, WIDTH, initial_indent=head, subsequent_indent=lead, break_on_hyphens=False

@@ -23,12 +23,12 @@ _AT_ONCE = 4096
 
 def to_base58(value: pa.Array) -> pa.Array:
     """Bytes, or text as its UTF-8 bytes, in base 58. NULL stays NULL."""
-    return _by_length(value, _encoded, _encode, pa.string(), is_valid(value))
+    return _by_length(value, _encode_rows, _encode, pa.string(), is_valid(value))
 
 
 def from_base58(value: pa.Array) -> pa.Array:
     """Return the decoded bytes. NULL for NULL and for invalid base 58."""
-    return _by_length(value, _decoded, _decode, pa.binary(), None)
+    return _by_length(value, _decode_rows, _decode, pa.binary(), None)
 
 
 def _by_length(
@@ -53,7 +53,7 @@ def _by_length(
     return pa.concat_arrays(parts)
 
 
-def _encoded(data: pa.Array) -> tuple[Any, Any]:
+def _encode_rows(data: pa.Array) -> tuple[Any, Any]:
     """Characters, and which of them belong to each row. Words of 32 bits become limbs of five digits."""
     counts = lengths(data)
     width = -(-max(int(counts.max()), 1) // 4) * 4
@@ -76,7 +76,7 @@ def _encoded(data: pa.Array) -> tuple[Any, Any]:
     return _CHARACTERS[digits], np.arange(size * 5) >= (_leading(digits) - zeros)[:, None]
 
 
-def _decoded(data: pa.Array) -> tuple[Any, Any]:
+def _decode_rows(data: pa.Array) -> tuple[Any, Any]:
     """Bytes, and which of them belong to each row: none where a character is no digit."""
     counts = lengths(data)
     width = -(-max(int(counts.max()), 1) // 5) * 5
@@ -135,10 +135,10 @@ def conv_base(number: pa.Array, source: pa.Array, target: pa.Array) -> pa.Array:
     NULL if it is not a number of its base, or if a base is not between 2 and 36.
     """
     rows = zip(*(column.cast(pa.string()).to_pylist() for column in (number, source, target)), strict=True)
-    return pa.array([_converted(*row) for row in rows], pa.string())
+    return pa.array([_convert_base(*row) for row in rows], pa.string())
 
 
-def _converted(number: str | None, source: str | None, target: str | None) -> str | None:
+def _convert_base(number: str | None, source: str | None, target: str | None) -> str | None:
     if number is None or source is None or target is None:
         return None
     try:
@@ -150,10 +150,10 @@ def _converted(number: str | None, source: str | None, target: str | None) -> st
         value = int(number, base)
     except ValueError:
         return None
-    return format(value, _FORMATS[goal]) if goal in _FORMATS else _written(value, goal)
+    return format(value, _FORMATS[goal]) if goal in _FORMATS else _spell_number(value, goal)
 
 
-def _written(value: int, base: int) -> str:
+def _spell_number(value: int, base: int) -> str:
     rest, found = abs(value), []
     while rest:
         rest, digit = divmod(rest, base)

@@ -29,7 +29,7 @@ def _row(text: str | None, keys: list[str] | None) -> str:
     if text is None or keys is None:
         return "[]"
     try:
-        found = _decoded(text)
+        found = _decode(text)
     except (ValueError, RecursionError):
         return _WRONG + text[:_SHOWN]
     if not isinstance(found, list):
@@ -42,7 +42,7 @@ def _row(text: str | None, keys: list[str] | None) -> str:
     return "[" + ", ".join(["(" + ", ".join(map(_literal, map(one.get, keys))) + ")" for one in rows]) + "]"
 
 
-def _decoded(text: str) -> Any:
+def _decode(text: str) -> Any:
     """Return the decoded JSON.
 
     `decode` first looks for whitespace on both sides, which most strings do not have, so it is only the

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def called(texts: Iterable[str]) -> dict[str, InstalledPlugin]:
+def find_called_functions(texts: Iterable[str]) -> dict[str, InstalledPlugin]:
     """Return the function plugins that these statements may call, by their names in SQL.
 
     Packages are searched only for unknown names.
@@ -40,7 +40,7 @@ def register_functions(spark: SparkSession, texts: Iterable[str]) -> None:
     from pyspark.sql import functions as F  # noqa: N812
 
     arrow_udf: Any = F.arrow_udf  # its stubs know no function of several arrays
-    for name, found in called(texts).items():
+    for name, found in find_called_functions(texts).items():
         plugin = load(found)
         if plugin.kind != PluginType.FUNCTION:
             continue
@@ -92,12 +92,12 @@ def _work(
             raise task_error(error) from error
         except Exception as error:
             raise task_error(plugin_error(error, shipped.found, doing=f"the function `{name}`")) from error
-        return _checked(shipped, name, found, len(arrays[0]), returns)
+        return _check_result(shipped, name, found, len(arrays[0]), returns)
 
     return run
 
 
-def _checked(shipped: PickledPlugin, name: str, found: Any, rows: int, returns: pa.DataType) -> pa.Array:
+def _check_result(shipped: PickledPlugin, name: str, found: Any, rows: int, returns: pa.DataType) -> pa.Array:
     if isinstance(found, pa.ChunkedArray):
         found = found.combine_chunks()
     if not isinstance(found, pa.Array):

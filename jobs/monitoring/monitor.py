@@ -372,13 +372,13 @@ def open_monitor(file: PipelineFile, settings: Settings, run_id: str) -> NullMon
     wanted = settings.admin_api_port is not None or settings.live_data_inspect_enabled
     if not wanted and not is_url(settings.open_telemetry_metrics.ingestion_endpoint):
         return NullMonitor()
-    if missing := next((name for name in _NEEDED if not _installed(name)), None):
+    if missing := next((name for name in _NEEDED if not _is_installed(name)), None):
         msg = f"settings ask for metrics or the admin endpoint, which need the package `{missing}`"
         raise UserError(msg, hint="pip install 'headrace[telemetry]'")
     return RunMonitor(file, settings, run_id)
 
 
-def _installed(name: str) -> bool:
+def _is_installed(name: str) -> bool:
     try:
         return find_spec(name) is not None
     except ModuleNotFoundError:

@@ -78,7 +78,7 @@ class EpochObservation:
         Spark reports them shortly after a query ends, and never for a node that no query reads. Call it once,
         after all queries of the epoch have ended.
         """
-        found = {**self.known, **self._of_shared()}
+        found = {**self.known, **self._read_shared()}
         deadline = time.monotonic() + within
         while self.waiting:
             for node in list(self.waiting):
@@ -94,7 +94,7 @@ class EpochObservation:
             time.sleep(_LOOK_SECONDS)
         return found
 
-    def _of_shared(self) -> dict[str, NodeFigures]:
+    def _read_shared(self) -> dict[str, NodeFigures]:
         found: dict[str, NodeFigures] = {}
         for execution in self.shared:
             metrics = execution.observedMetrics()

@@ -99,7 +99,7 @@ class PipelineSink:
 
     def record(self) -> CommitRecord | None:
         """See `Sink.record`."""
-        return self.sink.record() if self._exact else self._remembered()
+        return self.sink.record() if self._exact else self._recall_record()
 
     def find_conflicting_record(self) -> CommitRecord | None:
         """See `Sink.find_conflicting_record`."""
@@ -143,7 +143,7 @@ class PipelineSink:
         """See `Sink.close`."""
         self.sink.close()
 
-    def _remembered(self) -> CommitRecord | None:
+    def _recall_record(self) -> CommitRecord | None:
         state = self._ledger.state(self._key.name, self._key.lane)
         if state is None or self._key.sink not in state.sinks or state.sinks[self._key.sink].state == "left":
             return None

@@ -295,7 +295,7 @@ def _select_columns(source: str, payload: pa.Schema) -> str:
     """Return a query in the source's SQL that reads the columns in this order."""
     listed = ", ".join(f"`{name}`" for name in payload.names)
     sql = f"SELECT {listed} FROM {source}"  # noqa: S608  the file's own names
-    return _translated("the columns", sql, source, payload)
+    return _translate("the columns", sql, source, payload)
 
 
 def _translate_chain(file: PipelineFile, chain: Sequence[str], source: str, columns: Columns) -> str:
@@ -303,7 +303,7 @@ def _translate_chain(file: PipelineFile, chain: Sequence[str], source: str, colu
     upstream, query = source, ""
     for name in chain:
         node: Any = file.model.transforms[name]
-        query = _translated(
+        query = _translate(
             f"transform `{name}`", node.spark_sql(name), upstream, _get_schema(columns.nodes, upstream), query
         )
         upstream = name
@@ -377,7 +377,7 @@ def _chain(file: PipelineFile, sink: str, source: str) -> list[str]:
     return found
 
 
-def _translated(what: str, text: str, upstream: str, schema: pa.Schema, over: str = "") -> str:
+def _translate(what: str, text: str, upstream: str, schema: pa.Schema, over: str = "") -> str:
     found = translate(text, upstream, schema, f"({over})") if over else translate(text, upstream, schema)
     if found is None:
         msg = f"{what}: Spark and the source may not mean the same by this SQL"

@@ -18,11 +18,11 @@ from headrace.jobs.planning.portable_values import (
     NUMBER,
     Expression,
     decimal_literal,
+    ensure_type,
     integer_kind,
     is_decimal_kind,
     leave_out,
     precision_and_scale,
-    typed,
 )
 
 _MOST_DIGITS = 38
@@ -47,7 +47,7 @@ def to_decimal(found: Expression, kind: str) -> Expression:
     if found.kind == NUMBER:
         _literal_digits(found)  # refuses an exponent
         return decimal_literal(found, kind)
-    return typed(found, kind)
+    return ensure_type(found, kind)
 
 
 def cast_exactly(found: Expression, kind: str) -> Expression:

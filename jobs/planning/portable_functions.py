@@ -27,12 +27,12 @@ from headrace.jobs.planning.portable_values import (
     Expression,
     boolean,
     common,
+    ensure_type,
     is_decimal_kind,
     leave_out,
     precision_and_scale,
     present_arguments,
     to_integer,
-    typed,
 )
 
 Value = Callable[[exp.Expr], Expression]
@@ -45,7 +45,7 @@ _MICROSECONDS = {"timestamp_seconds": 10**6, "timestamp_millis": 10**3, "timesta
 _MOST_PLACES = 15
 
 
-def cast_guarded(found: Expression, wanted: str) -> Expression | None:
+def guard_cast(found: Expression, wanted: str) -> Expression | None:
     """Return a cast whose values Arrow checks, or None if it is none of these casts."""
     rule = _CASTS.get((_group(found.kind), _group(wanted)))
     return rule(found, wanted) if rule else None
@@ -85,7 +85,7 @@ def _make(operation: str) -> Callable[[Expression, str], Expression]:
 def _decimal_of_integer(found: Expression, wanted: str) -> Expression:
     scale = precision_and_scale(wanted)[1]
     digits = INTEGER_DIGITS[found.kind] + scale
-    return Expression("cast_checked", wanted, (typed(found, decimal_kind(digits, scale)),))
+    return Expression("cast_checked", wanted, (ensure_type(found, decimal_kind(digits, scale)),))
 
 
 def _decimal_of_double(found: Expression, wanted: str) -> Expression:
@@ -103,13 +103,13 @@ def _moment(found: Expression, microseconds: int) -> Expression:
     if found.kind not in INTS:
         raise leave_out(found)
     factor = Expression("number", "Int64", text=str(microseconds))
-    return Expression("moment", TIMESTAMP, (typed(found, "Int64"), factor))
+    return Expression("moment", TIMESTAMP, (ensure_type(found, "Int64"), factor))
 
 
 _CASTS: Mapping[tuple[str, str], Callable[[Expression, str], Expression]] = {
     **{("String", to): _make("parse") for to in ("integer", "decimal", "Float64", "Date32", TIMESTAMP)},
     (TIMESTAMP, "Date32"): _make("day"),
-    ("Bool", "String"): typed,
+    ("Bool", "String"): ensure_type,
     ("integer", "integer"): _make("cast_checked"),
     ("integer", "decimal"): _decimal_of_integer,
     ("integer", TIMESTAMP): lambda found, _: _moment(found, 10**6),
@@ -199,7 +199,7 @@ def _join(value: Value, node: exp.ConcatWs) -> Expression:
     separator, *parts = (value(part) for part in node.expressions)
     if separator.kind != TEXT or not parts or any(part.kind not in ("String", TEXT) for part in parts):
         raise leave_out(node)
-    texts = tuple(typed(part, "String") for part in parts)
+    texts = tuple(ensure_type(part, "String") for part in parts)
     return Expression("join", "String", texts, text=separator.text)
 
 
@@ -226,7 +226,7 @@ def _round(value: Value, node: exp.Round) -> Expression:
     if found.kind == "Float64":
         return Expression("round_double", found.kind, (found,), text=str(places))
     if found.kind in INTS:
-        return typed(found, found.kind)
+        return ensure_type(found, found.kind)
     if not is_decimal(found):
         raise leave_out(node)
     return _round_decimal(found, places)
@@ -257,7 +257,7 @@ def _choose(value: Value, node: exp.Greatest | exp.Least) -> Expression:
     if kind in ("Bool", "Float64", "Float32"):
         raise leave_out(node)
     operation = "greatest" if isinstance(node, exp.Greatest) else "least"
-    sides = (to_decimal(one, kind) if is_decimal_kind(kind) else typed(one, kind) for one in found)
+    sides = (to_decimal(one, kind) if is_decimal_kind(kind) else ensure_type(one, kind) for one in found)
     return Expression(operation, kind, tuple(sides))
 
 
@@ -276,7 +276,7 @@ def _to_day(value: Value, node: exp.Expr) -> Expression:
 def _date_part(operation: str) -> Rule:
     def find(value: Value, node: exp.Func) -> Expression:
         _arguments(node)
-        return typed(Expression(operation, "Int64", (_to_day(value, node.this),)), "Int32")
+        return ensure_type(Expression(operation, "Int64", (_to_day(value, node.this),)), "Int32")
 
     return find
 
@@ -287,7 +287,7 @@ def _time_part(operation: str) -> Rule:
         found = value(node.this)
         if found.kind != TIMESTAMP:
             raise leave_out(node)
-        return typed(Expression(operation, "Int64", (found,)), "Int32")
+        return ensure_type(Expression(operation, "Int64", (found,)), "Int32")
 
     return find
 
@@ -320,7 +320,7 @@ def _nvl2(value: Value, node: exp.Nvl2) -> Expression:
         raise leave_out(node)
     kind = common([then, otherwise])
     missing = boolean("is_null", tested)
-    return Expression("case", kind, (missing, typed(otherwise, kind), typed(then, kind)))
+    return Expression("case", kind, (missing, ensure_type(otherwise, kind), ensure_type(then, kind)))
 
 
 def _call(value: Value, node: exp.Anonymous) -> Expression:

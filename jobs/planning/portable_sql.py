@@ -22,7 +22,7 @@ import pyarrow as pa
 from sqlglot import exp
 
 from headrace.jobs.planning import portable_decimals as decimals
-from headrace.jobs.planning.portable_functions import RULES, cast_guarded, read_type
+from headrace.jobs.planning.portable_functions import RULES, guard_cast, read_type
 from headrace.jobs.planning.portable_values import (
     INTS,
     NOTHING,
@@ -36,6 +36,7 @@ from headrace.jobs.planning.portable_values import (
     common,
     compare,
     double,
+    ensure_type,
     integer_kind,
     is_decimal_kind,
     kind_of,
@@ -44,7 +45,6 @@ from headrace.jobs.planning.portable_values import (
     present_arguments,
     to_integer,
     to_timestamp_literal,
-    typed,
 )
 from headrace.pipeline.errors import UserError
 from headrace.pipeline.sql import statements
@@ -178,7 +178,7 @@ class _SelectParser:
         if isinstance(node.this, exp.Column):
             return [(node.alias, found)]
         kind = {TEXT: "String", NUMBER: ""}.get(found.kind, found.kind) or integer_kind(found)
-        return [(node.alias, typed(found, kind))]
+        return [(node.alias, ensure_type(found, kind))]
 
     def value(self, node: exp.Expr) -> Expression:
         """Return an expression of the whitelist."""
@@ -227,7 +227,7 @@ class _SelectParser:
         if not {one.kind for one in whole} <= set(INTS):
             raise leave_out(node)
         kind = common(whole)
-        return Expression(f"{operation}_checked", kind, tuple(typed(one, kind) for one in whole))
+        return Expression(f"{operation}_checked", kind, tuple(ensure_type(one, kind) for one in whole))
 
     def _division(self, node: exp.Div) -> Expression:
         left, right = self.value(node.left), self.value(node.right)
@@ -246,7 +246,7 @@ class _SelectParser:
         if int(right.text) <= 0:
             raise leave_out(node)
         kind = common([left, right])
-        return Expression("remainder", kind, (typed(left, kind), typed(right, kind)))
+        return Expression("remainder", kind, (ensure_type(left, kind), ensure_type(right, kind)))
 
     def _comparison(self, node: exp.Binary) -> Expression:
         return self._compare(type(node), self.value(node.left), self.value(node.right))
@@ -261,7 +261,7 @@ class _SelectParser:
         if set(present_arguments(node)) - {"this", "low", "high", "negate"}:
             raise leave_out(node)
         found, low, high = (self.value(node.args[key]) for key in ("this", "low", "high"))
-        return _negated(
+        return _apply_not(
             node, boolean("and", self._compare(exp.GTE, found, low), self._compare(exp.LTE, found, high))
         )
 
@@ -273,7 +273,7 @@ class _SelectParser:
             raise leave_out(node)
         found = self.value(node.this)
         equal = [self._compare(exp.EQ, found, self.value(one)) for one in node.expressions]
-        return _negated(node, boolean("or", *equal))
+        return _apply_not(node, boolean("or", *equal))
 
     def _like(self, node: exp.Like) -> Expression:
         """Patterns with `%` only. `_` differs outside of ASCII, and Spark matches UTF-16 units."""
@@ -286,7 +286,7 @@ class _SelectParser:
             raise leave_out(node)
         if "_" in pattern.text or max(pattern.text, default="") > "\uffff":
             raise leave_out(node)
-        return _negated(node, boolean("like", found, pattern))
+        return _apply_not(node, boolean("like", found, pattern))
 
     def _logic(self, node: exp.Connector) -> Expression:
         operation = "and" if isinstance(node, exp.And) else "or"
@@ -332,7 +332,7 @@ class _SelectParser:
             kind = decimals.widen(found)
             return [decimals.to_decimal(one, kind) for one in found]
         kind = common(found)
-        return [typed(one, kind) for one in found]
+        return [ensure_type(one, kind) for one in found]
 
     def _coalesce(self, node: exp.Coalesce) -> Expression:
         found = self._widen([self.value(one) for one in (node.this, *node.expressions)])
@@ -343,7 +343,7 @@ class _SelectParser:
         if found.literal:
             raise leave_out(node)
         equal = self._compare(exp.EQ, found, self.value(node.expression))
-        return Expression("case", found.kind, (equal, typed(NOTHING, found.kind), found))
+        return Expression("case", found.kind, (equal, ensure_type(NOTHING, found.kind), found))
 
     def _text(self, node: exp.Expr) -> Expression:
         """Return the text that is the only argument of a function."""
@@ -356,14 +356,14 @@ class _SelectParser:
         return Expression("trim", "String", (self._text(node),))
 
     def _length(self, node: exp.Length) -> Expression:
-        return typed(Expression("length", "UInt64", (self._text(node),)), "Int32")
+        return ensure_type(Expression("length", "UInt64", (self._text(node),)), "Int32")
 
     def _concat(self, node: exp.DPipe | exp.Concat) -> Expression:
         parts = [node.left, node.right] if isinstance(node, exp.DPipe) else node.expressions
         found = [self.value(part) for part in parts]
         if len(found) < 2 or any(one.kind not in ("String", TEXT) for one in found):
             raise leave_out(node)
-        return Expression("concat", "String", tuple(typed(one, "String") for one in found))
+        return Expression("concat", "String", tuple(ensure_type(one, "String") for one in found))
 
     def _cast(self, node: exp.Cast) -> Expression:
         """Casts that neither fail nor lose anything, and dates and times written out as literals."""
@@ -374,7 +374,7 @@ class _SelectParser:
             return to_timestamp_literal(found, "Date32" if node.to.is_type("date") else TIMESTAMP)
         if wanted is None or (found.kind == TEXT and wanted != "String"):
             raise leave_out(node)
-        if self._guarded and (cast := cast_guarded(found, wanted)) is not None:
+        if self._guarded and (cast := guard_cast(found, wanted)) is not None:
             return cast
         if is_decimal_kind(wanted):
             if not self._integers:
@@ -383,6 +383,6 @@ class _SelectParser:
         return cast_without_loss(found, wanted, any_year=self._any_year)
 
 
-def _negated(node: exp.Expr, found: Expression) -> Expression:
+def _apply_not(node: exp.Expr, found: Expression) -> Expression:
     """Return the expression with the NOT that some sqlglot nodes contain themselves."""
     return boolean("not", found) if node.args.get("negate") else found

@@ -115,7 +115,7 @@ def to_integer(found: Expression) -> Expression:
     return Expression("number", integer_kind(found), text=found.text)
 
 
-def typed(found: Expression, kind: str) -> Expression:
+def ensure_type(found: Expression, kind: str) -> Expression:
     """Return a nullable value of that type, which `found` must be, or become without loss."""
     if kind in (NULL, OTHER):
         raise leave_out(found)
@@ -138,7 +138,7 @@ def double(found: Expression) -> Expression:
 def cast_without_loss(found: Expression, kind: str, *, any_year: bool) -> Expression:
     """Return a cast that neither fails nor rounds. `any_year`: dates are not only of the years 0 to 9999."""
     if found.kind in (NULL, TEXT) or found.kind == kind:
-        return typed(found, kind)
+        return ensure_type(found, kind)
     if found.kind == NUMBER:
         if kind == "Float64":
             return double(found)
@@ -150,7 +150,7 @@ def cast_without_loss(found: Expression, kind: str, *, any_year: bool) -> Expres
     written = kind == "String" and (found.kind in INTS or plain_years)
     if not (widens or exact or written):
         raise leave_out(found)
-    return typed(found, kind)
+    return ensure_type(found, kind)
 
 
 def common(found: Sequence[Expression]) -> str:

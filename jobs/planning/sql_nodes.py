@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from headrace.connectors.spark_plan import refuse_relative_timestamps
-from headrace.connectors.spark_types import marked, wide_columns
+from headrace.connectors.spark_types import mark_column, wide_columns
 from headrace.jobs.dynamic_tables.base import check_arguments
 from headrace.jobs.functions import provide
 from headrace.jobs.functions.plugins import register_functions
@@ -172,10 +172,10 @@ class SqlNodePlanner:
 
         A dynamic table is filled only by rows that pass.
         """
-        marked = not self._retractions.marked.isdisjoint(graph.inputs_of(self._file.model, name))
+        is_marked = not self._retractions.marked.isdisjoint(graph.inputs_of(self._file.model, name))
         if name in self._tables:
-            return Marking(frozenset(), marked=marked) if marked else None
-        return self._retractions.marking(name, marked=marked)
+            return Marking(frozenset(), marked=is_marked) if mark_column else None
+        return self._retractions.marking(name, marked=is_marked)
 
     def _sql(self, name: str, text: str) -> DataFrame:
         from pyspark.errors import AnalysisException, ParseException
@@ -196,7 +196,9 @@ class SqlNodePlanner:
         kinds = self._statements[name][1].numbers
         if not kinds:
             return frame
-        return frame.select(*[marked(frame, column, kinds.get(column.lower())) for column in names], *HIDDEN)
+        return frame.select(
+            *[mark_column(frame, column, kinds.get(column.lower())) for column in names], *HIDDEN
+        )
 
 
 def _double_quoted_texts(node: Any) -> tuple[str, ...]:

@@ -141,7 +141,7 @@ class EpochWriter:
                 staged = staging.seconds if staging else {}
                 self.steps |= {f"stage {name}": seconds for name, seconds in staged.items()}
                 self.steps["plan"] = time.monotonic() - started - self.steps["read"] - sum(staged.values())
-                with self._refreshed(plan, frames) as rows:
+                with self._add_refresh_deletes(plan, frames) as rows:
                     return self._write_concurrently(plan, rows)
         except HeadraceError:
             raise
@@ -197,7 +197,7 @@ class EpochWriter:
         )
 
     @contextmanager
-    def _refreshed(
+    def _add_refresh_deletes(
         self, plan: EpochPlan, frames: Mapping[str, EpochFrame]
     ) -> Iterator[Mapping[str, EpochFrame]]:
         """Yield the frames, with the deletes that replace a partition if the epoch is a refresh."""

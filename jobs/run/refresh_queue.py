@@ -99,7 +99,7 @@ class RefreshQueue:
 
     def _read_pending(self) -> list[RefreshRequest]:
         lease = self._coordinator.lease
-        with _postponed():
+        with _postpone_on_error():
             return self._coordinator.ledger.pending_refreshes(lease.name, lease.lane)
         return []
 
@@ -213,14 +213,14 @@ class RefreshQueue:
         done = positions.completed_partitions(self._run.file.model, coordinator.position)
         if coordinator.has_open_epoch or not set(request.partitions) <= set(done):
             return
-        with _postponed():
+        with _postpone_on_error():
             coordinator.ledger.end_refresh(coordinator.lease, request.number, coordinator.committed)
             self._run.reporter.publish(RunMessage(f"refreshed {request}"))
 
     def _refuse(self, request: RefreshRequest, error: HeadraceError) -> None:
         self._run.file.locate(error)
         node = f"node '{error.node}': " if error.node else ""
-        with _postponed():
+        with _postpone_on_error():
             self._coordinator.ledger.refuse_refresh(
                 self._coordinator.lease, request.number, f"{node}{error.message}", error.hint
             )
@@ -229,7 +229,7 @@ class RefreshQueue:
 
 
 @contextmanager
-def _postponed() -> Iterator[None]:
+def _postpone_on_error() -> Iterator[None]:
     """Leave a request in the ledger as it is while the ledger cannot be reached. The heartbeat reports it."""
     try:
         yield

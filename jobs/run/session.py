@@ -48,15 +48,15 @@ class RunSession:
     @property
     def jvm(self) -> Json | None:
         """The process of the JVM. None if there is none yet, or if it is not on this host."""
-        return jvm_process(self._started) if self._started is not None else None
+        return jvm_process(self._started_session) if self._started_session is not None else None
 
     @property
     def is_started(self) -> bool:
         """Whether something has used the session, so that there is a JVM."""
-        return self._started is not None
+        return self._started_session is not None
 
     @property
-    def _started(self) -> SparkSession | None:
+    def _started_session(self) -> SparkSession | None:
         return find_started_session(self.spark)
 
     def _start(self) -> SparkSession:
@@ -75,7 +75,9 @@ class RunSession:
 
     def explain_death(self, patience: float) -> SparkJvmError | None:
         """Return why the JVM ended; None while it runs. `patience`: seconds that it gets to end."""
-        return explain_death(self._started, self._settings, patience) if self._started else None
+        return (
+            explain_death(self._started_session, self._settings, patience) if self._started_session else None
+        )
 
     @contextmanager
     def translate_errors(self) -> Iterator[None]:
@@ -94,13 +96,13 @@ class RunSession:
 
         A cancelled epoch is as safe as a crash.
         """
-        done, tag = threading.Event(), tag_jobs(self._started)
+        done, tag = threading.Event(), tag_jobs(self._started_session)
         watch = with_log_context(self._abort_late)
         threading.Thread(target=watch, args=(stop, done, tag), name="headrace-abort", daemon=True).start()
 
         def end() -> None:
             done.set()
-            started = self._started
+            started = self._started_session
             untag_jobs(started if self._callers is not None and started and jvm_alive(started) else None, tag)
 
         return end
@@ -111,10 +113,10 @@ class RunSession:
                 return
         if done.wait(ABORT_AFTER):
             return
-        if self._started is not None:
-            cancel_jobs(self._started, tag if self._callers is not None else None)
+        if self._started_session is not None:
+            cancel_jobs(self._started_session, tag if self._callers is not None else None)
 
     def stop(self) -> None:
         """Stop the session, unless it is the caller's."""
-        if self._callers is None and self._started is not None:
-            stop_session(self._started)
+        if self._callers is None and self._started_session is not None:
+            stop_session(self._started_session)

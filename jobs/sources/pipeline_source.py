@@ -27,7 +27,7 @@ from headrace.pipeline.protocol.epochs import Json
 from headrace.pipeline.protocol.partitions import HistoryPartition
 from headrace.pipeline.protocol.table_offsets import HandoffFilter
 from headrace.pipeline.sql.system_columns import OP, ORDINALS_PER_NODE, POS
-from headrace.pipeline.types.int256 import stored
+from headrace.pipeline.types.int256 import storage_schema
 
 if TYPE_CHECKING:
     import threading
@@ -259,7 +259,9 @@ class PipelineSource:
         rows = sum(split.get("rows", 0) for split in splits)
         if in_driver and not position.get("cursor"):
             table = self.bounded[phase].read_table(self._snapshot(position, phase), splits, schema.names)
-            if table is not None and all(table.field(one.name).type == one.type for one in stored(schema)):
+            if table is not None and all(
+                table.field(one.name).type == one.type for one in storage_schema(schema)
+            ):
                 return replace(read_in_driver(table, schema, spark), rows=rows, size=size)
         return SourceBatch(defer_frame(spark, create, schema), rows, size)
 

@@ -48,10 +48,10 @@ class SideOutput(ABC):
 def check_side_outputs(settings: Settings) -> None:
     """Raise PluginError if a configured side output is not installed or rejects its options. Creates none."""
     for plugin_id in settings.plugin.side_output_ids:
-        _named(plugin_id, settings)
+        _load_side_output(plugin_id, settings)
 
 
-def _named(plugin_id: str, settings: Settings) -> tuple[InstalledPlugin, Plugin, BaseModel]:
+def _load_side_output(plugin_id: str, settings: Settings) -> tuple[InstalledPlugin, Plugin, BaseModel]:
     found, plugin = load_plugin_of_type(plugin_id, PluginType.SIDE_OUTPUT, "side_output_ids")
     return (
         found,
@@ -84,7 +84,7 @@ class SideOutputs:
                 output.epoch(plan, ensure_started(reading.frame))
 
     def _open(self, plugin_id: str, source: str) -> SideOutput:
-        found, plugin, options = _named(plugin_id, self._settings)
+        found, plugin, options = _load_side_output(plugin_id, self._settings)
         context = PluginContext(
             source, options, found, self._pipeline, self._settings.home, labels=plugin.labels
         )

@@ -61,7 +61,10 @@ def separate_rows(
         read.unpersist()
         raise
     return SourceBatch(
-        dead_letters.good_rows(read), None, rejected=_rejected(read, count, output, epoch), persisted=read
+        dead_letters.good_rows(read),
+        None,
+        rejected=_rejected_batch(read, count, output, epoch),
+        persisted=read,
     )
 
 
@@ -75,7 +78,7 @@ def _count_rejected(read: DataFrame, output: ErrorsOutput) -> int:
     return rejected
 
 
-def _rejected(read: DataFrame, count: int, output: ErrorsOutput, epoch: int) -> SourceBatch:
+def _rejected_batch(read: DataFrame, count: int, output: ErrorsOutput, epoch: int) -> SourceBatch:
     from pyspark.sql import functions as F  # noqa: N812
 
     if not count:

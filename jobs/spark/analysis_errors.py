@@ -79,7 +79,7 @@ def _of_rows(condition: str, found: Mapping[str, str]) -> tuple[str, str]:
         case "NUM_COLUMNS_MISMATCH":
             first, other = (int(found[key]) - len(HIDDEN) for key in ("firstNumColumns", "invalidNumColumns"))
             msg = (
-                f"the {found['invalidOrdinalNum']} branch of UNION ALL has {_counted(other)}, and the"
+                f"the {found['invalidOrdinalNum']} branch of UNION ALL has {_count_columns(other)}, and the"
                 f" first has {first}"
             )
             return (
@@ -102,7 +102,7 @@ def _of_rows(condition: str, found: Mapping[str, str]) -> tuple[str, str]:
             ]
             unseen = int("_gs_n" in found["aliasesNames"])
             msg = (
-                f"{_counted(int(found['aliasesSize']) - unseen)} to be named where one row becomes"
+                f"{_count_columns(int(found['aliasesSize']) - unseen)} to be named where one row becomes"
                 f" several, and {len(named)} named"
             )
             return msg, "A list gives one column, a map two (key and value), and inline one for each field."
@@ -124,7 +124,7 @@ def _of_rows(condition: str, found: Mapping[str, str]) -> tuple[str, str]:
     return "", ""
 
 
-def _counted(number: int) -> str:
+def _count_columns(number: int) -> str:
     return f"{number} column{'' if number == 1 else 's'}"
 
 

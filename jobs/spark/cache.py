@@ -22,7 +22,7 @@ def user_cache() -> Path:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
+def file_lock(path: Path) -> Iterator[None]:
     """Hold an exclusive flock on `path`, which is created if missing.
 
     Waits for it. The end of the process releases it.

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
-from headrace.jobs.spark.cache import locked, user_cache
+from headrace.jobs.spark.cache import file_lock, user_cache
 from headrace.jobs.spark.jars import jar_folder
 from headrace.jobs.spark.java import Java, find_java
 
@@ -40,7 +40,7 @@ def ensure_archive(java: Java | None = None) -> Path | None:
     Returns None and logs the reason if that fails.
     """
     path = _path(java or find_java())
-    with locked(path.parent / "lock"):
+    with file_lock(path.parent / "lock"):
         if not path.is_file():
             _remove_orphans(path.parent)
             _train(path)

@@ -90,7 +90,7 @@ def check_staged(frame: DataFrame, why: str) -> None:
     `why` it is stored.
     """
     for field in frame.schema.fields:
-        for what, hint in _unstaged(field.dataType):
+        for what, hint in _find_unstaged(field.dataType):
             msg = (
                 f"column `{field.name}` is {field.dataType.simpleString()}: {what}, and the rows of this"
                 f" node are stored in Parquet ({why})"
@@ -98,7 +98,7 @@ def check_staged(frame: DataFrame, why: str) -> None:
             raise UserError(msg, hint=hint)
 
 
-def _unstaged(kind: DataType) -> Iterator[tuple[str, str]]:
+def _find_unstaged(kind: DataType) -> Iterator[tuple[str, str]]:
     """Yield what Parquet cannot store of a type, and what to write instead."""
     from pyspark.sql.types import ArrayType, MapType, StructType
 
@@ -119,9 +119,9 @@ def _unstaged(kind: DataType) -> Iterator[tuple[str, str]]:
                     "Give one of the two another name.",
                 )
         for field in kind.fields:
-            yield from _unstaged(field.dataType)
+            yield from _find_unstaged(field.dataType)
     elif isinstance(kind, ArrayType):
-        yield from _unstaged(kind.elementType)
+        yield from _find_unstaged(kind.elementType)
     elif isinstance(kind, MapType):
-        yield from _unstaged(kind.keyType)
-        yield from _unstaged(kind.valueType)
+        yield from _find_unstaged(kind.keyType)
+        yield from _find_unstaged(kind.valueType)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace.jobs.spark.cache import locked, user_cache
+from headrace.jobs.spark.cache import file_lock, user_cache
 from headrace.jobs.spark.ivy import IvyDownload, Progress, retrieve
 from headrace.jobs.spark.jar_lock import (
     LockedJar,
@@ -62,7 +62,7 @@ def ensure_jars(progress: Progress | None = None, *, java: str | None = None) ->
     target = jar_folder()
     if jars := _load(target):
         return jars
-    with locked(target.parent / "lock"):
+    with file_lock(target.parent / "lock"):
         if jars := _load(target):
             return jars
         _resolve(target, progress, java)

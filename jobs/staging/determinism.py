@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headrace.jobs.functions.plugins import called
+from headrace.jobs.functions.plugins import find_called_functions
 from headrace.pipeline.model import graph
 from headrace.pipeline.model.nodes import PipelineModel
 from headrace.pipeline.model.plugins import PluginTransformConfig
@@ -64,7 +64,9 @@ def nondeterminism_reason(model: PipelineModel, name: str) -> str:
 
 def _of_plugins(text: str) -> list[str]:
     """Return the calls in a statement to plugin functions that are declared non-deterministic."""
-    return [f"{name}()" for name, found in called([text]).items() if not load(found).deterministic]
+    return [
+        f"{name}()" for name, found in find_called_functions([text]).items() if not load(found).deterministic
+    ]
 
 
 def _upstream(model: PipelineModel, name: str) -> set[str]:

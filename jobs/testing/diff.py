@@ -56,7 +56,7 @@ def compare(
         and all(same(one, other, tolerance) for one, other in zip(expected, found, strict=True))
     ):
         return None
-    lacking, extra = _unmatched(expected, found, tolerance)
+    lacking, extra = _find_unmatched(expected, found, tolerance)
     if not lacking and not extra:
         return NodeDifference(node, tuple(key), expected, found, misplaced=True) if ordered else None
     changed: list[ChangedRow] = []
@@ -87,7 +87,7 @@ def same(one: Any, other: Any, tolerance: float = 0.0) -> bool:
     return one == other
 
 
-def _unmatched(expected: list[Row], found: list[Row], tolerance: float) -> tuple[list[int], list[Row]]:
+def _find_unmatched(expected: list[Row], found: list[Row], tolerance: float) -> tuple[list[int], list[Row]]:
     """Return the indexes of expected rows without an equal row, and the other rows that are left.
 
     Each row matches once. Rows are paired in the order of their values, so that a tolerance does not pair

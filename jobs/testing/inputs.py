@@ -24,7 +24,7 @@ from headrace.pipeline.testcases.loader import Case
 from headrace.pipeline.testcases.rows import Rows
 from headrace.pipeline.testcases.values import fit, infer
 from headrace.pipeline.types.arrow import spark_type
-from headrace.pipeline.types.int256 import is_wide, plain_digits, stored
+from headrace.pipeline.types.int256 import is_wide, plain_digits, storage_schema
 from headrace.pipeline.yaml.reader import shorten
 
 if TYPE_CHECKING:
@@ -136,12 +136,12 @@ def build_input_table(case: Case, name: str, rows: Rows, schema: pa.Schema, ordi
     places = [{"source": ordinal, "part": 0, "off": index, "sub": 0} for index in range(len(cells))]
     arrays = [
         pa.array([to_row_value(row[field.name], field.type) for row in cells], kind.type)
-        for field, kind in zip(schema, stored(schema), strict=True)
+        for field, kind in zip(schema, storage_schema(schema), strict=True)
     ]
     hidden = [pa.array(operations, pa.string()), pa.array(places, POS_ARROW)]
     return pa.table(
         [*arrays, *hidden],
-        schema=pa.schema([*stored(schema), pa.field(OP, pa.string()), pa.field(POS, POS_ARROW)]),
+        schema=pa.schema([*storage_schema(schema), pa.field(OP, pa.string()), pa.field(POS, POS_ARROW)]),
     )
 
 

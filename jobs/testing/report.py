@@ -20,12 +20,12 @@ def failure(outcome: CaseOutcome, *, width: int = 80, shown: int | None = SHOWN)
     lines: list[str] = []
     wanted = outcome.case.node.expect_error
     if outcome.unraised is not None:
-        lines += _wrapped(f"no error came, and one with `{wanted}` was expected", width)
+        lines += _wrap(f"no error came, and one with `{wanted}` was expected", width)
     if outcome.error is not None:
         if wanted is not None:
-            lines += _wrapped(f"another error came than one with `{wanted}`:", width)
+            lines += _wrap(f"another error came than one with `{wanted}`:", width)
         for problem in getattr(outcome.error, "problems", (outcome.error,)):
-            lines += [part for line in str(problem).splitlines() for part in _wrapped(line, width)]
+            lines += [part for line in str(problem).splitlines() for part in _wrap(line, width)]
     for difference in outcome.differences:
         lines += _difference(difference, width, shown)
     if any(
@@ -58,7 +58,7 @@ def _rows(number: int) -> str:
 def _difference(difference: NodeDifference, width: int, shown: int | None) -> list[str]:
     entries = list(_entries(difference, width))
     kept = entries if shown is None else entries[:shown]
-    lines = [*_wrapped(heading(difference), width), *(line for entry in kept for line in entry)]
+    lines = [*_wrap(heading(difference), width), *(line for entry in kept for line in entry)]
     if len(kept) < len(entries):
         lines.append(f"  … and {len(entries) - len(kept)} more; -v shows all")
     return lines
@@ -72,22 +72,22 @@ def _entries(difference: NodeDifference, width: int) -> Iterator[list[str]]:
             if expected != found:
                 yield [
                     f"  row {number}",
-                    *_wrapped(flow(expected), width, "    expected "),
-                    *_wrapped(flow(found), width, "    came     "),
+                    *_wrap(flow(expected), width, "    expected "),
+                    *_wrap(flow(found), width, "    came     "),
                 ]
         return
     for change in difference.changed:
-        yield _changed(change, difference.key, width)
+        yield _describe_change(change, difference.key, width)
     for at in difference.missing:
-        yield _wrapped(flow(difference.expected[at]), width, "  - ")
+        yield _wrap(flow(difference.expected[at]), width, "  - ")
     for row in difference.extra:
-        yield _wrapped(flow(row), width, "  + ")
+        yield _wrap(flow(row), width, "  + ")
 
 
-def _changed(change: ChangedRow, key: tuple[str, ...], width: int) -> list[str]:
-    lines = _wrapped(flow({name: change.expected[name] for name in key}), width, "  ~ ")
+def _describe_change(change: ChangedRow, key: tuple[str, ...], width: int) -> list[str]:
+    lines = _wrap(flow({name: change.expected[name] for name in key}), width, "  ~ ")
     for name in change.columns:
-        lines += _wrapped(
+        lines += _wrap(
             f"{name}: expected {scalar(change.expected[name])}, came {scalar(change.found[name])}",
             width,
             "      ",
@@ -95,7 +95,7 @@ def _changed(change: ChangedRow, key: tuple[str, ...], width: int) -> list[str]:
     return lines
 
 
-def _wrapped(text: str, width: int, head: str = "") -> list[str]:
+def _wrap(text: str, width: int, head: str = "") -> list[str]:
     return textwrap.wrap(
         text,
         width,

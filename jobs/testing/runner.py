@@ -202,7 +202,7 @@ def _readings(planner: PipelinePlanner, case: Case, tables: Mapping[str, pa.Tabl
         frame = defer_frame(planner.spark, partial(frame_of, planner.spark, table, payload), payload)
         condition = _filter_of(case, name)
         if condition:
-            frame = _filtered(frame, condition, case, name, marks=name in planner.retractions.marked)
+            frame = _filter_rows(frame, condition, case, name, marks=name in planner.retractions.marked)
             readings[name] = SourceBatch(frame, table.num_rows)
         else:
             readings[name] = SourceBatch(frame, table.num_rows, table=table, is_local=True)
@@ -227,7 +227,7 @@ def _filter_of(case: Case, name: str) -> str:
     return getattr(filtered, "filter", None) or ""
 
 
-def _filtered(frame: DataFrame, condition: str, case: Case, name: str, *, marks: bool) -> DataFrame:
+def _filter_rows(frame: DataFrame, condition: str, case: Case, name: str, *, marks: bool) -> DataFrame:
     """Return the rows that pass a filter."""
     from pyspark.errors import AnalysisException, ParseException
 

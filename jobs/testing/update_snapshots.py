@@ -29,7 +29,7 @@ from headrace.pipeline.errors import HeadraceError, UserError
 from headrace.pipeline.model.testcases import CaseConfig
 from headrace.pipeline.sql.system_columns import OP
 from headrace.pipeline.testcases.loader import Case
-from headrace.pipeline.types.int256 import stored
+from headrace.pipeline.types.int256 import storage_schema
 from headrace.pipeline.yaml.reader import read_tree
 
 
@@ -63,7 +63,7 @@ def update(outcome: CaseOutcome) -> list[str]:
         if node.path is None:
             text = case.path.read_text(encoding="utf-8")
             path = ("tests", case.name, "expect", difference.node, "rows")
-            new = respelled(text, path, difference, expectation)
+            new = replace_rows(text, path, difference, expectation)
             _check(new, case, expectation)
             case.path.write_text(new, encoding="utf-8")
             where = str(case.place("expect", difference.node))
@@ -111,7 +111,7 @@ def _write_file(
     if form == "parquet":
         schema = pa.schema([expectation.schema.field(name) for name in names])
         cells = [{field.name: to_row_value(row[field.name], field.type) for field in schema} for row in rows]
-        pq.write_table(pa.Table.from_pylist(cells, stored(schema)), path)
+        pq.write_table(pa.Table.from_pylist(cells, storage_schema(schema)), path)
         return
     if form == "json":
         lines = [json_value({name: row[name] for name in names}) for row in rows]
@@ -134,7 +134,7 @@ def _write_file(
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
-def respelled(text: str, path: Sequence[str], difference: NodeDifference, expectation: Expectation) -> str:
+def replace_rows(text: str, path: Sequence[str], difference: NodeDifference, expectation: Expectation) -> str:
     """Return a YAML text with the rows at `path` replaced by the actual rows."""
     parent, rows = _find(text, path)
     new = _in_order(difference, expectation)
@@ -152,7 +152,9 @@ def respelled(text: str, path: Sequence[str], difference: NodeDifference, expect
         )
     edits: list[_Edit] = []
     for change in difference.changed:
-        edits += _changed(rows.value[change.at], {name: change.found[name] for name in order}, change.columns)
+        edits += _change_values(
+            rows.value[change.at], {name: change.found[name] for name in order}, change.columns
+        )
     for at in difference.missing:
         start, end = _line(text, rows.value[at])
         edits.append(_Edit(start, end, ""))
@@ -212,7 +214,7 @@ def _whole(text: str, parent: MappingNode, rows: SequenceNode, new: list[Row]) -
     return _Edit(len(text[:start].rstrip()), end, "\n" + "\n".join(lines))
 
 
-def _changed(row: MappingNode, new: Row, columns: Sequence[str]) -> list[_Edit]:
+def _change_values(row: MappingNode, new: Row, columns: Sequence[str]) -> list[_Edit]:
     """Return the edits of the values that changed.
 
     If one is not a simple scalar, return an edit of the whole row.

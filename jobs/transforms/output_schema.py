@@ -10,7 +10,7 @@ import pyarrow as pa
 from headrace.connectors.kafka.json_decoder import payload_schema
 from headrace.connectors.spark_types import POS_ARROW, system_fields
 from headrace.pipeline.sql.system_columns import OP, POS
-from headrace.pipeline.types.int256 import stored
+from headrace.pipeline.types.int256 import storage_schema
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -35,4 +35,4 @@ def hidden_fields(payload: StructType) -> StructType:
 
 def with_hidden(payload: pa.Schema) -> pa.Schema:
     """Return the Arrow schema of rows with the system columns."""
-    return pa.schema([*stored(payload), pa.field(OP, pa.string()), pa.field(POS, POS_ARROW)])
+    return pa.schema([*storage_schema(payload), pa.field(OP, pa.string()), pa.field(POS, POS_ARROW)])

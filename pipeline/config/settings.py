@@ -38,7 +38,14 @@ from headrace.pipeline.config.sections import (
     TableBackend,
     TableConnection,
 )
-from headrace.pipeline.config.sources import CONFIG_NAMES, Layer, PartOf, ignored, merged, read_layers
+from headrace.pipeline.config.sources import (
+    CONFIG_NAMES,
+    Layer,
+    PartOf,
+    find_ignored_settings,
+    merge_layers,
+    read_layers,
+)
 from headrace.pipeline.config.sources import describe_lookup as _looked_at
 from headrace.pipeline.errors import SettingsError
 
@@ -178,7 +185,7 @@ class _Places(PydanticBaseSettingsSource):
         layers = read_layers(self.settings_cls)
         if lines := [line for layer in layers for line in layer.problems]:
             raise _wrong(lines)
-        return merged(layers)
+        return merge_layers(layers)
 
 
 def load_settings(**overrides: Any) -> Settings:
@@ -190,7 +197,7 @@ def load_settings(**overrides: Any) -> Settings:
         raise _wrong(describe_settings_errors(error, Settings, layers)) from None
     if lines := _sink_connections(settings, layers):
         raise _wrong(lines)
-    for name, place, instead in ignored(layers):
+    for name, place, instead in find_ignored_settings(layers):
         if name not in _reported:
             _reported.add(name)
             log.warning("event=setting_ignored setting=%s location=%s instead=%s", name, place, instead)

@@ -123,7 +123,7 @@ def read_layers(model: type[BaseModel]) -> list[Layer]:
     return [*layers, Layer("HEADRACE_HOME", at_home, listed=False)]
 
 
-def merged(layers: Sequence[Layer]) -> dict[str, Any]:
+def merge_layers(layers: Sequence[Layer]) -> dict[str, Any]:
     """Return one tree of all layers. Mappings are merged. Of other values the strongest wins."""
     found: dict[str, Any] = {}
     for layer in layers:
@@ -301,7 +301,7 @@ def _adapt(layer: Layer, model: type[BaseModel], values: dict[str, Any], above: 
                 del values[key]
 
 
-def ignored(layers: Sequence[Layer]) -> Iterator[tuple[str, str, str]]:
+def find_ignored_settings(layers: Sequence[Layer]) -> Iterator[tuple[str, str, str]]:
     """Yield the settings of Streamling that are ignored: name, location, replacement."""
     for layer in layers:
         for loc, instead in layer.ignored.items():

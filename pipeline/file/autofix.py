@@ -36,18 +36,22 @@ def fix_file_text(text: str, shown: str) -> tuple[str, list[str]]:
         if not said:
             raise
         before = parse_pipeline(text, shown)
-    yaml, root = _loaded(text)
-    respelled = [*_unwrapped(root), *_removed(root), *_named(root, shown)]
+    yaml, root = _load_text(text)
+    respelled = [
+        *_unwrap_pipeline(root),
+        *_remove_keys_without_effect(root),
+        *_add_version_and_name(root, shown),
+    ]
     if not respelled:
         return text, said
-    text = _dumped(yaml, root)
+    text = _dump_text(yaml, root)
     if parse_pipeline(text, shown).hash != before.hash:
         msg = "fixing changed what the pipeline does"
         raise AssertionError(msg)
     return text, [*said, *respelled]
 
 
-def _loaded(text: str) -> tuple[YAML, CommentedMap]:
+def _load_text(text: str) -> tuple[YAML, CommentedMap]:
     """Return the parsed file, and a YAML writer that keeps its indentation, comments and quotes."""
     _, indent, offset = load_yaml_guess_indent(text)
     yaml = YAML()
@@ -59,7 +63,7 @@ def _loaded(text: str) -> tuple[YAML, CommentedMap]:
     return yaml, yaml.load(text)
 
 
-def _dumped(yaml: YAML, root: CommentedMap) -> str:
+def _dump_text(yaml: YAML, root: CommentedMap) -> str:
     target = StringIO()
     yaml.dump(root, target)
     return target.getvalue()
@@ -71,7 +75,7 @@ def _with_dialects(text: str) -> tuple[str, list[str]]:
     Return the same text and no description if no node needs one, or if the text is not a valid mapping.
     """
     try:
-        yaml, root = _loaded(text)
+        yaml, root = _load_text(text)
     except YAMLError:
         return text, []
     inner = root.get(WRAPPER, root) if isinstance(root, CommentedMap) else None
@@ -86,7 +90,7 @@ def _with_dialects(text: str) -> tuple[str, list[str]]:
             said.append(
                 f"node '{name}': added `dialect: {found[0]}`, since Spark cannot read its SQL{others}"
             )
-    return (_dumped(yaml, root), said) if said else (text, [])
+    return (_dump_text(yaml, root), said) if said else (text, [])
 
 
 def _only_meaning(text: str) -> list[str]:
@@ -100,7 +104,7 @@ def _only_meaning(text: str) -> list[str]:
     return list(found) if "spark" not in found and len(set(found.values())) == 1 else []
 
 
-def _unwrapped(root: CommentedMap) -> Iterator[str]:
+def _unwrap_pipeline(root: CommentedMap) -> Iterator[str]:
     inner = root.get(WRAPPER)
     if not isinstance(inner, CommentedMap):
         return
@@ -113,7 +117,7 @@ def _unwrapped(root: CommentedMap) -> Iterator[str]:
     yield f"took off `{WRAPPER}:` round the file"
 
 
-def _removed(root: CommentedMap) -> Iterator[str]:
+def _remove_keys_without_effect(root: CommentedMap) -> Iterator[str]:
     for part in WITHOUT_EFFECT:
         for name, node in (root.get(part) or {}).items():
             silent = without_effect(part, node.get("type", ""))
@@ -122,7 +126,7 @@ def _removed(root: CommentedMap) -> Iterator[str]:
                 yield f"node '{name}': removed `{key}`, which has no effect"
 
 
-def _named(root: CommentedMap, shown: str) -> Iterator[str]:
+def _add_version_and_name(root: CommentedMap, shown: str) -> Iterator[str]:
     lacking: list[tuple[str, Any]] = [("version", VERSION), ("name", name_of(shown))]
     for at, (key, value) in enumerate(lacking):
         if key not in root:

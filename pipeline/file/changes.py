@@ -81,36 +81,36 @@ def _sources(
     for name, now in identities.items():
         here = position.get(name)
         if here is None:
-            yield _added(file, name, position, identity)
+            yield _added_source_error(file, name, position, identity)
         elif "source" not in here or ("history" in here) != bool(
             positions.bounded_phases(file.model.sources[name])
         ):
             yield _unlike(file, name, here, identity)
         elif (former := identity(here["source"])) is None:
             if here["source"] != content_ref(now):
-                yield _refused(
+                yield _refusal(
                     file, (name,), "is not the source that its position was made with", _former(file)
                 )
         else:
             for path, had, has in identity_changes(former, now):
-                yield _fixed(file, name, path, had, has)
+                yield _fixed_key_error(file, name, path, had, has)
 
 
-def _added(
+def _added_source_error(
     file: PipelineFile, name: str, position: Position, identity: Callable[[str], Json | None]
 ) -> PipelineStateError:
     now = source_identity(file.model.sources[name])
     rest = {other: here.get("source") for other, here in position.items() if other not in file.model.sources}
     alike = next((other for other, ref in rest.items() if ref and identity(ref) == now), None)
     if alike is not None:
-        return _refused(
+        return _refusal(
             file,
             (name,),
             f"was called `{alike}` before, and positions are kept by name",
             f"Call it `{alike}` again.",
         )
     msg = "was added to a pipeline that has begun: its history would be written over newer rows of the others"
-    return _refused(file, (name,), msg, "Give it a pipeline and a target of its own.")
+    return _refusal(file, (name,), msg, "Give it a pipeline and a target of its own.")
 
 
 def _unlike(
@@ -118,18 +118,18 @@ def _unlike(
 ) -> PipelineStateError:
     former = identity(here["source"]) if "source" in here else None
     if former is None:
-        return _refused(file, (name,), "has a position in the ledger that this release does not read", "")
-    return _fixed(file, name, ("type",), former["type"], file.model.sources[name].type)
+        return _refusal(file, (name,), "has a position in the ledger that this release does not read", "")
+    return _fixed_key_error(file, name, ("type",), former["type"], file.model.sources[name].type)
 
 
-def _fixed(
+def _fixed_key_error(
     file: PipelineFile, name: str, path: tuple[str | int, ...], had: Any, has: Any
 ) -> PipelineStateError:
     key = next(str(part) for part in reversed(path) if isinstance(part, str))
     if key == "bounded_sources":
-        had, has = ([_called(part) for part in parts] for parts in (had, has))
+        had, has = ([_name_of_table(part) for part in parts] for parts in (had, has))
     msg = f"`{key}` cannot change from {_format_value(had)} to {_format_value(has)}: {_why(path)}"
-    return _refused(
+    return _refusal(
         file,
         (name, *path),
         msg,
@@ -150,7 +150,7 @@ def _why(path: tuple[str | int, ...]) -> str:
     )
 
 
-def _called(part: Json) -> str:
+def _name_of_table(part: Json) -> str:
     return str(part.get("table_name") or part.get("path") or part["type"])
 
 
@@ -164,7 +164,7 @@ def _bare(value: Any) -> str:
     return f"[{', '.join(_bare(one) for one in value)}]" if isinstance(value, list) else str(value)
 
 
-def _refused(file: PipelineFile, path: tuple[str | int, ...], msg: str, hint: str) -> PipelineStateError:
+def _refusal(file: PipelineFile, path: tuple[str | int, ...], msg: str, hint: str) -> PipelineStateError:
     name = str(path[0])
     reset = _reset(file, "follow the change" if hint else "go on")
     return PipelineStateError(
@@ -265,17 +265,17 @@ def _partitions(file: PipelineFile, position: Position) -> Iterator[PipelineStat
     for name, here in begun.items():
         former, now = here["history"]["by"], positions.partitions_json(file.model.partitions)
         if not positions.is_cut_alike(former, now):
-            yield _cut_changed(file, name, here)
+            yield _partitions_error(file, name, here)
         elif former is None or now is None:
             continue
         elif not isinstance(file.model.partitions, TimePartitionsConfig):
             if former != now:
-                yield from _keys_changed(file, name, here, positions.stream_begun(position))
+                yield from _compare_values(file, name, here, positions.stream_begun(position))
         elif _last(former) != _last(now):
-            yield from _end_changed(file, name, here, position)
+            yield from _compare_history_end(file, name, here, position)
 
 
-def _cut_changed(file: PipelineFile, name: str, here: Json) -> PipelineStateError:
+def _partitions_error(file: PipelineFile, name: str, here: Json) -> PipelineStateError:
     former = here["history"]["by"]
     where = f"by `{spell_partitions(former)}`" if former else "without partitions"
     msg = (
@@ -294,7 +294,7 @@ def _cut_changed(file: PipelineFile, name: str, here: Json) -> PipelineStateErro
     )
 
 
-def _end_changed(
+def _compare_history_end(
     file: PipelineFile, name: str, here: Json, position: Position
 ) -> Iterator[PipelineStateError | str]:
     former, now = here["history"]["by"], positions.partitions_json(file.model.partitions)
@@ -346,7 +346,7 @@ def _end_changed(
         )
 
 
-def _keys_changed(
+def _compare_values(
     file: PipelineFile, name: str, here: Json, stream_begun: bool
 ) -> Iterator[PipelineStateError | str]:
     """Yield the effects of another list of values, or of another end of ranges of integers.

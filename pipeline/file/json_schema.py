@@ -14,7 +14,7 @@ from headrace.pipeline.model import nodes
 from headrace.pipeline.model.partitions import PARTITION_MODELS
 from headrace.pipeline.model.plugins import NODES, TAG, model_of
 from headrace.pipeline.plugins.api import PluginType
-from headrace.pipeline.plugins.discovery import installed, load
+from headrace.pipeline.plugins.discovery import list_installed, load
 from headrace.pipeline.protocol.epochs import Json
 from headrace.pipeline.types.durations import spell_duration
 
@@ -108,7 +108,7 @@ def file_schema() -> Json:
 def _add_plugins(found: Json) -> None:
     """Add the nodes of the plugins that are installed here and can be loaded."""
     parts = {model.KIND: part for part, model in NODES.items()}
-    for plugin in installed():
+    for plugin in list_installed():
         try:
             part = parts.get(PluginType(load(plugin).kind))
         except PluginError:

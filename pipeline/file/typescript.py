@@ -119,7 +119,7 @@ class _Strip:
     def visit(self, root: Node) -> None:
         """Add the ranges below a node. The traversal is iterative, because long expressions nest deeply."""
         if root.has_error:
-            raise self._not_parsed(root)
+            raise self._parse_error(root)
         open_ = [root]
         while open_:
             at = open_.pop()
@@ -135,7 +135,7 @@ class _Strip:
                 continue
             if at.type in _REFUSED:
                 what, hint = _REFUSED[at.type]
-                raise self._refused(at, what, hint)
+                raise self._syntax_error(at, what, hint)
             self._tokens(at)
             open_ += at.children
 
@@ -146,7 +146,7 @@ class _Strip:
             and at.parent.type == "arrow_function"
             and at.end_point.row != at.start_point.row
         ):
-            raise self._refused(
+            raise self._syntax_error(
                 at,
                 "a return type of several lines before `=>`",
                 "Give the type a name above, or write it on one line.",
@@ -166,7 +166,7 @@ class _Strip:
                 and b"\n" in self.source[inner.children[0].end_byte : inner.children[1].start_byte]
             ):
                 hint = "Put a semicolon at the end of the line before, or the bracket on it."
-                raise self._refused(inner.children[1], "a `[` on a new line after a type", hint)
+                raise self._syntax_error(inner.children[1], "a `[` on a new line after a type", hint)
             open_ += inner.children
 
     def _tokens(self, at: Node) -> None:
@@ -179,7 +179,7 @@ class _Strip:
             self._blank(children[-1])
         elif at.type == "type_assertion":
             if self.source[children[0].end_byte :].lstrip().startswith(b"{"):
-                raise self._refused(at, "`<T>{...}`", "Write `{...} as T`.")
+                raise self._syntax_error(at, "`<T>{...}`", "Write `{...} as T`.")
         elif at.type in ("required_parameter", "optional_parameter"):
             self._parameter(at)
         elif at.type == "variable_declarator":
@@ -205,7 +205,7 @@ class _Strip:
         if first.type in ("accessibility_modifier", "override_modifier") or any(
             child.type == "readonly" for child in at.children
         ):
-            raise self._refused(
+            raise self._syntax_error(
                 at,
                 "a parameter property",
                 "Declare the field in the class, and assign it in the constructor.",
@@ -251,7 +251,7 @@ class _Strip:
         if "type" in kinds or ("export_clause" in kinds and at.child_by_field_name("source") is None):
             self._blank(at, ";")
             return []
-        raise self._refused(
+        raise self._syntax_error(
             at, "this kind of export", "Declare `function process(input)`; scripts are not imported."
         )
 
@@ -262,12 +262,12 @@ class _Strip:
         for at in nodes:
             self._blank(at)
 
-    def _refused(self, at: Node, what: str, hint: str) -> UserError:
+    def _syntax_error(self, at: Node, what: str, hint: str) -> UserError:
         line, place = self._where(at)
         msg = f"{what} is more than types, which are all that is taken out of TypeScript ({line})"
         return UserError(msg, hint=hint, node=self.node, place=place)
 
-    def _not_parsed(self, root: Node) -> UserError:
+    def _parse_error(self, root: Node) -> UserError:
         wrong = _first_wrong(root)
         line, place = self._where(wrong)
         tsx = _tree(self.source.decode(), self.node, jsx=True)

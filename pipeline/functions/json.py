@@ -168,7 +168,7 @@ def _is_json(call: FunctionCall) -> exp.Expr:
     return fill(f"coalesce({first}{VALID.format('_1')}, FALSE)", [call.args[0]])
 
 
-def checked(template: str) -> Builder:
+def build_checked(template: str) -> Builder:
     """Return a builder of the template with the validity of its argument and the function's name."""
     return lambda call: with_failures(
         fill(template.format(valid=VALID.format("_1"), name=call.name), call.args), call.node
@@ -355,7 +355,7 @@ FUNCTIONS = (
         group=Group.JSON,
         result="text",
         where=DialectScope.DATAFUSION,
-        sql=checked(OR_FAIL),
+        sql=build_checked(OR_FAIL),
         meaning="The text, checked to be JSON. Spark's gives a VARIANT.",
         examples=(("parse_json('[1]')", "[1]"), ("parse_json(NULL)", "NULL")),
         errors=(("parse_json('[1')", "parse_json: this is no JSON: [1"),),

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from sqlglot import exp
 
 from headrace.pipeline.errors import UserError
-from headrace.pipeline.functions.json import OR_FAIL, VALID, checked
+from headrace.pipeline.functions.json import OR_FAIL, VALID, build_checked
 from headrace.pipeline.functions.registry import Function, FunctionCall, Group
-from headrace.pipeline.functions.templates import NAME, fill, quoted, text_of, with_failures
+from headrace.pipeline.functions.templates import NAME, fill, quote_json, text_of, with_failures
 
 _WRITTEN = (
     "substr(to_json(CASE WHEN {0} IS NOT NULL THEN array({0}) END, map('ignoreNullFields', 'false')), 2,"
@@ -30,7 +30,7 @@ _RAW = (
 )
 
 
-def _written(value: exp.Expr) -> exp.Expr:
+def _to_json(value: exp.Expr) -> exp.Expr:
     """Return any value as JSON. NULL stays NULL. JSON stays unchanged."""
     if isinstance(value, exp.Null):
         return exp.Null()
@@ -59,7 +59,7 @@ def _object(call: FunctionCall, *, absent: bool) -> exp.Expr:
             "to_json(_1, map('ignoreNullFields', 'false'))",
             [exp.Anonymous(this="named_struct", expressions=pairs)],
         )
-    return _joined(
+    return _join_parts(
         "{", [_pair(call, key, value, absent=absent) for key, value in zip(keys, values, strict=True)], "}"
     )
 
@@ -67,28 +67,28 @@ def _object(call: FunctionCall, *, absent: bool) -> exp.Expr:
 def _pair(call: FunctionCall, key: exp.Expr, value: exp.Expr, *, absent: bool) -> exp.Expr:
     said = text_of(key)
     name = (
-        exp.Literal.string(quoted(said))
+        exp.Literal.string(quote_json(said))
         if said is not None
-        else fill("coalesce(_1, hr_fail('json_object: a key is NULL'))", [_written(key)])
+        else fill("coalesce(_1, hr_fail('json_object: a key is NULL'))", [_to_json(key)])
     )
     return fill(
         "concat(_1, ':', _2)" if absent else "concat(_1, ':', coalesce(_2, 'null'))",
-        [with_failures(name, call.node), _written(value)],
+        [with_failures(name, call.node), _to_json(value)],
     )
 
 
 def _array(call: FunctionCall, *, absent: bool) -> exp.Expr:
-    return _joined(
+    return _join_parts(
         "[",
         [
-            _written(value) if absent else fill("coalesce(_1, 'null')", [_written(value)])
+            _to_json(value) if absent else fill("coalesce(_1, 'null')", [_to_json(value)])
             for value in call.args
         ],
         "]",
     )
 
 
-def _joined(opening: str, parts: Sequence[exp.Expr], closing: str) -> exp.Expr:
+def _join_parts(opening: str, parts: Sequence[exp.Expr], closing: str) -> exp.Expr:
     """Join the parts without those that are NULL."""
     inside = exp.Anonymous(this="concat_ws", expressions=[exp.Literal.string(","), *parts])
     return exp.Anonymous(
@@ -227,7 +227,7 @@ FUNCTIONS = (
         signature="json(text)",
         group=Group.JSON,
         result="text",
-        sql=checked(OR_FAIL),
+        sql=build_checked(OR_FAIL),
         meaning="The text, checked to be JSON; `json_object` and `json_array` put it in as it is.",
         examples=(("json('{\"a\": 1}')", '{"a": 1}'), ("json(NULL)", "NULL")),
         errors=(("json('{')", "json: this is no JSON: {"),),

@@ -38,7 +38,7 @@ def _groups(pattern: exp.Expr) -> int | None:
             return None
 
 
-def _guarded(pattern: exp.Expr, found: exp.Expr) -> exp.Expr:
+def _guard_pattern(pattern: exp.Expr, found: exp.Expr) -> exp.Expr:
     """Return NULL if Java cannot compile the pattern. A pattern that certainly compiles needs no check."""
     if _groups(pattern) is not None:
         return found
@@ -56,7 +56,7 @@ def _pattern(template: str, *defaults: str) -> Builder:
             if len(call.args) - 2 < len(defaults)
             else []
         )
-        return _guarded(call.args[1], fill(template, [*call.args, *extra]))
+        return _guard_pattern(call.args[1], fill(template, [*call.args, *extra]))
 
     return build
 
@@ -73,7 +73,7 @@ def _extract(template: str, otherwise: int, kind: str) -> Builder:
             )
         counted = "size(regexp_extract_all(_2, '(?<!\\\\\\\\)[(](?:(?![?])|(?=[?]<[a-zA-Z]))', 0))"
         found = fill(f"CASE WHEN _3 BETWEEN 0 AND {counted} THEN {template} END", [*call.args[:2], group])
-        return _guarded(call.args[1], found)
+        return _guard_pattern(call.args[1], found)
 
     return build
 
@@ -92,7 +92,7 @@ def _like(call: FunctionCall) -> exp.Expr:
             if known is not None
             else fill("concat(_1, _2)", [set_, pattern])
         )
-    return _guarded(pattern, fill("_1 RLIKE _2", [text, pattern]))
+    return _guard_pattern(pattern, fill("_1 RLIKE _2", [text, pattern]))
 
 
 def _replace(call: FunctionCall) -> exp.Expr:
@@ -102,7 +102,7 @@ def _replace(call: FunctionCall) -> exp.Expr:
         by: exp.Expr = exp.Literal.string(said.replace("\\", "\\\\").replace("$", "\\$"))
     else:
         by = fill(r"replace(replace(_1, '\\', '\\\\'), '$', '\\$')", [call.args[2]])
-    return _guarded(call.args[1], fill("regexp_replace(_1, _2, _3)", [call.args[0], call.args[1], by]))
+    return _guard_pattern(call.args[1], fill("regexp_replace(_1, _2, _3)", [call.args[0], call.args[1], by]))
 
 
 def _place(text: str) -> str:
@@ -121,7 +121,7 @@ def _regexp_instr(call: FunctionCall) -> exp.Expr:
     args = [*call.args, *(exp.Literal.number(1) for _ in range(4 - len(call.args)))]
     plain = all(isinstance(arg, exp.Literal) and arg.name == "1" for arg in args[2:])
     if plain:
-        return _guarded(args[1], fill(_place("_1"), args))
+        return _guard_pattern(args[1], fill(_place("_1"), args))
     rest = _place("substr(_1, _3)")
     first = f"CASE WHEN {rest} > 0 THEN {rest} + _3 - 1 ELSE 0 END"
     if isinstance(args[3], exp.Literal) and args[3].name == "1":
@@ -146,7 +146,7 @@ def _regexp_instr(call: FunctionCall) -> exp.Expr:
             " WHEN _1 IS NOT NULL AND _2 IS NOT NULL AND _3 IS NOT NULL AND _4 IS NOT NULL THEN 0 END",
             args,
         )
-    return _guarded(args[1], found)
+    return _guard_pattern(args[1], found)
 
 
 FUNCTIONS = (

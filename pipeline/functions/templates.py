@@ -39,7 +39,7 @@ class _Template(Spark):
 
 
 @lru_cache(maxsize=1024)
-def _parsed(template: str) -> exp.Expr:
+def _parse_template(template: str) -> exp.Expr:
     return cast("exp.Select", sqlglot.parse_one(f"SELECT {template}", dialect=_Template)).selects[0]
 
 
@@ -48,7 +48,7 @@ def fill(template: str, args: Sequence[exp.Expr], **named: exp.Expr) -> exp.Expr
     values = {f"_{place}": arg for place, arg in enumerate(args, start=1)} | {
         f"_{name}": arg for name, arg in named.items()
     }
-    whole = exp.Paren(this=_parsed(template).copy())
+    whole = exp.Paren(this=_parse_template(template).copy())
     for column in list(whole.find_all(exp.Column)):
         if not column.table and column.name in values:
             column.replace(_safe(values[column.name]))
@@ -65,7 +65,7 @@ def expand_call(function: Function, call: FunctionCall) -> exp.Expr:
         found = _arrow(function, call)
     elif isinstance(function.sql, str):
         missing = len(call.args) - (function.most or 0)
-        extra = [_parsed(default) for default in function.defaults[missing:]] if missing < 0 else []
+        extra = [_parse_template(default) for default in function.defaults[missing:]] if missing < 0 else []
         found = with_failures(fill(function.sql, [*call.args, *extra]), call.node)
     else:
         found = function.sql(call)
@@ -82,7 +82,7 @@ def _arrow(function: Function, call: FunctionCall) -> exp.Expr:
         return known
     args = [arg.meta.get(INNER, arg) for arg in call.args]
     extra = (
-        [_parsed(default) for default in function.defaults[len(args) - (function.most or 0) :]]
+        [_parse_template(default) for default in function.defaults[len(args) - (function.most or 0) :]]
         if len(args) < (function.most or 0)
         else []
     )
@@ -152,6 +152,6 @@ def field_of(variable: str, name: str) -> exp.Expr:
     return exp.Dot(this=exp.to_identifier(variable), expression=exp.to_identifier(name, quoted=True))
 
 
-def quoted(text: str) -> str:
+def quote_json(text: str) -> str:
     """Return a string as JSON."""
     return json.dumps(text, ensure_ascii=False)

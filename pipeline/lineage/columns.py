@@ -75,7 +75,7 @@ def lineage(model: PipelineModel, schemas: Schemas) -> dict[str, NodeLineage]:
             continue
         try:
             query = _query_of(model, name)
-            relations[name] = _named(
+            relations[name] = _with_spark_names(
                 LineageReader(name, relations).query(query, {}, None), name, schemas.get(name)
             )
         except LineageError as error:
@@ -97,11 +97,12 @@ def lineage(model: PipelineModel, schemas: Schemas) -> dict[str, NodeLineage]:
     rows |= dict(zip(outputs, outputs, strict=True))
     by_node = {name: _node_lineage(node, relations, reasons, types) for name, node in rows.items()}
     return by_node | {
-        name: _filled(node, name, relations, reasons) for name, node in graph.dynamic_tables(model).items()
+        name: _lineage_of_table(node, name, relations, reasons)
+        for name, node in graph.dynamic_tables(model).items()
     }
 
 
-def _filled(
+def _lineage_of_table(
     node: DynamicTableConfig, name: str, relations: Mapping[str, Relation], reasons: Mapping[str, str]
 ) -> NodeLineage:
     """Return the one column of a dynamic table, if SQL fills it."""
@@ -134,7 +135,7 @@ def _node_lineage(
     return NodeLineage(dict(found.columns), types[name], unknown)
 
 
-def _named(found: Relation, node: str, known: Mapping[str, str] | None) -> Relation:
+def _with_spark_names(found: Relation, node: str, known: Mapping[str, str] | None) -> Relation:
     """Return the relation with Spark's names. An item for several columns becomes one entry per column."""
     several = [place for place, (name, _) in enumerate(found.columns) if name == "*"]
     if known is None or not found.complete:
@@ -147,7 +148,7 @@ def _named(found: Relation, node: str, known: Mapping[str, str] | None) -> Relat
         place, more = several[0], len(names) - len(columns) + 1
         spread = columns[place][1]
         columns[place : place + 1] = [
-            (name, _labelled(spread, node, name)) for name in names[place : place + more]
+            (name, _relabel_step(spread, node, name)) for name in names[place : place + more]
         ]
     if len(columns) != len(names):
         msg = "it has other columns than its SELECT list says"
@@ -155,7 +156,7 @@ def _named(found: Relation, node: str, known: Mapping[str, str] | None) -> Relat
     return Relation([(name, derived) for name, (_, derived) in zip(names, columns, strict=True)])
 
 
-def _labelled(spread: ColumnLineage, node: str, name: str) -> ColumnLineage:
+def _relabel_step(spread: ColumnLineage, node: str, name: str) -> ColumnLineage:
     *before, own = spread.steps
     return ColumnLineage(spread.origins, (*before, LineageStep(node, name, own.expression)))
 
@@ -173,9 +174,9 @@ def _types(query: exp.Query, inputs: Schemas) -> list[str]:
         )
     except (SqlglotError, KeyError):
         return []
-    return [_spelled(part) for part in known.selects]
+    return [_spell_type(part) for part in known.selects]
 
 
-def _spelled(part: exp.Expr) -> str:
+def _spell_type(part: exp.Expr) -> str:
     kind = part.type
     return "" if kind is None or kind.is_type(exp.DType.UNKNOWN) else kind.sql(dialect=statements.DIALECT)

@@ -161,13 +161,15 @@ class LineageReader:
             msg = "the branches of UNION ALL have different numbers of columns"
             raise LineageError(msg)
         if by_name:
-            columns = [(name, _merged([derived, right.listed(name)])) for name, derived in left.columns]
+            columns = [
+                (name, _merge_lineages([derived, right.listed(name)])) for name, derived in left.columns
+            ]
             return Relation(
                 [*columns, *((name, derived) for name, derived in right.columns if left.listed(name) is None)]
             )
         return Relation(
             [
-                (name, _merged([mine, other]))
+                (name, _merge_lineages([mine, other]))
                 for (name, mine), (_, other) in zip(left.columns, right.columns, strict=True)
             ]
         )
@@ -210,7 +212,7 @@ class LineageReader:
             return Relation([])
         read = clause.this
         if isinstance(read, exp.Subquery):
-            return _called(self.query(read, ctes, outer), [read.alias])
+            return _rename_columns(self.query(read, ctes, outer), [read.alias])
         if not isinstance(read, exp.Table) or not isinstance(read.this, exp.Identifier):
             msg = f"`{read.sql(dialect=statements.DIALECT, comments=False)}` after FROM is not a node"
             raise LineageError(msg)
@@ -219,7 +221,7 @@ class LineageReader:
         if found is None:
             msg = f"`{name}` reads itself"
             raise LineageError(msg)
-        return _called(
+        return _rename_columns(
             found.renamed(read.alias_column_names), [read.alias] if read.alias else [name, read.name]
         )
 
@@ -236,7 +238,7 @@ class LineageReader:
         read = scope.relation
         text = call.call.sql(dialect=statements.DIALECT, comments=False)
         inputs = [derived for one in call.lists for derived in self._inputs(one, scope, ctes)]
-        added = [(name.name, self._stepped(name.name, text, inputs)) for name in call.names]
+        added = [(name.name, self._add_step(name.name, text, inputs)) for name in call.names]
         names = read.names | {call.alias.lower()}
         return (
             Relation([*read.columns, *added], names) if read.complete else Relation(added, names, rest=read)
@@ -253,7 +255,7 @@ class LineageReader:
         if parts and ".".join(parts).lower() not in relation.names:
             if (struct := scope.find(parts)) is None:
                 raise _missing(parts)
-            found.columns.append(("*", self._stepped("*", ".".join([*parts, "*"]), [struct[0]])))
+            found.columns.append(("*", self._add_step("*", ".".join([*parts, "*"]), [struct[0]])))
             return
         left_out = {column.name.lower() for column in inner.args.get("except_") or ()}
         found.columns += [
@@ -279,7 +281,7 @@ class LineageReader:
             and plain[1]
         ):
             return plain[0]
-        return self._stepped(
+        return self._add_step(
             name,
             value.sql(dialect=statements.DIALECT, comments=False),
             list(self._inputs(value, scope, ctes)),
@@ -302,8 +304,8 @@ class LineageReader:
             for part in value.iter_expressions():
                 yield from self._inputs(part, scope, ctes)
 
-    def _stepped(self, name: str, expression: str, inputs: Sequence[ColumnLineage]) -> ColumnLineage:
-        merged = _merged(inputs)
+    def _add_step(self, name: str, expression: str, inputs: Sequence[ColumnLineage]) -> ColumnLineage:
+        merged = _merge_lineages(inputs)
         return ColumnLineage(merged.origins, (*merged.steps, LineageStep(self._node, name, expression)))
 
 
@@ -320,13 +322,13 @@ def _missing(parts: Sequence[str]) -> LineageError:
     return LineageError(f"no column `{'.'.join(parts)}` is there to read")
 
 
-def _called(found: Relation, names: Sequence[str]) -> Relation:
+def _rename_columns(found: Relation, names: Sequence[str]) -> Relation:
     return Relation(
         found.columns, frozenset(name.lower() for name in names), found.rest, found.hidden, found.open_source
     )
 
 
-def _merged(found: Sequence[ColumnLineage | None]) -> ColumnLineage:
+def _merge_lineages(found: Sequence[ColumnLineage | None]) -> ColumnLineage:
     there = [derived for derived in found if derived is not None]
     origins = dict.fromkeys(origin for derived in there for origin in derived.origins)
     return ColumnLineage(

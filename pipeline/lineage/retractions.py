@@ -95,7 +95,7 @@ def retractions(model: PipelineModel, upserts: Callable[[str], bool]) -> Retract
         for node, columns in _upstream(model, sink.from_, [*key, *kept_columns(sink)]).items():
             needs.setdefault(node, set()).update(columns)
             keys[node] = keys.get(node, columns) & sources.get(node, set())
-        unchanged = _unchanged(model, sink.from_, key) if graph.is_shared(sink) else {}
+        unchanged = _find_unchanged_columns(model, sink.from_, key) if graph.is_shared(sink) else {}
         for node in sources:
             plain[node] = plain.get(node, unchanged.get(node, set())) & unchanged.get(node, set())
     filtering = {
@@ -149,7 +149,7 @@ def _upstream(
     return found
 
 
-def _unchanged(model: PipelineModel, start: str, columns: Sequence[str]) -> dict[str, set[str]]:
+def _find_unchanged_columns(model: PipelineModel, start: str, columns: Sequence[str]) -> dict[str, set[str]]:
     """Return, by node upstream of `start`, the columns that arrive there unchanged as these columns.
 
     Their names may differ.

@@ -66,7 +66,7 @@ def load_reference(reference: str) -> Any:
     return getattr(import_module(module), name)
 
 
-def discriminated(models: tuple[type[BaseModel], ...], key: str) -> Any:
+def create_union(models: tuple[type[BaseModel], ...], key: str) -> Any:
     """Return the union of these models, discriminated by the key. One model is its own type."""
     return Annotated[Union[(*models,)], Field(discriminator=key)] if len(models) > 1 else next(iter(models))
 

@@ -9,7 +9,7 @@ from pydantic import Field, ValidationInfo, create_model, field_validator
 from pydantic_core import PydanticCustomError
 
 from headrace.pipeline.model.base import NodeConfig
-from headrace.pipeline.model.connectors import discriminated, source_entries
+from headrace.pipeline.model.connectors import create_union, source_entries
 from headrace.pipeline.model.run_options import Duration
 from headrace.pipeline.model.sources import OffsetTable, SourceConfig
 from headrace.pipeline.model.strict import Strict
@@ -85,7 +85,7 @@ def _phases(*, bounded: bool) -> Any:
         for kind, entry in source_entries().items()
         if entry.capabilities.bounded is bounded and entry.capabilities.phase
     )
-    return discriminated(models, "source_type")
+    return create_union(models, "source_type")
 
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from headrace.pipeline.model.assets import AssetConfig
-from headrace.pipeline.model.connectors import discriminated, sink_entries, source_entries
+from headrace.pipeline.model.connectors import create_union, sink_entries, source_entries
 from headrace.pipeline.model.http import EndpointConfig
 from headrace.pipeline.model.hybrid import HybridSourceConfig
 from headrace.pipeline.model.partitions import PartitionsConfig
@@ -52,10 +52,10 @@ if TYPE_CHECKING:
     _Transform = TransformConfig
     _Sink = Any
 else:
-    AnySourceConfig = discriminated(
+    AnySourceConfig = create_union(
         (HybridSourceConfig, *(entry.config_class() for entry in source_entries().values())), "type"
     )
-    AnySinkConfig = discriminated(tuple(entry.config_class() for entry in sink_entries().values()), "type")
+    AnySinkConfig = create_union(tuple(entry.config_class() for entry in sink_entries().values()), "type")
     _Source, _Transform, _Sink = (
         with_plugins(union, part)
         for part, union in (

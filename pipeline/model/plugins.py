@@ -29,7 +29,14 @@ from headrace.pipeline.model.telemetry import Telemetry
 from headrace.pipeline.plugins import discovery as plugins
 from headrace.pipeline.plugins.api import Plugin, PluginType
 from headrace.pipeline.plugins.discovery import InstalledPlugin
-from headrace.pipeline.plugins.options import RawOptions, check, fields_of, gather, relocated, secret_keys
+from headrace.pipeline.plugins.options import (
+    RawOptions,
+    check,
+    fields_of,
+    gather,
+    relocate_error,
+    secret_keys,
+)
 
 TAG = "<plugin>"
 """How pydantic's locations call a node whose type is a plugin's."""
@@ -96,7 +103,7 @@ class PluginNodeConfig(NodeConfig):
         try:
             found, plugin = plugins.load_plugin_of_type(str(value.get("type")), cls.KIND)
         except PluginError as error:
-            line = relocated("plugin", error.message, ("type",), value.get("type"), {"hint": error.hint})
+            line = relocate_error("plugin", error.message, ("type",), value.get("type"), {"hint": error.hint})
             raise ValidationError.from_exception_data(cls.__name__, [line]) from None
         keys = cls._own_keys()
         under = value.get("options") if isinstance(value.get("options"), Mapping) else {}
@@ -113,13 +120,13 @@ class PluginNodeConfig(NodeConfig):
             node = handler(own)
         except ValidationError as error:
             said = [
-                relocated(one["type"], one["msg"], one["loc"], one.get("input"), one.get("ctx"))
+                relocate_error(one["type"], one["msg"], one["loc"], one.get("input"), one.get("ctx"))
                 for one in error.errors()
             ]
             raise ValidationError.from_exception_data(cls.__name__, [*said, *lines]) from None
         if parsed is None:
             raise ValidationError.from_exception_data(cls.__name__, lines)
-        return node._opened(found, plugin, parsed)  # noqa: SLF001  its own kind
+        return node._with_plugin_labels(found, plugin, parsed)  # noqa: SLF001  its own kind
 
     @classmethod
     def _own_keys(cls) -> set[str]:
@@ -141,7 +148,7 @@ class PluginNodeConfig(NodeConfig):
         for key in secret_keys(plugin.options) & known.keys():
             given.values.setdefault(key, known[key])
 
-    def _opened(self, found: InstalledPlugin, plugin: Plugin, parsed: BaseModel) -> Self:
+    def _with_plugin_labels(self, found: InstalledPlugin, plugin: Plugin, parsed: BaseModel) -> Self:
         self._found, self._plugin, self._parsed = found, plugin, parsed
         if not plugin.labels:
             return self

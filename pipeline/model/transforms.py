@@ -62,14 +62,14 @@ def _backend(value: object) -> object:
     return found
 
 
-def _named(value: str) -> str:
+def _check_not_empty(value: str) -> str:
     if not value.strip():
         msg = "it is empty"
         raise ValueError(msg)
     return value
 
 
-_Name = Annotated[str, AfterValidator(_named)]
+_Name = Annotated[str, AfterValidator(_check_not_empty)]
 
 
 class DynamicTableConfig(Strict):

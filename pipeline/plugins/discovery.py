@@ -66,7 +66,7 @@ def _scan(path: tuple[str, ...]) -> tuple[InstalledPlugin, ...]:
     return tuple(sorted(listed, key=lambda found: (found.id, found.package)))
 
 
-def installed() -> tuple[InstalledPlugin, ...]:
+def list_installed() -> tuple[InstalledPlugin, ...]:
     """Return every plugin of this environment, sorted by id, without importing any."""
     scanned = _scan(tuple(sys.path))
     if not _here:
@@ -91,7 +91,7 @@ def is_allowed(plugin_id: str) -> bool:
 
 def find(plugin_id: str) -> InstalledPlugin | None:
     """Return the installed plugin of an id, allowed or not. Raise PluginError if two packages have one."""
-    found = [one for one in installed() if one.id == plugin_id]
+    found = [one for one in list_installed() if one.id == plugin_id]
     if len(found) > 1:
         msg = (
             f"the plugin `{plugin_id}` is there {len(found)} times: {'; '.join(one.origin for one in found)}"
@@ -102,12 +102,12 @@ def find(plugin_id: str) -> InstalledPlugin | None:
 
 def functions(names: frozenset[str]) -> list[InstalledPlugin]:
     """Return the plugins that these lower-case names of SQL functions may mean."""
-    return [one for one in installed() if sql_name(one.id) in names]
+    return [one for one in list_installed() if sql_name(one.id) in names]
 
 
 def function_names() -> list[str]:
     """Return the SQL name that each plugin would have as a function, for suggestions."""
-    return [sql_name(one.id) for one in installed()]
+    return [sql_name(one.id) for one in list_installed()]
 
 
 def load(found: InstalledPlugin) -> Plugin:
@@ -126,11 +126,11 @@ def load(found: InstalledPlugin) -> Plugin:
         )
     if found.id in _here:
         return _here[found.id][1]
-    return _loaded(found)
+    return _load_entry_point(found)
 
 
 @lru_cache(maxsize=256)
-def _loaded(found: InstalledPlugin) -> Plugin:
+def _load_entry_point(found: InstalledPlugin) -> Plugin:
     point = metadata.EntryPoint(found.id, found.entry, GROUP)
     try:
         plugin = point.load()
@@ -156,7 +156,7 @@ def load_plugin_of_type(
     named_by = f"the setting `plugin.{setting}` names `{plugin_id}`: " if setting else ""
     found = find(plugin_id)
     if found is None:
-        ids = ", ".join(one.id for one in installed()) or "none"
+        ids = ", ".join(one.id for one in list_installed()) or "none"
         msg = f"{named_by}no such plugin is installed" if setting else f"no plugin `{plugin_id}` is installed"
         raise PluginError(msg, hint=f"Installed: {ids}. Install the package that has it.")
     plugin = load(found)

@@ -40,7 +40,7 @@ def gather(
     )
     fields = fields_of(model)
     for key, (name, text) in _variables(plugin_id).items():
-        found.values[key] = _parsed(text, fields.get(key))
+        found.values[key] = _parse_variable(text, fields.get(key))
         found.variables[key] = name
     for key in [
         key
@@ -63,7 +63,7 @@ def _variables(plugin_id: str) -> dict[str, tuple[str, str]]:
     return found
 
 
-def _parsed(text: str, about: FieldInfo | None) -> Any:
+def _parse_variable(text: str, about: FieldInfo | None) -> Any:
     """Return the value of a variable: JSON if it looks like a list or a map and the option is not a text."""
     if about is None or about.annotation in (str, SecretStr) or not text.lstrip().startswith(("[", "{")):
         return text
@@ -99,7 +99,7 @@ def check(model: type[BaseModel], given: RawOptions) -> tuple[BaseModel | None, 
                 values[key] = found.secret() if isinstance(found, Reference) else found
             except ValueError as error:
                 loc = ("type",) if key in given.variables else given.at.get(key, (key,))
-                lines.append(relocated("value_error", f"Value error, {error}", loc, None, None))
+                lines.append(relocate_error("value_error", f"Value error, {error}", loc, None, None))
     if lines:
         return None, lines
     try:
@@ -124,10 +124,10 @@ def _locate_errors(
             loc: Loc = ("type",)
         else:
             loc = (*given.at.get(key, (key,) if key else ()), *item["loc"][1:])
-        yield relocated(kind, said, loc, item.get("input"), item.get("ctx"))
+        yield relocate_error(kind, said, loc, item.get("input"), item.get("ctx"))
 
 
-def relocated(
+def relocate_error(
     kind: str, said: str, loc: Loc, value: Any, context: Mapping[str, Any] | None
 ) -> InitErrorDetails:
     """Return a pydantic error at another location."""

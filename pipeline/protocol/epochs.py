@@ -257,8 +257,8 @@ class CommitRecord:
             "start": self.start_digest,
             "end": self.end_digest if self.end is None else dict(self.end),
             "pipeline_hash": self.pipeline_hash,
-            "counts": _packed(self.counts),
-            "totals": _packed(self.totals),
+            "counts": _pack_counts(self.counts),
+            "totals": _pack_counts(self.totals),
             "baseline": self.baseline,
             "written_at": self.written_at.isoformat(),
             "planned_at": self.planned_at and self.planned_at.isoformat(),
@@ -293,7 +293,7 @@ class CommitRecord:
         )
 
 
-def _packed(counts: WriteCounts) -> list[int | None]:
+def _pack_counts(counts: WriteCounts) -> list[int | None]:
     return [counts.rows, counts.inserted, counts.updated, counts.deleted]
 
 

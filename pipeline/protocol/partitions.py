@@ -76,7 +76,7 @@ def _step_of(partitions: TimePartitionsConfig, day: date) -> date:
     return datetime.combine(day, time()) if partitions.every == "hour" else day
 
 
-def _bound(partitions: TimePartitionsConfig, step: date) -> date:
+def _to_instant(partitions: TimePartitionsConfig, step: date) -> date:
     """Return a step, or the moment in UTC at which that day begins in the partitions' time zone."""
     if isinstance(step, datetime) or not has_time_bounds(partitions):
         return step
@@ -101,7 +101,7 @@ def history_end(partitions: TimePartitionsConfig, now: datetime | None = None) -
 
     With an open end, this is the start of the partition of `now` (UTC without a zone), by default now.
     """
-    return _bound(partitions, _last_step(partitions, now))
+    return _to_instant(partitions, _last_step(partitions, now))
 
 
 def _last_step(partitions: TimePartitionsConfig, now: datetime | None = None) -> date:
@@ -150,7 +150,9 @@ def list_partitions(
     step = _step_of(partitions, partitions.start)
     while step < last:
         after = min(_next(step, partitions.every), last)
-        found.append(TimePartition(_key_of(step), _bound(partitions, step), _bound(partitions, after)))
+        found.append(
+            TimePartition(_key_of(step), _to_instant(partitions, step), _to_instant(partitions, after))
+        )
         step = after
     return found
 
@@ -165,7 +167,7 @@ def _window_at(partitions: TimePartitionsConfig, key: str) -> TimePartition:
     step = datetime.strptime(key, HOUR_FORMAT) if is_hour else date.fromisoformat(key)  # noqa: DTZ007  UTC
     after = _next(step, partitions.every)
     last = after if is_history_open(partitions) else min(after, _last_step(partitions))
-    return TimePartition(key, _bound(partitions, step), _bound(partitions, last))
+    return TimePartition(key, _to_instant(partitions, step), _to_instant(partitions, last))
 
 
 def partition_at(partitions: PartitionsConfig, key: str) -> HistoryPartition:

@@ -149,7 +149,7 @@ def start_refresh(model: PipelineModel, position: Json, keys: Iterable[str]) -> 
     marked = history.get("refresh", [])
     for first, last in (_span(model, key) for key in keys):
         done = _without(done, first, last)
-        marked = _joined([*marked, [first, last]])
+        marked = _join_adjacent([*marked, [first, last]])
     return position | {"history": history | {"done": done, "refresh": marked}}
 
 
@@ -158,7 +158,7 @@ def cancel_refresh(model: PipelineModel, position: Json, keys: Iterable[str]) ->
     history, done = position["history"], _done_spans(model, position)
     marked = history.get("refresh", [])
     for first, last in (_span(model, key) for key in keys):
-        done = _joined([*done, [first, last]])
+        done = _join_adjacent([*done, [first, last]])
         marked = _without(marked, first, last)
     noted = {name: history[name] for name in ("as_of", "renewed", "since") if name in history}
     noted |= {"refresh": marked} if marked else {}
@@ -282,9 +282,9 @@ def advance_partition(
     noted = {name: history[name] for name in ("as_of", "renewed", "since", "refresh") if name in history}
     still_open = {name: value for name, value in history.get("open", {}).items() if name != key}
     if at[0] >= bounded_phases(node):
-        spans = _joined([*spans, list(_span(model, key))])
+        spans = _join_adjacent([*spans, list(_span(model, key))])
         if "since" in noted:
-            noted["since"] = _joined([*noted["since"], list(_span(model, key))])
+            noted["since"] = _join_adjacent([*noted["since"], list(_span(model, key))])
         if "refresh" in noted:
             noted["refresh"] = _without(noted["refresh"], *_span(model, key))
     else:
@@ -307,7 +307,7 @@ def _with_history(
     return {"pins": {"ref": pins_ref(position)}} | position | {"history": after | {"open": still_open}}
 
 
-def _joined(spans: Iterable[list[str]]) -> list[list[str]]:
+def _join_adjacent(spans: Iterable[list[str]]) -> list[list[str]]:
     """Return the spans, with adjacent spans joined."""
     found: list[list[str]] = []
     for start, end in sorted(spans):

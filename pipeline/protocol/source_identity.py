@@ -17,7 +17,7 @@ _DEFAULT_LAG = timedelta(hours=1)
 def source_identity(node: Any) -> Json:
     """Return the fixed keys of a source, without defaults. All options of a plugin are fixed."""
     if node.type == "hybrid":
-        found = _fixed(node) - {"bounded_sources", "unbounded_source"}
+        found = _fixed_fields(node) - {"bounded_sources", "unbounded_source"}
         if node.handoff_lag == _DEFAULT_LAG:
             found -= {"handoff_lag"}
         parts = {
@@ -29,11 +29,11 @@ def source_identity(node: Any) -> Json:
     if not hasattr(node, "identity_keys"):
         return {"type": node.type, "options": node.model_dump(mode="json").get("options", {})}
     return {"type": node.type} | node.model_dump(
-        mode="json", by_alias=True, include=_fixed(node), exclude_defaults=True
+        mode="json", by_alias=True, include=_fixed_fields(node), exclude_defaults=True
     )
 
 
-def _fixed(node: Any) -> set[str]:
+def _fixed_fields(node: Any) -> set[str]:
     """Return the names of the model's fields for the fixed keys: `SourceConfig.identity_keys`."""
     fields = type(node).model_fields
     return {name for name, field in fields.items() if (field.alias or name) in node.identity_keys}

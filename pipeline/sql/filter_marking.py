@@ -124,7 +124,7 @@ class Marker:
                 )
                 if tried is None:
                     key = f"the key column `{item.alias_or_name}`"
-                    raise self._refused(key, value)
+                    raise self._refusal(key, value)
                 made = template("CASE WHEN _0 THEN _1 ELSE _2 END", alive, value, tried)
             else:
                 value = value.copy()
@@ -157,10 +157,10 @@ class Marker:
                     continue
                 if not apart or isinstance(part, exp.Stack) or (where is not None and clauses):
                     what = "the list that rows are made of"
-                    raise self._refused(what, one)
+                    raise self._refusal(what, one)
                 one.replace(template("CASE WHEN _0 THEN _1 END", alive, one))
 
-    def _refused(self, what: str, value: exp.Expr) -> UserError:
+    def _refusal(self, what: str, value: exp.Expr) -> UserError:
         text = value.sql(dialect=DIALECT, comments=False)
         msg = (
             f"{what} is `{text}`, which may fail for rows that the filter leaves out, and at a sink with"

@@ -50,7 +50,7 @@ class GeneratorCall:
         if isinstance(self.call, exp.Unnest | exp.Anonymous):
             return list(self.call.expressions)
         if isinstance(self.call, exp.Stack):
-            return [_stacked(self.call)]
+            return [_rows_of_stack(self.call)]
         return [self.call.this]
 
     @property
@@ -104,7 +104,7 @@ def _is_outer(call: exp.Expr) -> bool:
     )
 
 
-def _stacked(stack: exp.Stack) -> exp.Expr:
+def _rows_of_stack(stack: exp.Stack) -> exp.Expr:
     """Return stack(2, a, b, c) as the list of its rows."""
     count = int(stack.this.name) if isinstance(stack.this, exp.Literal) and stack.this.name.isdigit() else 0
     if count < 1:
@@ -169,7 +169,7 @@ class _Spread:
         at = len(self.numbers)
         alias = call.alias or f"_gs_u{at}"
         number = exp.to_identifier(f"_gs_n{at}", quoted=True)
-        items = _zipped(call.lists) if len(call.lists) > 1 else call.lists[0]
+        items = _zip_lists(call.lists) if len(call.lists) > 1 else call.lists[0]
         if call.structs or call.ordinal or len(call.lists) > 1:
             self._two(call, items, alias, number, f"_gs_v{at}", f"_gs_s{at}")
             if named:
@@ -232,7 +232,7 @@ def _star_of(alias: str, *left_out: str) -> exp.Column:
     return exp.Column(this=star, table=exp.to_identifier(alias, quoted=True))
 
 
-def _zipped(lists: list[exp.Expr]) -> exp.Expr:
+def _zip_lists(lists: list[exp.Expr]) -> exp.Expr:
     """Return a list with as many items as the longest of several lists."""
     sizes = [_call("array_size", one.copy()) for one in lists]
     return template("array_repeat(true, _0)", _call("greatest", *sizes, exp.Literal.number(0)))
@@ -251,7 +251,7 @@ def spread(select: exp.Select, emptied: list[exp.Expr] | None = None) -> list[ex
             work.add(call, named=True)
         elif isinstance(part, exp.Lateral):
             work.views.append(part.copy())
-    listed = list(_listed(select))
+    listed = list(_find_generators(select))
     if not work.numbers and not listed:
         return []
     if any(isinstance(item, exp.Star) for item in select.expressions):
@@ -264,7 +264,7 @@ def spread(select: exp.Select, emptied: list[exp.Expr] | None = None) -> list[ex
     return work.numbers
 
 
-def _listed(select: exp.Select) -> Iterator[exp.Expr]:
+def _find_generators(select: exp.Select) -> Iterator[exp.Expr]:
     """Yield the generators in a SELECT list."""
     for item in select.expressions:
         yield from (

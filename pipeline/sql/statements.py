@@ -29,7 +29,7 @@ __all__ = ("DIALECT",)
 
 
 @lru_cache(maxsize=256)
-def _checked(text: str, dialect: str) -> exp.Query:
+def _parse_checked(text: str, dialect: str) -> exp.Query:
     found = read(text, dialect)
     unsupported.check(found)
     return translate_to_spark(found, dialect)
@@ -42,7 +42,7 @@ def parse(text: str, *, node: str = "", dialect: str = "spark") -> exp.Query:
     equivalent in Spark's SQL.
     """
     try:
-        return _checked(text, dialect).copy()
+        return _parse_checked(text, dialect).copy()
     except UserError as error:
         raise type(error)(error.message, hint=error.hint, node=node) from None
 

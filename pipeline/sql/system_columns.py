@@ -148,7 +148,7 @@ def add_system_columns(
                 else value
             )
         elif column == OP and not plain:
-            value = _checked(value, node)
+            value = _check_operation(value, node)
             value = template(f"CASE WHEN _0 THEN _1 ELSE `{OP}` END", marks.alive, value) if marks else value
         bare = isinstance(value, exp.Column) and not value.table and value.name.lower() == column
         select.append("expressions", value if bare else exp.alias_(value, column, quoted=True))
@@ -180,7 +180,7 @@ def relation_names(select: exp.Select) -> set[str]:
     return set()
 
 
-def _checked(value: exp.Expr, node: str) -> exp.Expr:
+def _check_operation(value: exp.Expr, node: str) -> exp.Expr:
     """Return an operation that a statement computes, with a check per row.
 
     Raise UserError for a literal that is no operation.

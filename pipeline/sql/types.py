@@ -121,9 +121,9 @@ class _Typer:
         """Return the types of a statement's columns in order. Raise UserError for a refused operator."""
         known = dict(around)
         for cte in getattr(query, "ctes", ()):
-            known[cte.alias.lower()] = _renamed(self.query(cte.this, known), cte.alias_column_names)
+            known[cte.alias.lower()] = _rename_types(self.query(cte.this, known), cte.alias_column_names)
         if isinstance(query, exp.Subquery):
-            return _renamed(self.query(query.this, known), query.alias_column_names)
+            return _rename_types(self.query(query.this, known), query.alias_column_names)
         if isinstance(query, exp.SetOperation):
             left, right = self.query(query.left, known), self.query(query.right, known)
             others = (
@@ -144,7 +144,7 @@ class _Typer:
             types = self.query(clause.this, known)
         elif clause is not None and isinstance(clause.this, exp.Table):
             name = ".".join(part.name for part in clause.this.parts)
-            types = _renamed(
+            types = _rename_types(
                 dict(known.get(name.lower()) or self._nodes.get(name) or {}), clause.this.alias_column_names
             )
         scope = _TypeScope(
@@ -178,7 +178,7 @@ class _Typer:
         if (call := find_generator(part)) is None:
             return
         lists = [self._expression(one, scope).type or UNKNOWN for one in call.lists]
-        made = [column for kind in lists for column in _generated(call, kind)]
+        made = [column for kind in lists for column in _columns_of_generator(call, kind)]
         if call.numbered and made:
             made = [("pos", exp.DataType.build("INT")), *made]
         names = [one.name for one in call.names] or [name for name, _ in made]
@@ -210,7 +210,7 @@ class _Typer:
         return root
 
 
-def _generated(call: GeneratorCall, kind: exp.DataType) -> list[tuple[str, exp.DataType]]:
+def _columns_of_generator(call: GeneratorCall, kind: exp.DataType) -> list[tuple[str, exp.DataType]]:
     """Return the columns that a generator makes from one list or map. None if its type cannot be inferred."""
     parts = kind.expressions
     if kind.this == exp.DType.MAP and len(parts) == 2:
@@ -289,7 +289,7 @@ def _star_columns(star: exp.Expr, scope: _TypeScope) -> dict[str, exp.DataType]:
     return {name: kind for name, kind in columns.items() if name not in left_out}
 
 
-def _renamed(types: dict[str, exp.DataType], names: list[str]) -> dict[str, exp.DataType]:
+def _rename_types(types: dict[str, exp.DataType], names: list[str]) -> dict[str, exp.DataType]:
     return dict(zip(names, types.values(), strict=False)) if names else types
 
 

@@ -63,15 +63,15 @@ def read_rows(
     found = {
         key[len(at) :]: place for key, place in places.items() if key[: len(at)] == at and len(key) > len(at)
     }
-    records = [_written(record, (*at, index), texts) for index, record in enumerate(node.rows)]
+    records = [_spell_value(record, (*at, index), texts) for index, record in enumerate(node.rows)]
     return Rows(records, here, found)
 
 
-def _written(value: Any, path: Path_, texts: Mapping[Path_, str]) -> Any:
+def _spell_value(value: Any, path: Path_, texts: Mapping[Path_, str]) -> Any:
     if isinstance(value, dict):
-        return {key: _written(inner, (*path, key), texts) for key, inner in value.items()}
+        return {key: _spell_value(inner, (*path, key), texts) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_written(inner, (*path, index), texts) for index, inner in enumerate(value)]
+        return [_spell_value(inner, (*path, index), texts) for index, inner in enumerate(value)]
     return as_written(value, texts.get(path))
 
 

@@ -66,7 +66,7 @@ def fit(value: Any, kind: pa.DataType) -> Any:
     try:
         if isinstance(kind, WideInteger):
             return _wide_integer(value, kind)
-        return pa.scalar(_converted(value, kind), kind).as_py(maps_as_pydicts="strict")
+        return pa.scalar(_convert_value(value, kind), kind).as_py(maps_as_pydicts="strict")
     except (
         pa.ArrowInvalid,
         pa.ArrowTypeError,
@@ -92,7 +92,7 @@ def spell(value: Any) -> str:
 
 def infer(values: Iterable[Any]) -> pa.DataType | None:
     """Return the narrowest type that fits all values. String if all are null, None if no type fits."""
-    found = {_inferred(value) for value in values if value is not None}
+    found = {_infer_type(value) for value in values if value is not None}
     if found <= {pa.int64(), pa.float64()} and len(found) == 2:
         return pa.float64()
     if found == {pa.date32(), pa.timestamp("us", tz="UTC")}:
@@ -104,7 +104,7 @@ class _UnfitError(Exception):
     """The value is not valid for the type."""
 
 
-def _inferred(value: Any) -> pa.DataType:
+def _infer_type(value: Any) -> pa.DataType:
     if isinstance(value, Timestamp):
         return pa.date32() if _DAY.fullmatch(value) else pa.timestamp("us", tz="UTC")
     for kind, arrow in (
@@ -119,12 +119,15 @@ def _inferred(value: Any) -> pa.DataType:
         return pa.list_(infer(value) or pa.string())
     if isinstance(value, dict):
         return pa.struct(
-            [(name, _inferred(inner) if inner is not None else pa.string()) for name, inner in value.items()]
+            [
+                (name, _infer_type(inner) if inner is not None else pa.string())
+                for name, inner in value.items()
+            ]
         )
     return pa.string()
 
 
-def _converted(value: Any, kind: pa.DataType) -> Any:
+def _convert_value(value: Any, kind: pa.DataType) -> Any:
     if value is None:
         return None
     for fits, convert in _CONVERT:
@@ -241,21 +244,22 @@ def _struct(value: Any, kind: pa.DataType) -> dict[str, Any]:
     names = [field.name for field in kind]
     if not isinstance(value, dict) or set(value) - set(names):
         raise _UnfitError
-    return {field.name: _converted(value.get(field.name), field.type) for field in kind}
+    return {field.name: _convert_value(value.get(field.name), field.type) for field in kind}
 
 
 def _map(value: Any, kind: pa.DataType) -> list[tuple[Any, Any]]:
     if not isinstance(value, dict):
         raise _UnfitError
     return [
-        (_converted(key, kind.key_type), _converted(inner, kind.item_type)) for key, inner in value.items()
+        (_convert_value(key, kind.key_type), _convert_value(inner, kind.item_type))
+        for key, inner in value.items()
     ]
 
 
 def _list(value: Any, kind: pa.DataType) -> list[Any]:
     if not isinstance(value, list | tuple):
         raise _UnfitError
-    return [_converted(inner, kind.value_type) for inner in value]
+    return [_convert_value(inner, kind.value_type) for inner in value]
 
 
 _CONVERT: tuple[tuple[Callable[[pa.DataType], bool], Callable[[Any, pa.DataType], Any]], ...] = (

@@ -68,7 +68,7 @@ def is_wide(kind: pa.DataType) -> bool:
     return isinstance(kind, WideInteger) or (kinds.is_decimal(kind) and kind.precision > SPARK_DIGITS)
 
 
-def stored(schema: pa.Schema) -> pa.Schema:
+def storage_schema(schema: pa.Schema) -> pa.Schema:
     """Return the schema as rows store it: wide numbers are strings."""
     return pa.schema([field.with_type(pa.string()) if is_wide(field.type) else field for field in schema])
 

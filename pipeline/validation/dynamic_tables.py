@@ -17,7 +17,7 @@ from headrace.pipeline.validation.fields import PlaceOf
 
 def check_tables(model: PipelineModel, place: PlaceOf) -> list[UserError]:
     """Return all mistakes: unknown tables, tables of another source, values stored twice, cycles."""
-    problems = [*_calls(model, place), *_shared(model, place), *_names(model, place)]
+    problems = [*_calls(model, place), *_check_shared_tables(model, place), *_names(model, place)]
     if not problems:
         problems += _circles(model, place)
     return problems
@@ -59,7 +59,7 @@ def _calls(model: PipelineModel, place: PlaceOf) -> Iterator[UserError]:
                 yield UserError(f"{msg}; both must use the same source", hint=hint, node=name, place=where)
 
 
-def _shared(model: PipelineModel, place: PlaceOf) -> Iterator[UserError]:
+def _check_shared_tables(model: PipelineModel, place: PlaceOf) -> Iterator[UserError]:
     seen: dict[str, str] = {}
     for name, node in graph.dynamic_tables(model).items():
         if node.in_memory and (other := seen.setdefault(node.backend_entity_name, name)) != name:

@@ -251,12 +251,12 @@ def _key(name: str, source: Any, place: PlaceOf) -> Iterator[UserError]:
             if column.lower() not in {known.lower() for known in columns}
         ]:
             msg = (
-                f"Primary key validation failed: columns {_quoted(missing)} not"
+                f"Primary key validation failed: columns {_quote_names(missing)} not"
                 f" found{suggest_closest(missing[0], columns)}"
             )
             yield SchemaError(
                 msg,
-                hint=f"Available columns: {_quoted(columns)}.",
+                hint=f"Available columns: {_quote_names(columns)}.",
                 node=name,
                 place=place("sources", name, "primary_key"),
             )
@@ -281,7 +281,7 @@ def _event_time(name: str, source: Any, stream: Any, place: PlaceOf) -> Iterator
         yield SchemaError(problem.message, hint=problem.hint, node=name, place=where)
 
 
-def _quoted(names: Any) -> str:
+def _quote_names(names: Any) -> str:
     return "[" + ", ".join(f'"{name}"' for name in names) + "]"
 
 

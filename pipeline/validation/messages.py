@@ -52,17 +52,17 @@ def _in_words(item: ErrorDetails, path: Path, tree: YamlDocument, model: type[Ba
     match item["type"]:
         case "union_tag_not_found" if _is_in_phase(path):
             path = (*path, "source_type")
-            msg, hint = f"`{dotted(path)}` is missing", f"Add `source_type: ...` here. {SOURCE_TYPE}"
+            msg, hint = f"`{format_path(path)}` is missing", f"Add `source_type: ...` here. {SOURCE_TYPE}"
         case "union_tag_not_found" if _is_in_node(path):
             path = (*path, _discriminator(item))
-            msg, hint = f"`{dotted(path)}` is missing", f"Add `{path[-1]}: ...` here."
+            msg, hint = f"`{format_path(path)}` is missing", f"Add `{path[-1]}: ...` here."
         case "union_tag_invalid" if _is_in_node(path):
             path = (*path, _discriminator(item))
             msg, hint = _unknown_value(path, str(item.get("ctx", {}).get("expected_tags", "")), tree)
         case "extra_forbidden":
             msg, hint = _unknown_key(path, tree.value, model)
         case "missing":
-            msg, hint = f"`{dotted(path)}` is missing", _missing_hint(path, tree.value, model)
+            msg, hint = f"`{format_path(path)}` is missing", _missing_hint(path, tree.value, model)
         case "union_tag_not_found":
             msg, hint = "`type` is missing", f"Allowed: {', '.join(types_of(str(path[0])))}."
         case "union_tag_invalid":
@@ -75,10 +75,11 @@ def _in_words(item: ErrorDetails, path: Path, tree: YamlDocument, model: type[Ba
             return PluginError(msg, hint=hint, node=node_of(path), place=tree.place(path))
         case "too_short":
             what = {"sinks": "a sink", "bounded_sources": "a bounded source"}.get(str(path[-1]), "an entry")
-            msg, hint = f"`{dotted(path)}` is empty", f"It needs at least {what}."
+            msg, hint = f"`{format_path(path)}` is empty", f"It needs at least {what}."
         case "too_long":
             allowed = item.get("ctx", {}).get("max_length")
-            msg = f"`{dotted(path)}` has {len(_at(path, tree.value))} entries, at most {allowed} are allowed"
+            count = len(_at(path, tree.value))
+            msg = f"`{format_path(path)}` has {count} entries, at most {allowed} are allowed"
             hint = "Read several of them by one source, such as a view over the tables."
         case _:
             msg, hint = _wrong_value(path, item, tree)
@@ -105,7 +106,7 @@ def as_written(problem: UserError, tree: YamlDocument) -> UserError:
     return type(problem)(message, hint=hint, node=problem.node, place=problem.place)
 
 
-def dotted(path: Path) -> str:
+def format_path(path: Path) -> str:
     """Return a path for a message, relative to its node or test: `bounded_sources[0].table_name`."""
     inner = path[2:] if len(path) > 1 and path[0] in (*PARTS, "tests") else path
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in inner).removeprefix(".")
@@ -180,7 +181,7 @@ def _unknown_type(part: str, path: Path, tree: YamlDocument) -> tuple[str, str]:
     if not isinstance(_at(path, tree.value), str):
         return f"`type` must be a text, and is {_kind(path, tree)}", f"Allowed: {', '.join(allowed)}."
     if streamling.is_plugin(name):
-        return f"{one} type `{name}` is a plugin's, and no such plugin is installed", _installed(
+        return f"{one} type `{name}` is a plugin's, and no such plugin is installed", _plugin_hint(
             part, name, allowed
         )
     others = [other for other in PARTS if other != part and name in types_of(other)]
@@ -189,16 +190,16 @@ def _unknown_type(part: str, path: Path, tree: YamlDocument) -> tuple[str, str]:
             f"`{name}` is a type of {others[0]}, not of {part}",
             f"Move the node to `{others[0]}`, or use one of: {', '.join(allowed)}.",
         )
-    there = [found.id for found in plugins.installed()]
+    there = [found.id for found in plugins.list_installed()]
     return (
         f"{one} type `{name}` is not known{suggest_closest(name, [*allowed, *there])}",
         f"Allowed: {', '.join(allowed)}{_and(there)}.",
     )
 
 
-def _installed(part: str, name: str, allowed: list[str]) -> str:
+def _plugin_hint(part: str, name: str, allowed: list[str]) -> str:
     """Return the hint for a plugin that is not installed."""
-    there = [found.id for found in plugins.installed()]
+    there = [found.id for found in plugins.list_installed()]
     close = suggest_closest(name, there).removeprefix("; ").capitalize()
     listed = f"Installed plugins: {', '.join(there) or 'none'}."
     return (
@@ -216,9 +217,9 @@ def _unknown_value(path: Path, expected: str, tree: YamlDocument) -> tuple[str, 
     options = re.findall(r"'([^']*)'|(\d+)", expected)
     names = [text or number for text, number in options]
     if value in names:
-        return f"`{dotted(path)}` cannot be the text `{value}`", "Write it without quotes."
+        return f"`{format_path(path)}` cannot be the text `{value}`", "Write it without quotes."
     return (
-        f"`{dotted(path)}` cannot be `{value}`{suggest_closest(value, names)}",
+        f"`{format_path(path)}` cannot be `{value}`{suggest_closest(value, names)}",
         f"Allowed: {', '.join(names)}.",
     )
 
@@ -230,22 +231,22 @@ def _missing_hint(path: Path, plain: Json, model: type[BaseModel]) -> str:
 
 def _wrong_value(path: Path, item: ErrorDetails, tree: YamlDocument) -> tuple[str, str]:
     what = (
-        f"`{dotted(path)}`"
-        if dotted(path)
+        f"`{format_path(path)}`"
+        if format_path(path)
         else f"this {path[0][:-1]}"
         if path and isinstance(path[0], str)
         else "the file"
     )
     if item["type"] == "value_error":
         said = item["msg"].removeprefix("Value error, ")
-        return (f"{what}: {said}" if dotted(path) else said), ""
+        return (f"{what}: {said}" if format_path(path) else said), ""
     value = _kind(path, tree)
     wanted = WANTED.get("columns_type" if path[-1:] in _COLUMN_KEYS else item["type"])
     if item["type"] == "less_than_equal":
         wanted = f"{item.get('ctx', {}).get('le'):g} or less"
     if wanted is None:
         return f"{what} is {value}: {item['msg'][:1].lower()}{item['msg'][1:]}", ""
-    if not dotted(path) and node_of(path):
+    if not format_path(path) and node_of(path):
         return (
             f"{what} must be {wanted}, and is {value}",
             f"Write `type: ...` and its other keys below it; types: {', '.join(types_of(str(path[0])))}.",

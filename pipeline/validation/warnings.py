@@ -74,13 +74,13 @@ def missing_keys(model: nodes.PipelineModel, place: Callable[..., FileLocation])
         if not source.primary_key and not getattr(source, "has_late_key", False) and appending:
             msg = f"Can't determine primary key for source '{name}'!"
             hint = (
-                f"Without `primary_key`, {_quoted(appending)} can only append: an update arrives as a"
+                f"Without `primary_key`, {_quote_names(appending)} can only append: an update arrives as a"
                 " further row, a delete is refused."
             )
             yield UserError(msg, hint=hint, node=name, place=place("sources", name))
 
 
-def _quoted(names: list[str]) -> str:
+def _quote_names(names: list[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 

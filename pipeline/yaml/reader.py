@@ -219,7 +219,7 @@ class _Walk:
         own: dict[str, int] = {}
         for key_node, value_node in node.value:
             if str(key_node.tag) == f"{_CORE}merge":
-                for key, value in self._merged(value_node, path):
+                for key, value in self._merge_mappings(value_node, path):
                     found.setdefault(key, value)
                 continue
             key = self._key(key_node)
@@ -235,7 +235,7 @@ class _Walk:
             found[key] = self.value(value_node, (*path, key))
         return found
 
-    def _merged(self, node: Node, path: Path) -> Iterator[tuple[str, Any]]:
+    def _merge_mappings(self, node: Node, path: Path) -> Iterator[tuple[str, Any]]:
         """Return the merged mapping of `<<: *name` and `<<: [*one, *two]`.
 
         The mapping's own keys take precedence.
@@ -262,7 +262,7 @@ class _Walk:
     def _scalar(self, node: ScalarNode, path: Path) -> Any:
         tag = str(node.tag)
         if tag in (f"{_CORE}str", f"{_CORE}value"):
-            return self._filled(str(node.value), path) if self._is_text(node) else ""
+            return self._fill_variables(str(node.value), path) if self._is_text(node) else ""
         kind = tag.removeprefix(_CORE)
         if kind not in ("int", "float", "bool", "null", "timestamp", "binary"):
             self._problem(
@@ -293,7 +293,7 @@ class _Walk:
             return False
         return True
 
-    def _filled(self, text: str, path: Path) -> str:
+    def _fill_variables(self, text: str, path: Path) -> str:
         def value(match: re.Match[str]) -> str:
             name, default = match[1], match[2]
             found = os.environ.get(name, default)

@@ -14,7 +14,7 @@ from headrace.connectors.lazy_session import LazyFrame, LazySession
 from headrace.connectors.spark_types import POS_ARROW, row_schema
 from headrace.pipeline.sql.system_columns import OP, POS
 from headrace.pipeline.types.arrow import is_nested
-from headrace.pipeline.types.int256 import stored
+from headrace.pipeline.types.int256 import storage_schema
 from helpers.typed_values import scalars, schemas, values
 
 ROWS = 12
@@ -30,7 +30,8 @@ def rows_of(
     """The rows with their operations, at the positions `places` or in their order."""
     positions = places or [{"source": 0, "part": 0, "off": at, "sub": 0} for at in range(len(rows))]
     columns = {
-        field.name: pa.array([row[field.name] for row in rows], field.type) for field in stored(schema)
+        field.name: pa.array([row[field.name] for row in rows], field.type)
+        for field in storage_schema(schema)
     }
     return pa.table(columns | {OP: pa.array(list(ops), pa.string()), POS: pa.array(positions, POS_ARROW)})
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import httpx
 
-from headrace.jobs.spark.cache import locked, user_cache
+from headrace.jobs.spark.cache import file_lock, user_cache
 from headrace.jobs.spark.ivy import IvyDownload, Progress, retrieve
 from headrace.jobs.spark.java import find_java
 from headrace.services.base import LocalService
@@ -82,7 +82,7 @@ def program_folder() -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.exists():
         return target
-    with locked(target.parent / "lock"):
+    with file_lock(target.parent / "lock"):
         if not target.exists():
             fresh = Path(tempfile.mkdtemp(prefix="fetching-", dir=target.parent))
             try:

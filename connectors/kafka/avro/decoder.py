@@ -109,8 +109,8 @@ class AvroMessageDecoder:
             body.alias(_BODY),
         ]
         read, whole, values_, last = (RowConditions(self._node, collect=self._dead_letters) for _ in range(4))
-        decoded = self._decoded(read, values, keys, may_retry=may_retry).alias(_DECODED)
-        checked = self._checked(whole).alias(_DECODED)
+        decoded = self._decode_record(read, values, keys, may_retry=may_retry).alias(_DECODED)
+        checked = self._check_record(whole).alias(_DECODED)
         convert = ValueConverter(values_, place_columns()).convert
         columns = [
             convert(column_of(one.name, _DECODED), one.type, one.name).alias(one.name)
@@ -134,7 +134,9 @@ class AvroMessageDecoder:
             first.append(read.reason().alias(REASON))
         return [framed, first, [*message, *rows], [*message, *columns], [*payload, *final]]
 
-    def _decoded(self, checks: RowConditions, values: Branches, keys: Branches, *, may_retry: bool) -> Column:
+    def _decode_record(
+        self, checks: RowConditions, values: Branches, keys: Branches, *, may_retry: bool
+    ) -> Column:
         """Return the record that from_avro reads, with `LAST`; NULL for a payload that it cannot read."""
         from pyspark.sql import functions as F  # noqa: N812
 
@@ -168,7 +170,7 @@ class AvroMessageDecoder:
             required.append(checks.require(known, what, "Please report this.", **where))
         return checks.guard(found, *required)
 
-    def _checked(self, checks: RowConditions) -> Column:
+    def _check_record(self, checks: RowConditions) -> Column:
         """Return the record of a message, or an error. The columns of the message have their final names."""
         from pyspark.sql import functions as F  # noqa: N812
 

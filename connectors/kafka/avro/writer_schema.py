@@ -49,7 +49,7 @@ def write_message_schema(
     """
     for field in schema:
         if kinds.is_duration(field.type) or kinds.is_interval(field.type):
-            raise _refused((field.name,), f"cannot carry {field.type}")
+            raise _column_error((field.name,), f"cannot carry {field.type}")
     writer = _SchemaWriter()
     record = writer.write_record(spark_schema(pa.schema([schema.field(one) for one in columns])), name, ())
     found = {"type": "record", "name": name, "namespace": _namespace(topic)}
@@ -71,7 +71,7 @@ class _SchemaWriter:
         for column in columns:
             inner = (*path, column.name)
             if _NAME.fullmatch(column.name) is None:
-                raise _refused(inner, f"cannot have a field `{column.name}`")
+                raise _column_error(inner, f"cannot have a field `{column.name}`")
             kind = self._write(column.dataType, f"{name}_{column.name}", inner)
             fields.append({"name": column.name, "type": ["null", kind], "default": None})
         return {"type": "record", "name": name, "fields": fields}
@@ -92,7 +92,7 @@ class _SchemaWriter:
             return {"type": "bytes", "logicalType": "decimal"} | digits
         found = _PLAIN.get(type(kind).__name__)
         if found is None:
-            raise _refused(path, f"cannot carry {kind.simpleString()}")
+            raise _column_error(path, f"cannot carry {kind.simpleString()}")
         return found
 
 
@@ -102,7 +102,7 @@ def _namespace(topic: str) -> str:
     return ".".join(part if _NAME.fullmatch(part) else f"_{part}" for part in parts)
 
 
-def _refused(path: tuple[str, ...], what: str) -> SchemaError:
+def _column_error(path: tuple[str, ...], what: str) -> SchemaError:
     msg = f"column `{spell_path(path)}`: Avro messages {what}"
     hint = "Avro's names have letters, digits and `_`. Rename or convert the column in a transform."
     return SchemaError(msg, hint=hint)

@@ -27,7 +27,7 @@ from headrace.jobs.checks.content.expected import (
     passes_key,
     reads_the_clock,
 )
-from headrace.jobs.checks.content.inputs import SourceRows, SourceRowsReader, unfiltered
+from headrace.jobs.checks.content.inputs import SourceRows, SourceRowsReader, create_unfiltered_sources
 from headrace.jobs.checks.content.sample import (
     DRIVER_ROWS,
     ExpectedSample,
@@ -91,7 +91,7 @@ class ContentAudit:
         folder = Path(tempfile.mkdtemp(prefix="headrace-audit-"))
         started = time.monotonic()
         try:
-            found = self._compared(name, folder)
+            found = self._compare(name, folder)
         except Exception as error:
             reason = error if isinstance(error, HeadraceError) else as_headrace_error(error, node=name)
             if not isinstance(reason, InternalError):
@@ -135,7 +135,7 @@ class ContentAudit:
         for assembly in self._assemblies.values():
             assembly.close()
 
-    def _compared(self, name: str, folder: Path) -> CheckResult:
+    def _compare(self, name: str, folder: Path) -> CheckResult:
         sink, content = self._open(name), None
         try:
             record, row = sink.record(), self._state.sinks.get(name)
@@ -188,7 +188,7 @@ class ContentAudit:
             return _unknown(name, self._too_large())
         single = passes_key(planner, name)
         keyed = bool(key) and single is not None
-        sources = unfiltered(model, self._settings, self._ledger.content, keyed=keyed)
+        sources = create_unfiltered_sources(model, self._settings, self._ledger.content, keyed=keyed)
         try:
             reader = SourceRowsReader(planner.spark, model, sources, scope, keyed=keyed, budget=self._budget)
             inputs = [

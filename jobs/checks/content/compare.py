@@ -47,7 +47,7 @@ def compare(
     )
     if not differing:
         return ContentDifference(*rows, 0)
-    total, keys = _named(expected_rows, actual_rows, columns, by, differing, keyed=bool(key))
+    total, keys = _name_keys(expected_rows, actual_rows, columns, by, differing, keyed=bool(key))
     return ContentDifference(*rows, len(differing), total, keys)
 
 
@@ -93,7 +93,7 @@ def _digests(rows: DataFrame, columns: Sequence[str], by: Sequence[str]) -> dict
     return {row["bucket"]: (row["rows"], row["digest"]) for row in found}
 
 
-def _named(
+def _name_keys(
     expected_rows: DataFrame,
     actual_rows: DataFrame,
     columns: Sequence[str],
@@ -107,7 +107,7 @@ def _named(
 
     names = {name: f"k{place}" for place, name in enumerate(by)}
 
-    def grouped(rows: DataFrame, side: str) -> DataFrame:
+    def group_rows(rows: DataFrame, side: str) -> DataFrame:
         inside = rows.where(_bucket(by).isin(list(buckets)))
         values = F.struct(*(F.col(f"`{name}`").alias(f"v{place}") for place, name in enumerate(columns)))
         listed = F.collect_list(values) if keyed else F.count("*")
@@ -115,7 +115,7 @@ def _named(
             listed.alias(side)
         )
 
-    one, other = grouped(expected_rows, "expected"), grouped(actual_rows, "found")
+    one, other = group_rows(expected_rows, "expected"), group_rows(actual_rows, "found")
     condition = [one[alias].eqNullSafe(other[alias]) for alias in names.values()]
     keys = [F.coalesce(one[alias], other[alias]).alias(alias) for alias in names.values()]
     joined = one.join(other, condition, "full_outer").select(*keys, "expected", "found")

@@ -105,7 +105,7 @@ class SourceRows:
         self.limits.append(f"{self.name}: {why}")
 
 
-def unfiltered(
+def create_unfiltered_sources(
     model: PipelineModel, settings: Settings, contents: Callable[[str], Any], *, keyed: bool
 ) -> dict[str, PipelineSource]:
     """Return the sources of the model.

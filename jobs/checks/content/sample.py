@@ -77,7 +77,7 @@ def sample_by_key(
         read = union_of(found).toArrow()
     last, unclear = last_rows(read, key, getattr(node, "version_column", None), filtered=filtered)
     computed = _compute_rows(planner, sink, source, last) if by_arrow else None
-    made, types = computed or _collected(
+    made, types = computed or _collect(
         rows_by_sql(planner, sink, source, _create_frame(planner, source, last), plan)
     )
     keys, streamed = (keys_of(last, key, streamed=streamed) for streamed in (False, True))
@@ -139,12 +139,12 @@ def sample_at_sink(
         ensure_session(planner.spark)
     if not key:
         if arriving is None:
-            return ExpectedSample(*_collected(rows_at_sink(planner, sink, inputs, plan)))
+            return ExpectedSample(*_collect(rows_at_sink(planner, sink, inputs, plan)))
         return ExpectedSample(_payload_of(arriving), _types_of(planner, sink))
     if arriving is not None:
         read, types = add_order(arriving, inputs), _types_of(planner, sink)
     else:
-        read, types = _collected(rows_after_sql(planner, sink, inputs, plan))
+        read, types = _collect(rows_after_sql(planner, sink, inputs, plan))
     last, unclear = last_rows(read, key, version)
     live = last.filter(pc.not_equal(last[OP], "d")).drop_columns([*HIDDEN, TIER, WINDOW])
     keys, streamed = (keys_of(last, key, streamed=streamed) for streamed in (False, True))
@@ -190,7 +190,7 @@ def compare_sample(
     return compare_tables(rows_of_keys(wanted, key, decided), rows_of_keys(found, key, decided), key)
 
 
-def _collected(rows: DataFrame) -> tuple[pa.Table, dict[str, Any]]:
+def _collect(rows: DataFrame) -> tuple[pa.Table, dict[str, Any]]:
     """Return the rows, nested values as text, and their types."""
     types = {field.name: field.dataType for field in rows.schema.fields}
     payload = [name for name in rows.columns if name != POS]

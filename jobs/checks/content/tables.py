@@ -84,7 +84,7 @@ def compare_tables(expected: pa.Table, found: pa.Table, key: Sequence[str]) -> C
     """
     columns = expected.column_names
     expected_rows, actual_rows = (_plain(side, columns, expected.schema) for side in (expected, found))
-    counted = _counted(expected_rows, actual_rows, columns)
+    counted = _count_rows(expected_rows, actual_rows, columns)
     differing = counted.filter(pc.not_equal(counted[_EXPECTED], counted[_FOUND]))
     if not differing.num_rows:
         return ContentDifference(expected_rows.num_rows, actual_rows.num_rows, 0)
@@ -113,15 +113,15 @@ def _plain(rows: pa.Table, columns: Sequence[str], wanted: pa.Schema) -> pa.Tabl
     return canonical(rows, list(columns))
 
 
-def _counted(expected_rows: pa.Table, actual_rows: pa.Table, columns: Sequence[str]) -> pa.Table:
+def _count_rows(expected_rows: pa.Table, actual_rows: pa.Table, columns: Sequence[str]) -> pa.Table:
     """Return each distinct row of both tables and how often it is in each. A null equals a null."""
 
-    def marked(rows: pa.Table, expected: int) -> pa.Table:
+    def mark_rows(rows: pa.Table, expected: int) -> pa.Table:
         ones, zeros = (pa.array(np.full(rows.num_rows, value, dtype=np.int64)) for value in (1, 0))
         first, second = (ones, zeros) if expected else (zeros, ones)
         return rows.append_column(_EXPECTED, first).append_column(_FOUND, second)
 
-    both = pa.concat_tables([marked(expected_rows, 1), marked(actual_rows, 0)])
+    both = pa.concat_tables([mark_rows(expected_rows, 1), mark_rows(actual_rows, 0)])
     found = both.group_by(list(columns)).aggregate([(_EXPECTED, "sum"), (_FOUND, "sum")])
     return found.rename_columns([*columns, _EXPECTED, _FOUND])
 

@@ -52,11 +52,11 @@ class DeclaredChecks:
         checks: Mapping[str, SinkCheckConfig] = getattr(self.file.model.sinks[name], "checks", {})
         if not checks:
             return
-        with _translated(name):
+        with _translate_errors(name):
             query = sink.query_target()
         if query is None:
             for check_name, check in checks.items():
-                yield _failed(check_name, name, check, "the target does not exist")
+                yield _failed_result(check_name, name, check, "the target does not exist")
             return
         with closing(query):
             yield from _SinkEvaluation(self, name, checks, query).results()
@@ -234,7 +234,7 @@ class _SinkEvaluation:
         return text if len(text) <= _VALUE_CHARACTERS else f"{text[:_VALUE_CHARACTERS]}…"
 
     def _fetch(self, text: str) -> QueryResult:
-        with _translated(self._sink):
+        with _translate_errors(self._sink):
             return self._query.fetch(text)
 
     def _broken(self, name: str, check: SinkCheckConfig, error: HeadraceError) -> CheckResult:
@@ -243,7 +243,7 @@ class _SinkEvaluation:
         message = self._parent.file.hide_variables(
             f"the check cannot be evaluated: {error.message} ({place})"
         )
-        return _failed(name, self._sink, check, message)
+        return _failed_result(name, self._sink, check, message)
 
     def _result(
         self,
@@ -261,7 +261,7 @@ class _SinkEvaluation:
 
 
 @contextmanager
-def _translated(node: str) -> Iterator[None]:
+def _translate_errors(node: str) -> Iterator[None]:
     try:
         yield
     except HeadraceError:
@@ -278,7 +278,7 @@ def _explain(error: Exception, node: str) -> HeadraceError:
     return as_headrace_error(error, node=node)
 
 
-def _failed(name: str, sink: str, check: SinkCheckConfig, message: str) -> CheckResult:
+def _failed_result(name: str, sink: str, check: SinkCheckConfig, message: str) -> CheckResult:
     return CheckResult(name, sink, False, message, {}, check.severity)
 
 

@@ -36,12 +36,12 @@ def build_statements(check: SinkCheckConfig, query: TargetQuery, key: Sequence[s
     names = [query.quote(name) for name, _ in check.columns]
     match check.rule:
         case "not_null":
-            return _filtered(query, key, check, " OR ".join(f"{name} IS NULL" for name in names))
+            return _filter_statements(query, key, check, " OR ".join(f"{name} IS NULL" for name in names))
         case "unique":
             return _unique(query, names)
         case "range" if check.range:
             low, high = check.range.bounds
-            return _filtered(query, key, check, _outside(query, names[0], columns[0], low, high))
+            return _filter_statements(query, key, check, _outside(query, names[0], columns[0], low, high))
         case "freshness" if check.freshness:
             return CheckStatements((_newest(query, check.freshness, names[0], columns[0]),))
     return CheckStatements(())
@@ -76,7 +76,7 @@ def _find_column(query: TargetQuery, name: str) -> QueryColumn:
     raise UserError(msg, hint=f"Columns: {', '.join(query.columns)}.")
 
 
-def _filtered(
+def _filter_statements(
     query: TargetQuery, key: Sequence[str], check: SinkCheckConfig, condition: str
 ) -> CheckStatements:
     known = [column for column in key if column in query.columns]

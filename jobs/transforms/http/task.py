@@ -96,14 +96,14 @@ class HandlerTask:
             kept.append(batch)
             buffered += batch.num_rows
             at = 0
-            whole = _joined(kept) if buffered >= size else None
+            whole = _join_batches(kept) if buffered >= size else None
             while whole is not None and buffered >= size:
                 yield self._batch(whole.slice(at, size))
                 at, buffered = at + size, buffered - size
             if whole is not None:
                 kept = [whole.slice(at)] if buffered else []
         if buffered:
-            yield self._batch(_joined(kept))
+            yield self._batch(_join_batches(kept))
 
     def _batch(self, rows: pa.RecordBatch) -> RequestBatch:
         if self.decoder.single:
@@ -168,7 +168,7 @@ def _check_ops(ops: pa.Array) -> None:
         raise AnswerError(msg)
 
 
-def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+def _join_batches(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     if len(batches) == 1:
         return batches[0]
     (whole,) = (

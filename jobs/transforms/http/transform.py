@@ -58,14 +58,14 @@ class HandlerRows(RowTransform):
         if plan is None:
             return rows.sparkSession.createDataFrame([], self._schema())
         if not self._context.pipeline():
-            return self._unasked(rows)
+            return self._rows_without_request(rows)
         task = self._task(plan)
         columns = [row_json(cast("StructType", _without_hidden(rows)), self._node.payload_version), OP, POS]
         sent = rows.select(*columns, *(f"`{self._payload.field(at).name}`" for at in self._key))
         # mapInArrow does not quote names, so columns travel by their place.
         numbered = sent.toDF(*(f"c{at}" for at in range(len(sent.columns))))
-        found = self._spread(numbered, plan).mapInArrow(task, self._numbered())
-        return self._named(found)
+        found = self._spread(numbered, plan).mapInArrow(task, self._numbered_schema())
+        return self._restore_names(found)
 
     def _spread(self, rows: DataFrame, plan: EpochPlan) -> DataFrame:
         """Return the rows in one partition per task, each in order.
@@ -117,7 +117,7 @@ class HandlerRows(RowTransform):
             wait=PendingCall(waits_folder(self._context.settings, self._context.pipeline()), name),
         )
 
-    def _unasked(self, rows: DataFrame) -> DataFrame:
+    def _rows_without_request(self, rows: DataFrame) -> DataFrame:
         """Return the columns.
 
         Reading a row raises an error that shows how a test gives the rows of the node.
@@ -136,14 +136,14 @@ class HandlerRows(RowTransform):
     def _schema(self) -> StructType:
         return row_schema(self._payload)
 
-    def _numbered(self) -> StructType:
+    def _numbered_schema(self) -> StructType:
         from pyspark.sql.types import StructField, StructType
 
         return StructType(
             [StructField(f"c{at}", field.dataType) for at, field in enumerate(self._schema().fields)]
         )
 
-    def _named(self, rows: DataFrame) -> DataFrame:
+    def _restore_names(self, rows: DataFrame) -> DataFrame:
         from pyspark.sql import functions as F  # noqa: N812
 
         fields = self._schema().fields

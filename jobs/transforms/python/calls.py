@@ -17,7 +17,7 @@ import pyarrow.compute
 from headrace.connectors.user_functions import describe_user_error, load_function
 from headrace.pipeline.errors import DataError, SchemaError
 from headrace.pipeline.sql.system_columns import FAN_OUT, OP, POS
-from headrace.pipeline.types.int256 import is_wide, plain_columns, stored
+from headrace.pipeline.types.int256 import is_wide, plain_columns, storage_schema
 
 pc: Any = pyarrow.compute  # its functions are made at import, unseen by type checkers
 
@@ -61,7 +61,7 @@ class PythonTransformTask:
         table = pa.table(found) if isinstance(found, pa.RecordBatch) else found
         columns = [
             self._column(table, field, kind)
-            for field, kind in zip(self.schema, stored(self.schema), strict=True)
+            for field, kind in zip(self.schema, storage_schema(self.schema), strict=True)
         ]
         rows = self._numbers(table, batch)
         return pa.RecordBatch.from_arrays(

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from headrace.connectors.row_errors import task_error
 from headrace.connectors.spark_types import spark_schema
-from headrace.connectors.user_functions import allowed, check_options, load_function
+from headrace.connectors.user_functions import check_allowed, check_options, load_function
 from headrace.jobs.transforms.base import RowTransform, TransformContext
 from headrace.jobs.transforms.output_schema import final_schema, hidden_fields, with_hidden
 from headrace.jobs.transforms.python.calls import PythonTransformTask
@@ -45,7 +45,7 @@ class PythonRows(RowTransform):
 
 def check_function(node: PythonTransformConfig, settings: Settings, name: str) -> None:
     """Raise UserError for a function that is not allowed, is missing, or rejects the node's options."""
-    allowed(node.function, settings.python_transforms.allow, name)
+    check_allowed(node.function, settings.python_transforms.allow, name)
     check_options(load_function(node.function, name), node.function, node.options, name, "a batch and ", None)
 
 

@@ -100,7 +100,7 @@ _FLAT = (
 )
 
 
-def decoded(
+def decode_output(
     piece: bytes, outputs: Mapping[str, tuple[pa.DataType, pa.DataType]]
 ) -> tuple[pa.Array, pa.Array, pa.Array, list[pa.Array]]:
     """Return input rows, numbers, operations and columns of a part of the output.
@@ -124,7 +124,7 @@ def decoded(
     )
     row, sub, op, *columns = (_only(table.column(name)) for name in schema.names)
     found = [
-        _typed(index, column, kind)
+        _convert_column(index, column, kind)
         for index, (column, (_, kind)) in enumerate(zip(columns, outputs.values(), strict=True))
     ]
     return row, sub, op, found
@@ -143,7 +143,7 @@ def _only(column: pa.ChunkedArray) -> pa.Array:
     return chunk.values.slice(chunk.offsets[0].as_py(), len(chunk[0]))
 
 
-def _typed(index: int, column: pa.Array, kind: pa.DataType) -> pa.Array:
+def _convert_column(index: int, column: pa.Array, kind: pa.DataType) -> pa.Array:
     try:
         return _cast(column, kind)
     except pa.ArrowInvalid:
@@ -164,7 +164,7 @@ def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if is_binary(kind):
         column = _unhex(column)
     elif kinds.is_nested(kind):
-        column = _unnested(column, kind)
+        column = _parse_nested(column, kind)
     elif kinds.is_floating(kind):
         column = pc.cast(column, pa.float64())
     return pc.cast(column, kind)
@@ -179,7 +179,7 @@ def _unhex(column: pa.Array) -> pa.Array:
     return pc.if_else(pc.is_null(column), pa.scalar(None, pa.binary()), plain)
 
 
-def _unnested(column: pa.Array, kind: pa.DataType) -> pa.Array:
+def _parse_nested(column: pa.Array, kind: pa.DataType) -> pa.Array:
     """Return one level of nested values from their JSON text. Inner values stay text."""
     level = _level(kind)
     lines = pc.binary_join_element_wise('{"v":', pc.fill_null(column, _NULL), "}", "")

@@ -25,18 +25,18 @@ _SPECIAL = '["\\\\\x00-\x1f]'
 Spec = dict[str, Any]
 
 
-def encoded(columns: Sequence[pa.Array]) -> str:
+def encode_columns(columns: Sequence[pa.Array]) -> str:
     """Columns of one length as the text that the engine loads. The last one is `_gs_op`."""
     texts, notes = [], []
     for index, column in enumerate(columns):
         fragments, note = _fragments(column)
-        texts.append(f"[{_joined(fragments)}]")
+        texts.append(f"[{_join_fragments(fragments)}]")
         if note is not None:
             notes.append([index, note])
     return f"[[{','.join(texts)}],{json.dumps(notes)}]"
 
 
-def _joined(fragments: pa.Array) -> str:
+def _join_fragments(fragments: pa.Array) -> str:
     whole = pa.ListArray.from_arrays(
         pa.array([0, len(fragments)], pa.int32()), pc.fill_null(fragments, _NULL)
     )
@@ -56,15 +56,15 @@ def _as_bare(column: pa.Array) -> tuple[pa.Array, Spec | None]:
 
 
 def _as_text(column: pa.Array) -> tuple[pa.Array, Spec | None]:
-    return _bare_quoted(pc.cast(column, pa.string())), None
+    return _add_quotes(pc.cast(column, pa.string())), None
 
 
-def _as_quoted(column: pa.Array) -> tuple[pa.Array, Spec | None]:
-    return _quoted(pc.cast(column, pa.string())), None
+def _quote_column(column: pa.Array) -> tuple[pa.Array, Spec | None]:
+    return _quote_texts(pc.cast(column, pa.string())), None
 
 
 def _as_hex(column: pa.Array) -> tuple[pa.Array, Spec | None]:
-    return _bare_quoted(_hex(pc.cast(column, pa.binary()))), None
+    return _add_quotes(_hex(pc.cast(column, pa.binary()))), None
 
 
 def _integers(column: pa.Array) -> tuple[pa.Array, Spec | None]:
@@ -73,7 +73,7 @@ def _integers(column: pa.Array) -> tuple[pa.Array, Spec | None]:
     low, high = ends["min"].as_py(), ends["max"].as_py()
     if low is None or (low >= -EXACT and high <= EXACT):
         return plain, None
-    return _bare_quoted(plain), {"as": "int"}
+    return _add_quotes(plain), {"as": "int"}
 
 
 def _floats(column: pa.Array) -> tuple[pa.Array, Spec | None]:
@@ -87,21 +87,21 @@ def _floats(column: pa.Array) -> tuple[pa.Array, Spec | None]:
         "-Infinity",
         plain,
     )
-    return _bare_quoted(pc.if_else(pc.is_null(column), pa.scalar(None, pa.string()), named)), {"as": "float"}
+    return _add_quotes(pc.if_else(pc.is_null(column), pa.scalar(None, pa.string()), named)), {"as": "float"}
 
 
-def _bare_quoted(texts: pa.Array) -> pa.Array:
+def _add_quotes(texts: pa.Array) -> pa.Array:
     return pc.binary_join_element_wise('"', texts, '"', "")
 
 
-def _quoted(texts: pa.Array) -> pa.Array:
+def _quote_texts(texts: pa.Array) -> pa.Array:
     """Return strings as JSON. Most strings have nothing to escape."""
     if pc.any(pc.match_substring_regex(texts, _SPECIAL)).as_py():
         texts = pc.replace_substring(pc.replace_substring(texts, "\\", "\\\\"), '"', '\\"')
         if pc.any(pc.match_substring_regex(texts, "[\x00-\x1f]")).as_py():
             for code in range(0x20):
                 texts = pc.replace_substring(texts, chr(code), f"\\u{code:04x}")
-    return _bare_quoted(texts)
+    return _add_quotes(texts)
 
 
 def _moments(column: pa.Array) -> tuple[pa.Array, Spec | None]:
@@ -117,7 +117,7 @@ def _hex(column: pa.Array) -> pa.Array:
     text = pa.StringArray.from_buffers(
         len(column), pc.multiply(offsets, _TWO).buffers()[1], pa.py_buffer(data.hex().encode())
     )
-    return _nested(column, text)
+    return _keep_nulls(column, text)
 
 
 def offsets_and_bytes(column: pa.Array) -> tuple[pa.Array, bytes]:
@@ -132,7 +132,7 @@ def offsets_and_bytes(column: pa.Array) -> tuple[pa.Array, bytes]:
     ).to_pybytes() if data is not None else b""
 
 
-def _nested(column: pa.Array, texts: pa.Array) -> pa.Array:
+def _keep_nulls(column: pa.Array, texts: pa.Array) -> pa.Array:
     return pc.if_else(pc.is_null(column), pa.scalar(None, pa.string()), texts)
 
 
@@ -146,7 +146,7 @@ def _structs(column: pa.Array) -> tuple[pa.Array, Spec | None]:
     texts = (
         pc.binary_join_element_wise(*(parts or ["{"]), "}", "") if parts else pa.array(["{}"] * len(column))
     )
-    return _nested(column, texts), {"as": "struct", "fields": fields} if any(
+    return _keep_nulls(column, texts), {"as": "struct", "fields": fields} if any(
         "as" in field for field in fields
     ) else None
 
@@ -157,7 +157,7 @@ def _lists(column: pa.Array) -> tuple[pa.Array, Spec | None]:
     fragments, note = _fragments(column.values.slice(*inside))
     lists = pa.ListArray.from_arrays(offsets, pc.fill_null(fragments, _NULL))
     texts = pc.binary_join_element_wise("[", pc.binary_join(lists, ","), "]", "")
-    return _nested(column, texts), {"as": "list", "item": note} if note else None
+    return _keep_nulls(column, texts), {"as": "list", "item": note} if note else None
 
 
 def _maps(column: pa.Array) -> tuple[pa.Array, Spec | None]:
@@ -167,7 +167,7 @@ def _maps(column: pa.Array) -> tuple[pa.Array, Spec | None]:
     pairs = pc.binary_join_element_wise(keys, ":", pc.fill_null(values, _NULL), "")
     lists = pa.ListArray.from_arrays(offsets, pairs)
     texts = pc.binary_join_element_wise("{", pc.binary_join(lists, ","), "}", "")
-    return _nested(column, texts), {"as": "map", "item": note} if note else None
+    return _keep_nulls(column, texts), {"as": "map", "item": note} if note else None
 
 
 _WAYS = (
@@ -175,8 +175,8 @@ _WAYS = (
     (kinds.is_floating, _floats),
     (kinds.is_boolean, _as_bare),
     (kinds.is_null, _as_bare),
-    (kinds.is_string, _as_quoted),
-    (kinds.is_large_string, _as_quoted),
+    (kinds.is_string, _quote_column),
+    (kinds.is_large_string, _quote_column),
     (kinds.is_timestamp, _moments),
     (is_binary, _as_hex),
     (kinds.is_struct, _structs),

@@ -15,8 +15,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute
 
-from headrace.jobs.transforms.script.decode import ValueRefusedError, decoded
-from headrace.jobs.transforms.script.encode import encoded
+from headrace.jobs.transforms.script.decode import ValueRefusedError, decode_output
+from headrace.jobs.transforms.script.encode import encode_columns
 from headrace.jobs.transforms.script.process import (
     Program,
     ScriptLimits,
@@ -88,7 +88,7 @@ class Script:
         try:
             vm.open(self.program)
         except StoppedError as error:
-            raise self._explained(error, None) from None
+            raise self._explain_error(error, None) from None
 
     def _slices(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         each = max(1, min(self.batch, batch.num_rows * _BYTES // max(1, batch.nbytes)))
@@ -102,16 +102,16 @@ class Script:
 
         Each part comes with the number of rows at its end that come from the last input row.
         """
-        text = encoded([batch.column(name) for name in (*self.inputs, OP)])
+        text = encode_columns([batch.column(name) for name in (*self.inputs, OP)])
         try:
             for piece in vm.rows(text):
                 yield self._batch(piece, batch, schema)
         except StoppedError as error:
-            raise self._explained(self._located(error, text), batch) from None
+            raise self._explain_error(self._locate_error(error, text), batch) from None
 
     def _batch(self, piece: bytes, batch: pa.RecordBatch, schema: pa.Schema) -> tuple[pa.RecordBatch, int]:
         try:
-            row, number, op, columns = decoded(piece, self.outputs)
+            row, number, op, columns = decode_output(piece, self.outputs)
         except ValueRefusedError as error:
             name = list(self.outputs)[error.column]
             msg = f"column `{name}` of what the script returned: {error.said}"
@@ -129,7 +129,7 @@ class Script:
         of_last = pc.sum(pc.equal(row, batch.num_rows - 1)).as_py() or 0
         return pa.RecordBatch.from_arrays([*columns, op, hidden], schema=schema), of_last
 
-    def _located(self, error: StoppedError, text: str) -> StoppedError:
+    def _locate_error(self, error: StoppedError, text: str) -> StoppedError:
         """Return the same failure with its row.
 
         If the process did not report the row, the batch runs again row by row.
@@ -167,7 +167,7 @@ class Script:
             )
             raise DataError(msg, hint=hint, node=self.node)
 
-    def _explained(self, error: StoppedError, batch: pa.RecordBatch | None) -> HeadraceError:
+    def _explain_error(self, error: StoppedError, batch: pa.RecordBatch | None) -> HeadraceError:
         """Return the error of a script: the row, the limit or message, and the location in the script."""
         at = f"{self._row(batch, error.row)}: " if batch is not None else ""
         seconds = spell_duration(timedelta(seconds=self.limits.seconds))
@@ -193,7 +193,7 @@ class Script:
                     "Use less memory and less nesting in the script; raise `memory_limit` if it needs more."
                 )
             case _ if error.said.startswith("InternalError: out of memory"):
-                return self._explained(StoppedError("memory", error.row, ""), batch)
+                return self._explain_error(StoppedError("memory", error.row, ""), batch)
             case _:
                 message = error.said.removeprefix("Refused: ")
                 # An error of a whole script has no line in it.

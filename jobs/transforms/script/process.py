@@ -143,7 +143,7 @@ class ScriptProcess:
                     continue
                 case b"f":
                     found = json.loads(content)
-                    raise StoppedError(*_failed(found))
+                    raise StoppedError(*_describe_failure(found))
                 case _:
                     raise _parse_stop(tag, content)
 
@@ -174,7 +174,7 @@ class ScriptProcess:
         return StoppedError("died", row, name)
 
 
-def _failed(found: dict[str, object]) -> tuple[str, int, str, str]:
+def _describe_failure(found: dict[str, object]) -> tuple[str, int, str, str]:
     return "failed", int(str(found["row"])), str(found["said"]), str(found["stack"])
 
 

@@ -38,22 +38,22 @@ class ScriptEngine:
         self._error = quickjs.JSException
         self._context.set_memory_limit(request["memory"])
         self._context.set_max_stack_size(STACK)
-        runtime = self._timed(lambda: self._context.eval(request["runtime"]))
-        self._command = self._timed(lambda: runtime(request["settings"]))
+        runtime = self._run_timed(lambda: self._context.eval(request["runtime"]))
+        self._command = self._run_timed(lambda: runtime(request["settings"]))
         function = self._function(request["script"])
-        self._timed(lambda: self._command("start", function))
-        self._timed(lambda: self._command("shape", request["shape"]))
+        self._run_timed(lambda: self._command("start", function))
+        self._run_timed(lambda: self._command("shape", request["shape"]))
 
     def _function(self, script: str) -> Any:
         """Return `process` or `invoke` of the script, the script itself if it is a function, or None."""
         wrong = found = None
         try:
             # The line before the script keeps its own line numbers readable: they are one too high.
-            self._timed(lambda: self._context.eval('"use strict";\n' + script + "\n;undefined"))
+            self._run_timed(lambda: self._context.eval('"use strict";\n' + script + "\n;undefined"))
             find = (
                 "typeof process === 'function' ? process : typeof invoke === 'function' ? invoke : undefined"
             )
-            found = self._timed(lambda: self._context.eval(find))
+            found = self._run_timed(lambda: self._context.eval(find))
             if found is not None:
                 return found
         except self._error as error:
@@ -65,7 +65,7 @@ class ScriptEngine:
                 + "\n)"
             )
             try:
-                found = self._timed(lambda: self._context.eval(alone))
+                found = self._run_timed(lambda: self._context.eval(alone))
             except self._error as error:
                 if not str(error).startswith("SyntaxError"):
                     raise
@@ -79,22 +79,22 @@ class ScriptEngine:
 
         With `one`, send the number of each row before it runs.
         """
-        self._timed(lambda: self._command("load", text))
+        self._run_timed(lambda: self._command("load", text))
         state = "more"
         while state in ("more", "full"):
             if one:
                 send(b"p", str(self._command("at")).encode())
-            state = self._timed(lambda: self._command("step", SLICE_MS, 1 if one else _ALL_ROWS))
+            state = self._run_timed(lambda: self._command("step", SLICE_MS, 1 if one else _ALL_ROWS))
             if state == "failed":
                 send(b"f", self._command("failure").encode())
                 return
             if state == "more":
                 send(b"a", b"")
             else:
-                send(b"r", self._timed(lambda: self._command("take")).encode())
+                send(b"r", self._run_timed(lambda: self._command("take")).encode())
         send(b"d", b"")
 
-    def _timed(self, act: Any) -> Any:
+    def _run_timed(self, act: Any) -> Any:
         # A step may begin late in its slice, and no row is to be cut short for that.
         limit = self._seconds + SLICE_MS / 1000
         self._context.set_time_limit(limit)

@@ -12,7 +12,7 @@ from headrace.connectors.spark_types import spark_schema
 from headrace.jobs.transforms.base import RowTransform, TransformContext
 from headrace.jobs.transforms.output_schema import final_schema, hidden_fields, with_hidden
 from headrace.jobs.transforms.script.decode import shape
-from headrace.jobs.transforms.script.encode import encoded
+from headrace.jobs.transforms.script.encode import encode_columns
 from headrace.jobs.transforms.script.executor import Script
 from headrace.jobs.transforms.script.process import Program, ScriptLimits
 from headrace.pipeline.errors import FileLocation, HeadraceError, SchemaError
@@ -20,7 +20,7 @@ from headrace.pipeline.file.typescript import javascript
 from headrace.pipeline.model.transforms import ScriptTransformConfig
 from headrace.pipeline.protocol.epochs import EpochPlan
 from headrace.pipeline.types.arrow import parse_type
-from headrace.pipeline.types.int256 import stored
+from headrace.pipeline.types.int256 import storage_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -83,9 +83,9 @@ def script_of(
 
 
 def _check_inputs(name: str, inputs: pa.Schema) -> None:
-    for field in stored(inputs):
+    for field in storage_schema(inputs):
         try:
-            encoded([pa.array([], field.type)])
+            encode_columns([pa.array([], field.type)])
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             msg = f"column `{field.name}` has the type {field.type}, which a script cannot be given"
             raise SchemaError(

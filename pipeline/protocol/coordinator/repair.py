@@ -53,7 +53,7 @@ class CoordinatorRepairs(CoordinatorInterventions):
             msg = f"epochs from {first} on are to be replayed, and the last one is {self._state.committed}"
             raise SinkStateError(msg, node=sink)
         overwrites = self._check_restart(sink, start, finding)
-        rows = self._stored(sink, start)
+        rows = self._read_epochs(sink, start)
         if check is not None:
             for epoch in rows:
                 check(self._again(sink, epoch))
@@ -210,7 +210,7 @@ class CoordinatorRepairs(CoordinatorInterventions):
             raise SinkStateError(finding.message, hint=finding.hint, node=sink)
         return row, finding
 
-    def _stored(self, sink: str, start: int) -> list[EpochRow]:
+    def _read_epochs(self, sink: str, start: int) -> list[EpochRow]:
         """Return all committed epochs from `start` on. Raise SinkStateError if the ledger lacks one."""
         last = self._state.committed
         rows = list(self.ledger.epochs(self._state.name, self._state.lane, start, last))
@@ -238,7 +238,7 @@ class CoordinatorRepairs(CoordinatorInterventions):
         The target then must be empty and starts after it. Raise SinkStateError if epochs from before the
         reset would be written, or if rows of them are still there.
         """
-        again, record = self._restarted(), finding.record
+        again, record = self._find_restart(), finding.record
         if again is None:
             return False
         if start < again.first:
@@ -263,7 +263,7 @@ class CoordinatorRepairs(CoordinatorInterventions):
             raise SinkStateError(msg, hint=finding.hint, node=sink)
         return True
 
-    def _restarted(self) -> Restart | None:
+    def _find_restart(self) -> Restart | None:
         return self.ledger.restart(self._state.name, self._state.lane)
 
     def _set_back(self, sink: str, row: SinkRow, start: int, held: int | None) -> None:
@@ -311,7 +311,7 @@ class CoordinatorRepairs(CoordinatorInterventions):
         )
 
     def _end_of(self, number: int) -> Position:
-        again = self._restarted()
+        again = self._find_restart()
         if again is not None and number == again.first - 1:
             return again.start
         if number == self._state.committed:

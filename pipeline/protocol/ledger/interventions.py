@@ -50,7 +50,7 @@ class LedgerInterventions(RollUps):
         """
         with self._store.write() as tx:
             self._hold(tx, lease)
-            plan = self._opened(tx, lease, number)
+            plan = self._require_open_plan(tx, lease, number)
             self._close_epoch(tx, lease, plan, counts)
             for sink in lacking:
                 self._put_sink(tx, lease, sink, "joining", number)
@@ -108,7 +108,7 @@ class LedgerInterventions(RollUps):
         )
         return load_plan(row[0]) if row else None
 
-    def _opened(self, tx: Tx, lease: Lease, number: int) -> EpochPlan:
+    def _require_open_plan(self, tx: Tx, lease: Lease, number: int) -> EpochPlan:
         plan = self._open_plan(tx, lease)
         if plan is None or plan.number != number:
             msg = f"epoch {number} is not the open one: {plan.number if plan else 'none'} is"

@@ -76,7 +76,7 @@ def end_jvm(holder: Json) -> bool:
             return True
         log.warning("event=orphaned_jvm_killed pid=%s", process.pid)
         process.kill()
-        return _ended(process)
+        return _wait_for_end(process)
     except psutil.NoSuchProcess:
         return True
     except psutil.AccessDenied as error:
@@ -84,7 +84,7 @@ def end_jvm(holder: Json) -> bool:
         return False
 
 
-def _ended(process: psutil.Process) -> bool:
+def _wait_for_end(process: psutil.Process) -> bool:
     """Wait until the process has ended.
 
     A zombie counts as ended, because in a container it may never be reaped.

@@ -138,7 +138,7 @@ class LedgerReader:
                 name=name,
                 lane=lane,
             )
-        return [_rolled(row) for row in rows]
+        return [_parse_rolled_up(row) for row in rows]
 
     def window_counts(self, name: str, lane: str = "main") -> dict[str, dict[str, WriteCounts]]:
         """Return the counts of history by partition and sink. Epochs that were rolled up are included."""
@@ -324,7 +324,7 @@ def _epoch(row: tuple[Any, ...]) -> EpochRow:
     )
 
 
-def _rolled(row: tuple[Any, ...]) -> RolledUp:
+def _parse_rolled_up(row: tuple[Any, ...]) -> RolledUp:
     first, last, start, end, first_at, last_at, before, linked, counts, windows = row
     return RolledUp(
         first=first,

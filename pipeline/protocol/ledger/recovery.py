@@ -107,7 +107,7 @@ def _common_record(records: Mapping[str, CommitRecord]) -> CommitRecord:
         same = (
             record.end_digest == first.end_digest
             if record.is_registration
-            else _written(record) == _written(first)
+            else _values_of(record) == _values_of(first)
         )
         if not same:
             msg = (
@@ -118,7 +118,7 @@ def _common_record(records: Mapping[str, CommitRecord]) -> CommitRecord:
     return first
 
 
-def _written(record: CommitRecord) -> tuple[object, ...]:
+def _values_of(record: CommitRecord) -> tuple[object, ...]:
     return (
         record.start_digest,
         record.end_digest,

@@ -137,7 +137,7 @@ class SqliteStore:
     # If two processes create the file at once, one change of the journal mode fails without waiting.
     @stamina.retry(on=TransientError, attempts=20, wait_initial=0.02, wait_max=0.5, timeout=BUSY_SECONDS)
     def _configure(self) -> None:
-        with self._lock, self._mapped():
+        with self._lock, self._map_errors():
             # This works only on an empty file. `trim` can then return deleted pages one by one.
             self._connection.execute("pragma auto_vacuum=incremental")
             self._connection.execute("pragma journal_mode=wal")
@@ -158,7 +158,7 @@ class SqliteStore:
         return time.time()
 
     @contextmanager
-    def _mapped(self) -> Iterator[None]:
+    def _map_errors(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.OperationalError as error:
@@ -170,7 +170,7 @@ class SqliteStore:
 
     @contextmanager
     def _transaction(self, begin: str) -> Iterator[_SqliteTx]:
-        with self._lock, self._mapped():
+        with self._lock, self._map_errors():
             self._connection.execute(begin)
             try:
                 yield _SqliteTx(self._connection, self.clock())
@@ -191,7 +191,7 @@ class SqliteStore:
 
     def trim(self) -> None:
         """See `Store.trim`."""
-        with self._lock, self._mapped():
+        with self._lock, self._map_errors():
             if self._connection.execute("pragma freelist_count").fetchone()[0] > _FREE_PAGES:
                 # `execute` does one step of the statement, which frees one page.
                 self._connection.executescript(f"pragma incremental_vacuum({_TRIMMED_PAGES:d})")

@@ -150,7 +150,7 @@ class Ledger(LedgerInterventions):
         """
         with self._store.write() as tx:
             self._hold(tx, lease)
-            plan = self._opened(tx, lease, number)
+            plan = self._require_open_plan(tx, lease, number)
             self._close_epoch(tx, lease, plan, counts)
 
     def drop_plan(self, lease: Lease, number: int, why: str) -> None:
@@ -160,7 +160,7 @@ class Ledger(LedgerInterventions):
         """
         with self._store.write() as tx:
             self._hold(tx, lease)
-            plan = self._opened(tx, lease, number)
+            plan = self._require_open_plan(tx, lease, number)
             tx.run(
                 "delete from headrace_ledger_epoch where uuid = :uuid and lane = :lane and number = :number",
                 number=number,
@@ -176,7 +176,7 @@ class Ledger(LedgerInterventions):
         text = f"{node}: {error}"
         with self._store.write() as tx:
             self._hold(tx, lease)
-            self._opened(tx, lease, number)
+            self._require_open_plan(tx, lease, number)
             row = tx.one(
                 "select repeats, error from headrace_ledger_epoch where uuid = :uuid and lane = :lane and"
                 " number = :number",

@@ -24,7 +24,7 @@ _ARGUMENT = re.compile(r"_\d+")
 
 
 @lru_cache(maxsize=1024)
-def _parsed(text: str) -> exp.Expr:
+def _parse_template(text: str) -> exp.Expr:
     return sqlglot.parse_one(text, dialect=DIALECT)
 
 
@@ -47,7 +47,7 @@ def template(text: str, *arguments: exp.Expr) -> exp.Expr:
                 )
         return part
 
-    return _parsed(text).copy().transform(fill)
+    return _parse_template(text).copy().transform(fill)
 
 
 def builder(name: str, templates: Templates) -> Callable[[list[Any]], exp.Expr]:
@@ -92,7 +92,7 @@ def _regexp_like(arguments: list[Any]) -> exp.Expr:
     return exp.RegexpLike(this=value, expression=pattern, flag=flags[0] if flags else None)
 
 
-def _coded(names: Mapping[str, str]) -> Callable[[list[Any]], exp.Expr]:
+def _build_encoding(names: Mapping[str, str]) -> Callable[[list[Any]], exp.Expr]:
     """Return the builder of encode and decode, by the name of the encoding."""
 
     def build(arguments: list[Any]) -> exp.Expr:
@@ -107,7 +107,7 @@ def _coded(names: Mapping[str, str]) -> Callable[[list[Any]], exp.Expr]:
     return build
 
 
-def _formatted(said: str) -> Callable[[list[Any]], exp.Expr]:
+def _build_formatting(said: str) -> Callable[[list[Any]], exp.Expr]:
     """Return the builder of a function of a time and a format.
 
     The format has percent signs, as in Rust's chrono and in C.
@@ -159,7 +159,7 @@ def _by_method(arguments: list[Any]) -> exp.Expr:
     return template(f"unhex(sha2(_0, {method[3:]}))", arguments[0])
 
 
-def _refused(name: str, instead: str, arguments: list[Any]) -> exp.Expr:
+def _refuse_function(name: str, instead: str, arguments: list[Any]) -> exp.Expr:
     del arguments
     msg = f"{name} cannot be said in Spark's SQL"
     raise UserError(msg, hint=f"Use {instead}.")
@@ -168,7 +168,7 @@ def _refused(name: str, instead: str, arguments: list[Any]) -> exp.Expr:
 def _first_alone(name: str, arguments: list[Any]) -> exp.Expr | None:
     """Refuse arguments after the pattern, because Spark gives them another meaning."""
     if len(arguments) > 2:
-        return _refused(
+        return _refuse_function(
             f"{name} with more than a text and a pattern",
             f"{name}(text, pattern) on a part of the text",
             arguments,
@@ -188,12 +188,12 @@ def _one_list(arguments: list[Any]) -> exp.Expr | None:
 def _by_unit(build: Callable[[exp.Expr, exp.Expr], exp.Expr]) -> Callable[[list[Any]], exp.Expr | None]:
     """Return the builder of a function of a literal unit name and a time."""
 
-    def built(arguments: list[Any]) -> exp.Expr | None:
+    def build_call(arguments: list[Any]) -> exp.Expr | None:
         if len(arguments) != 2 or not isinstance(arguments[0], exp.Literal):
             return None
         return build(exp.var(arguments[0].name.upper()), arguments[1])
 
-    return built
+    return build_call
 
 
 _FIRST = "(CASE WHEN _1 < 0 THEN greatest(array_size(_0) + _1 + 1, 1) WHEN _1 = 0 THEN 1 ELSE _1 END)"
@@ -228,8 +228,8 @@ POSTGRES: Mapping[str, Templates] = {
     "log10": {1: "log10(_0)"},
     "trunc": _TRUNC,
     "to_hex": {1: "lower(hex(_0))"},
-    "encode": _coded(_HEX),
-    "decode": _coded(_UNHEX),
+    "encode": _build_encoding(_HEX),
+    "decode": _build_encoding(_UNHEX),
     "sha224": _digest("224"),
     "sha256": _digest("256"),
     "sha384": _digest("384"),
@@ -237,7 +237,7 @@ POSTGRES: Mapping[str, Templates] = {
     "regexp_like": _regexp_like,
     "regexp_instr": lambda arguments: _first_alone("regexp_instr", arguments),
     "regexp_substr": lambda arguments: _first_alone("regexp_substr", arguments),
-    "regexp_match": lambda arguments: _refused("regexp_match", _FIRST_MATCH, arguments),
+    "regexp_match": lambda arguments: _refuse_function("regexp_match", _FIRST_MATCH, arguments),
     "strpos": {2: "locate(_1, _0)"},
     "string_to_array": {2: _SPLIT},
     "array_to_string": {2: "array_join(_0, _1)", 3: "array_join(_0, _1, _2)"},
@@ -260,8 +260,8 @@ POSTGRES: Mapping[str, Templates] = {
 DATAFUSION: Mapping[str, Templates] = {
     "arrow_cast": _arrow_cast,
     "arrow_typeof": {1: "typeof(_0)"},
-    "encode": _coded(_BARE_HEX),
-    "decode": _coded(_UNHEX),
+    "encode": _build_encoding(_BARE_HEX),
+    "decode": _build_encoding(_UNHEX),
     "array_sort": {1: "sort_array(_0)"},
     "list_sort": {1: "sort_array(_0)"},
     "isnan": {1: "CASE WHEN _0 IS NOT NULL THEN isnan(_0) END"},
@@ -282,17 +282,17 @@ DATAFUSION: Mapping[str, Templates] = {
     "iszero": {1: "(_0 = 0)"},
     "signum": {1: "sign(_0)"},
     "today": {0: "current_date()"},
-    "to_timestamp": _formatted("to_timestamp"),
+    "to_timestamp": _build_formatting("to_timestamp"),
     "to_timestamp_seconds": {1: "CAST(_0 AS TIMESTAMP)"},
     "to_timestamp_millis": {1: "timestamp_millis(_0)"},
     "to_timestamp_micros": {1: "timestamp_micros(_0)"},
     "to_timestamp_nanos": {1: "timestamp_micros(_0 DIV 1000)"},
     "from_unixtime": {1: "CAST(_0 AS TIMESTAMP)"},
     "to_unixtime": {1: "CAST(CAST(_0 AS TIMESTAMP) AS BIGINT)"},
-    "to_date": _formatted("to_date"),
-    "to_char": _formatted("date_format"),
-    "date_format": _formatted("date_format"),
-    "dateformat": _formatted("date_format"),
+    "to_date": _build_formatting("to_date"),
+    "to_char": _build_formatting("date_format"),
+    "date_format": _build_formatting("date_format"),
+    "dateformat": _build_formatting("date_format"),
     "datetrunc": _by_unit(lambda unit, at: exp.TimestampTrunc(this=at, unit=unit)),
     "datepart": _by_unit(lambda unit, at: exp.Extract(this=unit, expression=at)),
     "make_array": lambda arguments: exp.Array(expressions=arguments),
@@ -315,7 +315,7 @@ DATAFUSION: Mapping[str, Templates] = {
     "array_join": {2: "array_join(_0, _1)", 3: "array_join(_0, _1, _2)"},
     "list_to_string": {2: "array_join(_0, _1)"},
     "array_remove_all": {2: "array_remove(_0, _1)"},
-    "array_remove": lambda arguments: _refused(
+    "array_remove": lambda arguments: _refuse_function(
         "array_remove", "array_remove_all, which removes every such item", arguments
     ),
     "array_reverse": {1: "reverse(_0)"},

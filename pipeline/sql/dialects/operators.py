@@ -29,7 +29,7 @@ _WIDER = {
 """Spark's replacements for types that it lacks."""
 
 
-def translated(part: exp.Expr, dialect: str) -> exp.Expr:
+def translate_node(part: exp.Expr, dialect: str) -> exp.Expr:
     """Return one node of the tree in Spark's SQL. Its children are translated already.
 
     Raise UserError if there is no equivalent.
@@ -57,7 +57,7 @@ def _like_pattern(call: exp.RegexpLike | exp.RegexpILike, dialect: str) -> exp.E
     del dialect
     flags = "i" if isinstance(call, exp.RegexpILike) else _text(call.args.get("flag"))
     return exp.RegexpLike(
-        this=call.this, expression=_flagged(call.expression, flags) if flags else call.expression
+        this=call.this, expression=_prefix_flags(call.expression, flags) if flags else call.expression
     )
 
 
@@ -73,7 +73,7 @@ def _replace(call: exp.RegexpReplace, dialect: str) -> exp.Expr:
         raise UserError(msg, hint="Allowed: g, i.")
     if isinstance(by, exp.Literal):
         by = exp.Literal.string(re.sub(r"\\\\|\\[0-9&]|[\\$]", _group, by.name))
-    return template("regexp_replace(_0, _1, _2)", call.this, _flagged(call.expression, flags), by)
+    return template("regexp_replace(_0, _1, _2)", call.this, _prefix_flags(call.expression, flags), by)
 
 
 def _is_place(arg: exp.Expr) -> bool:
@@ -176,7 +176,7 @@ def _text(node: exp.Expr | None) -> str:
     return node.name if node is not None else ""
 
 
-def _flagged(pattern: exp.Expr, flags: str) -> exp.Expr:
+def _prefix_flags(pattern: exp.Expr, flags: str) -> exp.Expr:
     """Return a pattern with its flags as a prefix, as Java reads them."""
     prefix = f"(?{flags})" if flags else ""
     if isinstance(pattern, exp.Literal):

@@ -55,7 +55,7 @@ def _of_like(text: str) -> str:
     return "".join(found)
 
 
-def binned(arguments: list[Any]) -> exp.Expr:
+def build_date_bin(arguments: list[Any]) -> exp.Expr:
     """Return `date_bin(stride, time, origin)`: the start of the interval that contains a time.
 
     Without an origin, intervals are counted from 1970.

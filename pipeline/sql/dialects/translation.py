@@ -21,8 +21,8 @@ from sqlglot.tokenizer_core import TokenType
 from headrace.pipeline import functions
 from headrace.pipeline.errors import UserError
 from headrace.pipeline.sql.dialects import functions as dialect_functions
-from headrace.pipeline.sql.dialects.operators import translated
-from headrace.pipeline.sql.dialects.patterns import binned
+from headrace.pipeline.sql.dialects.operators import translate_node
+from headrace.pipeline.sql.dialects.patterns import build_date_bin
 from headrace.pipeline.sql.dialects.spark import DIALECT
 
 DialectName = Literal["spark", "datafusion", "postgres"]
@@ -50,7 +50,7 @@ class HeadracePostgres(Postgres):
         """Functions with the same name but another meaning in Spark."""
 
         FUNCTIONS: ClassVar[dict[str, Any]] = _functions(
-            Postgres.Parser, {**dialect_functions.POSTGRES, "date_bin": binned}, "postgres"
+            Postgres.Parser, {**dialect_functions.POSTGRES, "date_bin": build_date_bin}, "postgres"
         )
         FUNCTION_PARSERS: ClassVar[dict[str, Any]] = functions.with_clauses(
             {
@@ -78,7 +78,9 @@ class HeadraceDataFusion(HeadracePostgres):
             TokenType.CARET: exp.BitwiseXor,
         }
         FUNCTIONS: ClassVar[dict[str, Any]] = _functions(
-            HeadracePostgres.Parser, {**dialect_functions.DATAFUSION, "date_bin": binned}, "datafusion"
+            HeadracePostgres.Parser,
+            {**dialect_functions.DATAFUSION, "date_bin": build_date_bin},
+            "datafusion",
         )
 
 
@@ -128,12 +130,12 @@ def _offer(text: str, dialect: str) -> str:
     if not found:
         return ""
     names, keys = (
-        _listed([said(name) for name in found]) for said in (_TITLES.__getitem__, "`dialect: {}`".format)
+        _join_words([said(name) for name in found]) for said in (_TITLES.__getitem__, "`dialect: {}`".format)
     )
     return f"As SQL of {names} it can be read: add {keys} to the node.\n"
 
 
-def _listed(words: list[str]) -> str:
+def _join_words(words: list[str]) -> str:
     return " or ".join([", ".join(words[:-1]), words[-1]] if words[1:] else words)
 
 
@@ -167,7 +169,7 @@ def translate_to_spark(query: exp.Query, dialect: str) -> exp.Query:
     for part in reversed(
         list(query.dfs())
     ):  # from the leaves up, so that the children of a replaced node are translated
-        said = translated(part, dialect)
+        said = translate_node(part, dialect)
         if said is not part:
             part.replace(said)
     try:

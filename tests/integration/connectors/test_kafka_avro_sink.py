@@ -23,7 +23,7 @@ from helpers.sink_makers import KEYED, frame, plan
 from pyspark.sql import SparkSession
 
 from headrace.pipeline.errors import HeadraceError, SchemaError, TransientError
-from headrace.pipeline.types.int256 import UINT256, stored
+from headrace.pipeline.types.int256 import UINT256, storage_schema
 from headrace.services import Services
 
 Make = Callable[..., KafkaSinkMaker]
@@ -110,7 +110,7 @@ def test_messages_have_the_frame_and_the_schemas_of_the_registry(
 ) -> None:
     maker = make(topic_partitions=1)
     sink = maker.joined(SCHEMA)
-    rows = frame(maker.spark, stored(SCHEMA), [FULL_ROW, NULL_ROW], "id")
+    rows = frame(maker.spark, storage_schema(SCHEMA), [FULL_ROW, NULL_ROW], "id")
     sink.write(plan(1), replace(rows, schema=SCHEMA))
     sink.close()
     value_id, value = registered(registry, f"{maker.topic}-value")

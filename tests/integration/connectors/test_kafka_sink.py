@@ -346,7 +346,7 @@ def test_a_takeover_aborts_the_transaction_of_the_older_run(
 
     def taken_over(self: TransactionalProducer) -> None:
         if not successors:
-            self._opened.flush(30)
+            self._open_producer.flush(30)
             successors.append(maker.open(KEYED))
             successors[0].prepare(KEYED, 2)
         commit(self)

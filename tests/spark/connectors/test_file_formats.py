@@ -130,8 +130,8 @@ def test_avro_groups_are_splits(spark: SparkSession, tmp_path: Path, monkeypatch
     splits = found.splits(spark, snapshot, None, None)
     assert [split["rows"] for split in splits] == [4, 4, 4]
     # Python workers have the module's own number of blocks, so the rows of a group are read in this process.
-    scan = found._decoder.scan(found._pinned(snapshot.handle)[1], ["id"])
-    (piece,) = found._tasks(found._pinned(snapshot.handle)[0], splits[1:2])[0]
+    scan = found._decoder.scan(found._unpack_handle(snapshot.handle)[1], ["id"])
+    (piece,) = found._tasks(found._unpack_handle(snapshot.handle)[0], splits[1:2])[0]
     (batch,) = scan.rows(piece)
     assert batch["_headrace_off"].to_pylist() == [4, 6]
     assert batch["_headrace_group"].to_pylist() == [1, 1]

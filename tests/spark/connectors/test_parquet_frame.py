@@ -16,7 +16,7 @@ from headrace.connectors.local_relation import frame_of_table
 from headrace.connectors.parquet_frame import frame_through_file
 from headrace.connectors.spark_types import POS_ARROW, spark_schema, wide_columns
 from headrace.pipeline.types.arrow import parse_type
-from headrace.pipeline.types.int256 import stored
+from headrace.pipeline.types.int256 import storage_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -74,7 +74,7 @@ def test_many_rows_keep_their_order(spark: SparkSession, tmp_path: Path) -> None
 @pytest.mark.usefixtures("through_files")
 def test_big_integers_keep_their_type(spark: SparkSession, tmp_path: Path) -> None:
     schema = pa.schema([("wei", parse_type("uint256"))])
-    table = pa.table({"wei": ["1" * 70]}, schema=stored(schema))
+    table = pa.table({"wei": ["1" * 70]}, schema=storage_schema(schema))
     frame = frame_through_file(spark, table, spark_schema(schema), tmp_path)
     assert wide_columns([frame]) == {"wei": parse_type("uint256")}
     assert [tuple(row) for row in frame.collect()] == [("1" * 70,)]

@@ -20,7 +20,7 @@ from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import PipelineFileError, PluginError
 from headrace.pipeline.file.json_schema import file_schema
 from headrace.pipeline.file.loader import PipelineFile, from_compiled, load_pipeline, parse_pipeline
-from headrace.pipeline.plugins.discovery import find, installed, load
+from headrace.pipeline.plugins.discovery import find, list_installed, load
 from headrace.pipeline.plugins.runtime import PluginState
 
 FILE = """\
@@ -367,7 +367,7 @@ def test_a_declaration_that_cannot_be(say: str, kind: str, more: dict) -> None:
 
 
 def test_what_is_installed() -> None:
-    ids = [found.id for found in installed()]
+    ids = [found.id for found in list_installed()]
     assert ids == sorted(ids)
     found = find("acme.twice")
     assert found is not None

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from helpers.script_nodes import hidden
 
-from headrace.connectors.user_functions import allowed, load_function
+from headrace.connectors.user_functions import check_allowed, load_function
 from headrace.jobs.transforms.output_schema import final_schema, with_hidden
 from headrace.jobs.transforms.python.calls import PythonTransformTask
 from headrace.jobs.transforms.python.transform import check_function
@@ -272,17 +272,17 @@ def test_options_that_a_function_does_not_take_are_told_before_any_row(
 
 def test_only_the_settings_allow_a_module() -> None:
     with pytest.raises(UserError) as caught:
-        allowed("rates_of_ours.fx:f", [], "n")
+        check_allowed("rates_of_ours.fx:f", [], "n")
     assert (
         "the settings do not allow Python from `rates_of_ours.fx` (allowed: nothing)" in caught.value.message
     )
     assert "python_transforms: {allow: [rates_of_ours]}" in caught.value.hint
     assert "HEADRACE__PYTHON_TRANSFORMS__ALLOW=rates_of_ours." in caught.value.hint
-    allowed("rates_of_ours.fx:f", ["other", "rates_of_ours"], "n")
-    allowed("rates_of_ours:f", ["rates_of_ours"], "n")
+    check_allowed("rates_of_ours.fx:f", ["other", "rates_of_ours"], "n")
+    check_allowed("rates_of_ours:f", ["rates_of_ours"], "n")
     for other in (["rates_of_ours.fx.deeper"], ["rates"], ["rates_of_ours_too"]):
         with pytest.raises(UserError):
-            allowed("rates_of_ours.fx:f", other, "n")
+            check_allowed("rates_of_ours.fx:f", other, "n")
 
 
 def test_the_setting_is_a_list_or_a_text_with_commas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from helpers.script_nodes import bare, hidden, run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headrace.jobs.transforms.script.encode import encoded
+from headrace.jobs.transforms.script.encode import encode_columns
 from headrace.pipeline.errors import DataError, SchemaError
 from headrace.pipeline.types.int256 import INT256, UINT256
 
@@ -100,7 +100,9 @@ def test_slices_of_columns_are_written_like_whole_ones(
     part = table.slice(start, count).combine_chunks().to_batches()[0]
     fresh = pa.RecordBatch.from_pylist(part.to_pylist(), part.schema)
     names = [*SCHEMA.names, "_gs_op"]
-    assert encoded([part.column(name) for name in names]) == encoded([fresh.column(name) for name in names])
+    assert encode_columns([part.column(name) for name in names]) == encode_columns(
+        [fresh.column(name) for name in names]
+    )
 
 
 def typed(source: str, kind: str) -> Any:

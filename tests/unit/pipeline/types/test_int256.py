@@ -20,7 +20,7 @@ from headrace.pipeline.types.int256 import (
     pattern,
     plain_columns,
     plain_digits,
-    stored,
+    storage_schema,
 )
 
 
@@ -43,7 +43,7 @@ def test_a_wide_type_is_text_in_spark_and_numeric_in_postgres(spelling: str, pos
     kind = parse_type(spelling)
     assert (is_wide(kind), spark_type(kind), postgres_type(kind)) == (True, "STRING", postgres)
     assert pickle.loads(pickle.dumps(kind)) == kind
-    assert stored(pa.schema([("a", kind), ("b", pa.int8())])) == pa.schema(
+    assert storage_schema(pa.schema([("a", kind), ("b", pa.int8())])) == pa.schema(
         [("a", pa.string()), ("b", pa.int8())]
     )
 
