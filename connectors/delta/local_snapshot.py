@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -266,7 +266,7 @@ def _read_checkpoint(folder: Path, name: str) -> LocalSnapshot:
             if reader.metadata.num_rows > _ACTIONS or "sidecar" in reader.schema_arrow.names:
                 msg = f"the checkpoint has {reader.metadata.num_rows} actions, or other files"
                 raise UnsupportedLogError(msg)
-            rows = reader.read(columns=[one for one in _READ if one != "remove"]).to_pylist()
+            rows = reader.read(columns=list(_select_columns(reader.schema_arrow))).to_pylist()
     except pa.ArrowException as error:
         raise UnsupportedLogError(str(error)) from error
     state = _State(LocalSnapshot(folder))
@@ -274,6 +274,18 @@ def _read_checkpoint(folder: Path, name: str) -> LocalSnapshot:
         {name: _restore_json(value)} for row in rows for name, value in row.items() if value is not None
     )
     return state.to_snapshot(folder, number)
+
+
+def _select_columns(schema: pa.Schema) -> Iterator[str]:
+    """Yield the fields of a checkpoint's actions that the log has too.
+
+    Fields such as `stats_parsed` repeat others in typed columns. Actions of later commits must not have them.
+    """
+    for name in _READ:
+        if name != "remove" and name in schema.names:
+            for part in schema.field(name).type:
+                if not part.name.endswith("_parsed"):
+                    yield f"{name}.{part.name}"
 
 
 def _restore_json(value: Any, key: str = "") -> Any:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -240,6 +241,29 @@ def test_files_from_before_a_version_column_have_no_version(spark: SparkSession,
     )
     newer.prepared(generation=2).write(plan(2), EpochFrame(rows, newer.schema, newer.key, 2, spark))
     assert newer.rows() == [(1, "x", 5), (2, "b", None), (3, "c", 1)]
+
+
+def test_files_of_a_checkpoint_are_changed(
+    spark: SparkSession, tmp_path: Path, no_spark_writes: None
+) -> None:
+    """A checkpoint has typed copies of the statistics, which the log of a later commit must not have."""
+    schema = pa.schema([("id", pa.int64()), ("day", pa.date32()), ("amount", pa.decimal128(12, 2))])
+    ddl = f"id bigint, day date, amount decimal(12,2), {OP} string, {POS} {POS_TYPE}"
+    t = Table(spark, tmp_path / "t", ("id",), schema)
+
+    def frame(*rows: tuple[int, date, Decimal, str]) -> EpochFrame:
+        values = [(*row, (0, 0, at, 0)) for at, row in enumerate(rows)]
+        return EpochFrame(spark.createDataFrame(values, ddl), schema, ("id",), len(rows), spark)
+
+    before, after = (date(2024, 1, 1), Decimal("1.50")), (date(2024, 2, 1), Decimal("2.50"))
+    t.joined().write(plan(1), frame((1, *before, "i"), (2, *before, "i")))
+    t.checkpoint()
+    t.prepared(generation=2).write(plan(2), frame((1, *after, "u")))
+    assert t.rows() == [(1, *after), (2, *before)]
+    commit = Path(t.path) / f"_delta_log/{t.version:020d}.json"
+    fields = {field for line in commit.open() for action in json.loads(line).values() for field in action}
+    assert "deletionVector" in fields
+    assert not [field for field in fields if field.endswith("_parsed")]
 
 
 def test_statistics_of_decimals_keep_their_digits(spark: SparkSession, tmp_path: Path) -> None:
