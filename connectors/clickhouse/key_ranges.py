@@ -72,7 +72,7 @@ class SortingKeyColumn:
             return f"toString(toTimeZone({self.expression}, 'UTC'))"
         return f"toString({self.expression})"
 
-    def unplaced(self) -> str:
+    def unplaced_condition(self) -> str:
         """Return SQL that is true if the key is NULL or NaN."""
         return (
             f"(isNull({self.expression}) OR ifNull(isNaN({self.expression}), 0))"
@@ -206,10 +206,10 @@ def in_range(part: Mapping[str, Any], bound: SqlParameters) -> str:
     """Return SQL for the rows of one split by its key range; `part` has keys, low, high and unplaced."""
     keys = part["keys"]
     if part["unplaced"]:
-        return SortingKeyColumn(**keys[0]).unplaced()
+        return SortingKeyColumn(**keys[0]).unplaced_condition()
     found = []
     if keys and keys[0]["loose"]:
-        found.append(f"NOT {SortingKeyColumn(**keys[0]).unplaced()}")
+        found.append(f"NOT {SortingKeyColumn(**keys[0]).unplaced_condition()}")
     if part["low"] is not None:
         found.append(after(keys, part["low"], bound))
     if part["high"] is not None:

@@ -172,7 +172,7 @@ class ClickHouseSplitReader(SplitReader):
         for batch in self.stream(f"WITH {SPLIT} AS ({inner}) {self.query}", bound):
             yield _plain(batch)
 
-    def positioned(self, split: Json) -> Iterator[pa.RecordBatch]:
+    def read_positioned(self, split: Json) -> Iterator[pa.RecordBatch]:
         """Return the split's rows with the two columns of `_gs_pos`.
 
         They are topic partition and offset, or split and row number. Rows without an offset, or with one of
@@ -295,7 +295,7 @@ def read(spark: SparkSession, fetch: ClickHouseSplitReader) -> DataFrame:
 def read_table(fetch: ClickHouseSplitReader, ordinal: int) -> pa.Table | None:
     """Return all splits of `fetch` with `_gs_op` and `_gs_pos`, or None if they exceed `DRIVER_BYTES`."""
     schema = fetch.scan.rows.append(pa.field(PART, pa.int32())).append(pa.field(OFF, pa.int64()))
-    rows = collect_rows((batch for split in fetch.splits for batch in fetch.positioned(split)), schema)
+    rows = collect_rows((batch for split in fetch.splits for batch in fetch.read_positioned(split)), schema)
     return None if rows is None else place_rows(rows, ordinal, PART, OFF)
 
 
@@ -303,6 +303,6 @@ def _task(fetch: ClickHouseSplitReader) -> Callable[[Iterable[pa.RecordBatch]], 
     def run(places: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in places:
             for place in batch.column(0).to_pylist():
-                yield from fetch.positioned(fetch.splits[place])
+                yield from fetch.read_positioned(fetch.splits[place])
 
     return run

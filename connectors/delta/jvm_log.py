@@ -63,7 +63,7 @@ class JvmSnapshot(TableSnapshot):
         Delta computes the state of the version for this. The write that follows reuses the state. The log's
         session computes it in one job.
         """
-        with self._log.activated():
+        with self._log.activate():
             return {app: int(version) for app, version in _items(self.java.transactions())}
 
     def read_files(self) -> list[DataFile]:
@@ -120,7 +120,7 @@ class JvmTableLog(TableLog):
         return int(delta_log.tombstoneRetentionMillis(snapshot.java.metadata()))
 
     @contextmanager
-    def activated(self) -> Iterator[None]:
+    def activate(self) -> Iterator[None]:
         """Make this log's session the active one of the thread: Delta takes configuration from that."""
         active = java_class(self._jvm, "org.apache.spark.sql.SparkSession")
         before = active.getActiveSession()
@@ -136,7 +136,7 @@ class JvmTableLog(TableLog):
 
         Delta raises an exception if another commit comes in between that sets a step of `app`.
         """
-        with self.activated(), with_options(self._spark, {USER_METADATA: metadata}):
+        with self.activate(), with_options(self._spark, {USER_METADATA: metadata}):
             transaction = self._log().startTransaction()
             transaction.readTxn().addOne(app)  # Delta watches the step from here on
             if self.is_overtaken(JvmSnapshot(self, transaction.snapshot()), app, txn, since):
@@ -166,7 +166,7 @@ class JvmTableLog(TableLog):
     def write_checkpoint(self) -> None:
         """Write a checkpoint of the newest version, and remove expired commits from the log."""
         none = java_class(self._jvm, "scala.Option").apply(None)
-        with self.activated():
+        with self.activate():
             self._log().checkpointAndCleanUpDeltaLog(self.snapshot().java, none)
 
 

@@ -50,7 +50,7 @@ class Breaker:
                 self._changed.wait(max(0.01, min(0.5, left) if left > 0 else 0.5))
             return True
 
-    def succeeded(self) -> None:
+    def record_success(self) -> None:
         """Record that the service answered. A refusal counts as an answer."""
         with self._changed:
             if self._opened is not None:
@@ -58,7 +58,7 @@ class Breaker:
             self._failures, self._opened, self._probing = 0, None, False
             self._changed.notify_all()
 
-    def failed(self) -> None:
+    def record_failure(self) -> None:
         """Record that the service failed. After a failed probe the pause starts again."""
         with self._changed:
             self._failures += 1

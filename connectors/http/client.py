@@ -177,7 +177,7 @@ class HttpCaller:
             except HeadraceError:
                 raise
             except BaseException:
-                self.breaker.failed()  # whatever it was: others must not wait for this probe
+                self.breaker.record_failure()  # whatever it was: others must not wait for this probe
                 raise
             if isinstance(found, HttpReply):
                 return found
@@ -220,7 +220,7 @@ class HttpCaller:
                 try:
                     body = response.read()
                 except (httpx.TransportError, httpx.DecodingError) as error:
-                    self.breaker.failed()
+                    self.breaker.record_failure()
                     count("retriable_error", "body_read_error")
                     late = isinstance(error, httpx.TimeoutException)
                     why = (
@@ -230,11 +230,11 @@ class HttpCaller:
                     )
                     return _FailedAttempt(f"HTTP {status}, and the body {why}")
         except httpx.TimeoutException:
-            self.breaker.failed()
+            self.breaker.record_failure()
             count("retriable_error", "timeout")
             return _FailedAttempt(f"no answer within {self._service.timeout:g} s")
         except httpx.TransportError as error:
-            self.breaker.failed()
+            self.breaker.record_failure()
             count("retriable_error", "network_error")
             return _FailedAttempt(self._clean(_error_text(error)))
         return self._classify_status(response, status, body, count)
@@ -250,16 +250,16 @@ class HttpCaller:
         self, response: httpx.Response, status: int, body: bytes, count: Any
     ) -> HttpReply | _FailedAttempt:
         if 200 <= status < 300:
-            self.breaker.succeeded()
+            self.breaker.record_success()
             count("success", "2xx")
             return HttpReply(status, body, response.links.get("next", {}).get("url", ""))
         refusal = f"HTTP {status}{self._excerpt(body)}"
         if status in _AGAIN or status >= 500:
             # A service that asks for a pause is up.
-            (self.breaker.succeeded if status == 429 else self.breaker.failed)()
+            (self.breaker.record_success if status == 429 else self.breaker.record_failure)()
             count("retriable_error", f"{status // 100}xx")
             return _FailedAttempt(refusal, status, _retry_after(response.headers.get("Retry-After")))
-        self.breaker.succeeded()
+        self.breaker.record_success()
         count("non_retriable_error", f"{status // 100}xx")
         where = self._service.call
         if 300 <= status < 400:

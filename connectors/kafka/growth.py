@@ -129,7 +129,7 @@ class TopicGrowth:
         self._cluster = cluster
         self._peeker = peeker
 
-    def founded(self, position: Json) -> Json:
+    def first_position(self, position: Json) -> Json:
         """Return a stream's first position, with barriers if first rows show that the topic grew before."""
         offsets = position["offsets"]
         if len(offsets) == 1:

@@ -86,7 +86,7 @@ class KafkaStream(UnboundedSource):
         """
         asked = self._node.starting_offsets.strip().lower()
         if asked == "earliest":
-            return self._growth.founded(self.earliest_offsets())
+            return self._growth.first_position(self.earliest_offsets())
         if asked == "latest":
             return self.end_offsets()
         if not re.fullmatch(r"\d+", asked):
@@ -108,7 +108,7 @@ class KafkaStream(UnboundedSource):
 
     def ordered_start(self, position: Json) -> Json:
         """See `UnboundedSource.ordered_start`. Partitions added before the start may have taken over keys."""
-        return position if position.get("growing") else self._growth.founded(position)
+        return position if position.get("growing") else self._growth.first_position(position)
 
     def end_offsets(self) -> Json:
         """Return the position after the last row that no open transaction can abort."""

@@ -86,7 +86,7 @@ class PickledPlugin:
                 raise
             raise task_error(plugin_error(error, self.found, doing=doing, node=self.node)) from error
 
-    def fitted(self, doing: str, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    def fit_batch(self, doing: str, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         """Return the batch with the columns of `schema` in its order.
 
         Other columns or types break the contract.

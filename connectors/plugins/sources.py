@@ -278,7 +278,7 @@ def _add_position(
         batch = batch.drop_columns([OP])
     else:
         operations = pa.array(["i"] * rows, pa.string())
-    payload = shipped.fitted("`batches`", batch, schema)
+    payload = shipped.fit_batch("`batches`", batch, schema)
     places = [pa.array([part] * rows, pa.int32()), pa.array(range(first, first + rows), pa.int64())]
     return pa.RecordBatch.from_arrays(
         [*payload.columns, operations, *places],

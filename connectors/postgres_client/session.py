@@ -218,7 +218,7 @@ class ControlSession:
         return [column.name for column in self._cursor.description or ()]
 
     @property
-    def described(self) -> list[ResultColumn]:
+    def result_columns(self) -> list[ResultColumn]:
         """The columns of the last result, with their types."""
         return [
             ResultColumn(column.name, column.type_code, column.precision, column.scale)

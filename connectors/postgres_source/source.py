@@ -66,7 +66,7 @@ class PostgresTableSource(StagedSource):
         with self._control.transaction() as session:
             self._check_table(session)
             session.run(query)
-            found = {column.name: read_column(column) for column in session.described}
+            found = {column.name: read_column(column) for column in session.result_columns}
         wanted = self.node.columns or tuple(found)
         if absent := [name for name in wanted if name not in found]:
             msg = f"`{self.node.schema_}.{self.node.table}` has no column {', '.join(absent)}"

@@ -60,7 +60,7 @@ def verify_epochs(
                 state,
                 ranges,
                 restarts,
-                None if all_epochs else ledger.verified(state.name, state.lane),
+                None if all_epochs else ledger.read_audit_progress(state.name, state.lane),
             )
         except _NeedsAll as known:
             found = _walk(ledger, state, ranges, restarts, None)
@@ -70,7 +70,7 @@ def verify_epochs(
             break
     if not found.problems and found.last:
         try:
-            ledger.set_verified(state.pipeline, state.lane, AuditProgress(found.last, found.link))
+            ledger.store_audit_progress(state.pipeline, state.lane, AuditProgress(found.last, found.link))
         except TransientError as error:
             log.info("event=verified_point_not_stored pipeline=%s error=%s", state.name, error.message)
     return found

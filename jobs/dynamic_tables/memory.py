@@ -62,7 +62,7 @@ class MemoryTable(DynamicTableBackend):
         committed = self._known.committed
         with self._named_table():
             self._store.fence(self._entity)
-            reached, _ = self._store.reached(self._entity) or (None, "")
+            reached, _ = self._store.read_last_epoch(self._entity) or (None, "")
         if not self._known.former:
             self._must_reach(committed, reached)
         if reached is not None and reached > committed + 1:
@@ -105,7 +105,7 @@ class MemoryTable(DynamicTableBackend):
         then, and stores none of its values.
         """
         with self._named_table():
-            reached, digest = self._store.reached(self._entity) or (None, "")
+            reached, digest = self._store.read_last_epoch(self._entity) or (None, "")
         if reached is not None:
             self._join(reached)
         if plan.number <= self._known.committed:
@@ -118,7 +118,7 @@ class MemoryTable(DynamicTableBackend):
     def has_values(self, plan: EpochPlan) -> bool:
         """See `Table`."""
         with self._named_table():
-            return self._store.reached(self._entity) == (plan.number, _digest(plan))
+            return self._store.read_last_epoch(self._entity) == (plan.number, _digest(plan))
 
     def fill(self, plan: EpochPlan, values: pa.Array) -> None:
         """See `Table`.

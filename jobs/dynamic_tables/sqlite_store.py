@@ -79,7 +79,7 @@ class ValueStore:
             rows = self._open().execute(query, (entity, after, until))
             return pa.array((value for (value,) in rows), pa.string())
 
-    def reached(self, entity: str) -> tuple[int, str] | None:
+    def read_last_epoch(self, entity: str) -> tuple[int, str] | None:
         """Return the last stored epoch and the digest of its plan, or None for an unknown table."""
         with self._translated_errors():
             return (

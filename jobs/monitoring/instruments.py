@@ -64,7 +64,7 @@ class Meters:
         self._lock = threading.Lock()
 
     def _make(self, settings: MetricsSettings) -> dict[str, Any]:
-        wanted = [metric for metric in METRICS if not settings.denied(metric.name)]
+        wanted = [metric for metric in METRICS if not settings.is_excluded(metric.name)]
         return {
             metric.name: self._instrument(metric.kind, metric.name, metric.help, metric.bounds)
             for metric in wanted
@@ -109,7 +109,7 @@ class Meters:
             if (known := self._kinds.setdefault(name, kind)) is not kind:
                 msg = f"the metric `{name}` is a {known}, and cannot be a {kind} as well"
                 raise ValueError(msg)
-            if name not in self._instruments and not self._settings.denied(name):
+            if name not in self._instruments and not self._settings.is_excluded(name):
                 self._instruments[name] = self._instrument(kind, name, "A plugin's own.")
         if (instrument := self._instruments.get(name)) is not None:
             getattr(instrument, _VERBS[kind])(value, {**self._own, **labels})

@@ -189,7 +189,7 @@ class RunMonitor(NullMonitor):
         self._observation = observation = EpochObservation()
         # None of an epoch that an earlier version of the file began: its nodes may have today's names and be
         # others.
-        kept = self._sampler.wanted() if self._sampler and model is self._model else frozenset[str]()
+        kept = self._sampler.pending_nodes() if self._sampler and model is self._model else frozenset[str]()
         return EpochObserver(
             observation, model, upstream_nodes(model, sinks), kept, self._impure, event_times_by_node(model)
         )

@@ -46,7 +46,7 @@ class Sampler:
         self._stopping = threading.Event()
         self._spark: SparkSession | None = None
 
-    def wanted(self) -> frozenset[str]:
+    def pending_nodes(self) -> frozenset[str]:
         """Return the sources and transforms whose next rows are to be sampled."""
         now = time.monotonic()
         return frozenset(
@@ -63,7 +63,7 @@ class Sampler:
         for name, frame in frames.items():
             if self._stopping.is_set():
                 return
-            if name not in self.wanted():
+            if name not in self.pending_nodes():
                 continue
             self._next[name] = time.monotonic() + self._pause
             most = max(self._samples.free(reader) for reader in self._readers[name])

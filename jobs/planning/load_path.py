@@ -51,7 +51,7 @@ class LoadPath:
     """Whether the sink may get rows of one key in several splits, whose order it keeps."""
 
     @property
-    def guarded(self) -> tuple[str, ...]:
+    def guarded_transforms(self) -> tuple[str, ...]:
         """The names of `transforms` if Spark computes batches with values that Arrow leaves to it."""
         if not any(transform.guarded for transform in self.transforms):
             return ()

@@ -280,7 +280,11 @@ class EpochWriter:
             if found is None:
                 return None
             if route.transforms:
-                sql = SplitSql(self._planner, route.source, route.guarded, plan) if route.guarded else None
+                sql = (
+                    SplitSql(self._planner, route.source, route.guarded_transforms, plan)
+                    if route.guarded_transforms
+                    else None
+                )
                 found = TransformedSplits(found, route.transforms, sql.compute if sql else None)
             spread = route.keys_spread and self._has_spread_keys(plan, name, route)
             return sink.write_direct(plan, found, self._planner.spark, keys_spread=spread)

@@ -41,7 +41,7 @@ def expectation(
 
     Raises PipelineFileError for expected rows that the node cannot have: other columns or other types.
     """
-    expected_config, rows = case.node.expect[node], case.expected(node)
+    expected_config, rows = case.node.expect[node], case.expected_rows(node)
     sink = case.file.model.sinks.get(node)
     known = [*schema.names, *([] if sink is not None and not keeps_operations(sink) else [OP])]
     check_columns(case, node, rows, known)

@@ -120,7 +120,7 @@ class PipelineTestRunner:
 
     def _expectations(self, case: Case) -> dict[str, Expectation]:
         """Return expected and actual rows by node. If the test expects an error, all nodes are computed."""
-        given = {name: case.given(name) for name in case.node.given}
+        given = {name: case.input_rows(name) for name in case.node.given}
         planner, schemas = self._stages.planner_for(case, given)
         model = case.file.model
         filled = {

@@ -69,7 +69,7 @@ def update(outcome: CaseOutcome) -> list[str]:
             where = str(case.place("expect", difference.node))
         else:
             target = case.path.parent / node.path
-            _write_file(node.forms[0], target, rows, expectation, case.expected(difference.node).columns)
+            _write_file(node.forms[0], target, rows, expectation, case.expected_rows(difference.node).columns)
             where = str(target)
         changes.append(
             f"{where}: `{difference.node}` now expects {len(rows)} row{'' if len(rows) == 1 else 's'}"

@@ -89,7 +89,7 @@ def _work(
         for batch in batches:
             for output in shipped.checked_batches("`process`", lambda batch=batch: [worker.process(batch)]):
                 _check_hidden(shipped, batch, output)
-                rows = shipped.fitted("`process`", output.drop_columns(list(HIDDEN)), payload).cast(wire)
+                rows = shipped.fit_batch("`process`", output.drop_columns(list(HIDDEN)), payload).cast(wire)
                 hidden = [output.column(name).cast(batch.schema.field(name).type) for name in HIDDEN]
                 fields = [*wire, *(batch.schema.field(name) for name in HIDDEN)]
                 yield pa.RecordBatch.from_arrays([*rows.columns, *hidden], schema=pa.schema(fields))

@@ -86,7 +86,7 @@ class MetricsSettings(Section):
         pairs = (part.partition(":") for part in self.global_tags.split(",") if part.strip())
         return {key.strip(): value.strip() for key, _, value in pairs}
 
-    def denied(self, name: str) -> bool:
+    def is_excluded(self, name: str) -> bool:
         """Return whether a metric is excluded. The exclusion may have the prefix; `name` has none."""
         names = (name, f"{self.prefix}_{name}")
         return any(

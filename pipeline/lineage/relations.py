@@ -69,11 +69,11 @@ class Relation:
         """Whether all columns are listed."""
         return self.rest is None and not self.open_source
 
-    def listed(self, name: str) -> ColumnLineage | None:
+    def find_listed(self, name: str) -> ColumnLineage | None:
         """Return a column by its name, case-insensitive."""
         return next((derived for known, derived in self.columns if known.lower() == name.lower()), None)
 
-    def unlisted(self, name: str) -> ColumnLineage | None:
+    def find_unlisted(self, name: str) -> ColumnLineage | None:
         """Return an unlisted column, which comes through a `*` or directly from a source.
 
         None if there can be no other columns.
@@ -82,7 +82,7 @@ class Relation:
             return ColumnLineage((Origin(self.open_source, name),))
         if self.rest is None or name.lower() in self.hidden:
             return None
-        return self.rest.listed(name) or self.rest.unlisted(name)
+        return self.rest.find_listed(name) or self.rest.find_unlisted(name)
 
     def unknown(self) -> str:
         """Return the source whose columns are unknown, or an empty string if all are listed."""
@@ -91,7 +91,7 @@ class Relation:
             at = at.rest
         return at.open_source
 
-    def renamed(self, names: Sequence[str]) -> Relation:
+    def rename(self, names: Sequence[str]) -> Relation:
         """Return the relation with the names of `AS t(a, b)`."""
         if not names:
             return self
@@ -114,10 +114,14 @@ class _LineageScope:
         for length in range(1, len(parts)):
             if ".".join(parts[:length]).lower() in self.relation.names:
                 name = parts[length]
-                if found := self.relation.listed(name) or self.relation.unlisted(name):
+                if found := self.relation.find_listed(name) or self.relation.find_unlisted(name):
                     return found, len(parts) == length + 1
         name = parts[0]
-        found = self.relation.listed(name) or self.aliases.get(name.lower()) or self.relation.unlisted(name)
+        found = (
+            self.relation.find_listed(name)
+            or self.aliases.get(name.lower())
+            or self.relation.find_unlisted(name)
+        )
         if found:
             return found, len(parts) == 1
         return self.outer.find(parts) if self.outer else None
@@ -134,9 +138,9 @@ class LineageReader:
         """Return a statement's relation. `around` are the WITH names in scope. Raise LineageError."""
         ctes = dict(around)
         for cte in getattr(query, "ctes", ()):
-            ctes[cte.alias.lower()] = self.query(cte.this, ctes, outer).renamed(cte.alias_column_names)
+            ctes[cte.alias.lower()] = self.query(cte.this, ctes, outer).rename(cte.alias_column_names)
         if isinstance(query, exp.Subquery):
-            return self.query(query.this, ctes, outer).renamed(query.alias_column_names)
+            return self.query(query.this, ctes, outer).rename(query.alias_column_names)
         if isinstance(query, exp.SetOperation):
             return self._union(
                 query, self.query(query.left, ctes, outer), self.query(query.right, ctes, outer)
@@ -162,10 +166,13 @@ class LineageReader:
             raise LineageError(msg)
         if by_name:
             columns = [
-                (name, _merge_lineages([derived, right.listed(name)])) for name, derived in left.columns
+                (name, _merge_lineages([derived, right.find_listed(name)])) for name, derived in left.columns
             ]
             return Relation(
-                [*columns, *((name, derived) for name, derived in right.columns if left.listed(name) is None)]
+                [
+                    *columns,
+                    *((name, derived) for name, derived in right.columns if left.find_listed(name) is None),
+                ]
             )
         return Relation(
             [
@@ -222,7 +229,7 @@ class LineageReader:
             msg = f"`{name}` reads itself"
             raise LineageError(msg)
         return _rename_columns(
-            found.renamed(read.alias_column_names), [read.alias] if read.alias else [name, read.name]
+            found.rename(read.alias_column_names), [read.alias] if read.alias else [name, read.name]
         )
 
     def _add_generated_columns(

@@ -50,7 +50,7 @@ class Case:
         """Return the location of `path` within the test."""
         return nearest_location(self.places, ("tests", self.name, *path)) or FileLocation(str(self.path))
 
-    def given(self, node: str) -> Rows:
+    def input_rows(self, node: str) -> Rows:
         """Return the rows of an input node, as written.
 
         Raise PipelineFileError if their file is unreadable.
@@ -63,7 +63,7 @@ class Case:
             self.texts,
         )
 
-    def expected(self, node: str) -> Rows:
+    def expected_rows(self, node: str) -> Rows:
         """Return the rows of an expected node, as written. Raise PipelineFileError if they cannot be read."""
         return self._listed("expect", node) or read_rows(
             self.node.expect[node],

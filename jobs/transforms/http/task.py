@@ -35,7 +35,7 @@ class _Stop(threading.Event):
         super().__init__()
         self.error: HeadraceError | None = None
 
-    def failed(self, error: HeadraceError) -> None:
+    def record_failure(self, error: HeadraceError) -> None:
         """One request will not succeed."""
         if not self.is_set():
             self.error = error
@@ -123,7 +123,7 @@ class HandlerTask:
         try:
             return self._request_rows(caller, batch, stop, counter)
         except HeadraceError as error:
-            stop.failed(error)
+            stop.record_failure(error)
             raise
 
     def _request_rows(

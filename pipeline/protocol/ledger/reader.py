@@ -165,7 +165,7 @@ class LedgerReader:
             add_counts(found.setdefault(window, {}), json.loads(counts))
         return {window: _counts(by_sink) for window, by_sink in found.items()}
 
-    def verified(self, name: str, lane: str = "main") -> AuditProgress | None:
+    def read_audit_progress(self, name: str, lane: str = "main") -> AuditProgress | None:
         """Return the progress of the last audit that found no problem."""
         with self._store.read() as tx:
             row = tx.one(
@@ -177,7 +177,7 @@ class LedgerReader:
             )
         return AuditProgress(*row) if row else None
 
-    def set_verified(self, uuid: str, lane: str, point: AuditProgress) -> None:
+    def store_audit_progress(self, uuid: str, lane: str, point: AuditProgress) -> None:
         """Store the progress of an audit. This needs no lease, because the point only moves forward."""
         with self._store.write() as tx:
             tx.run(

@@ -89,7 +89,7 @@ def read_new_partitions_at_once(patch: Patch) -> None:
         }, dict(ends)
 
     patch.setattr(TopicGrowth, "follow", follow)
-    patch.setattr(TopicGrowth, "founded", lambda _, position: position)
+    patch.setattr(TopicGrowth, "first_position", lambda _, position: position)
 
 
 def share_every_target(patch: Patch) -> None:

@@ -999,9 +999,9 @@ def test_an_answer_that_breaks_off_is_not_a_short_one(
     with pa.ipc.new_stream(sink, pa.schema([("id", pa.int64())])) as writer:
         writer.write_table(pa.table({"id": list(range(1000))}))
     whole = sink.getvalue().to_pybytes()
-    monkeypatch.setattr(reader, "shared", lambda *_: cut_short(whole, lambda data: data))
+    monkeypatch.setattr(reader, "connect_shared", lambda *_: cut_short(whole, lambda data: data))
     assert sum(batch.num_rows for batch in fetch.fetch(splits[0])) == 1000
-    monkeypatch.setattr(reader, "shared", lambda *_: cut_short(whole, keep))
+    monkeypatch.setattr(reader, "connect_shared", lambda *_: cut_short(whole, keep))
     with pytest.raises(TransientError):
         list(fetch.fetch(splits[0]))
 

@@ -268,7 +268,7 @@ def test_values_are_checked_and_left_to_spark(world: World, spark: SparkSession,
     assembly = CompiledPipeline(file, world.settings(), spark)
     try:
         assert {one.path for one in assembly.load_paths.values()} == {"direct"}
-        assert {one.guarded for one in assembly.load_paths.values()} == {("priced",)}
+        assert {one.guarded_transforms for one in assembly.load_paths.values()} == {("priced",)}
     finally:
         assembly.close()
     assert run(file, world.settings(), until=Until.HISTORY, spark=spark).history_complete

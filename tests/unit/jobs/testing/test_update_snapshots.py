@@ -219,7 +219,7 @@ def test_nothing_is_written_that_would_not_read_back_as_what_came(
         "tests: {}",
         before.replace("[]", "[{id: x, v: a, w: 1}]"),
     ):
-        monkeypatch.setattr("headrace.jobs.testing.update_snapshots.respelled", lambda *_, new=wrong: new)
+        monkeypatch.setattr("headrace.jobs.testing.update_snapshots.replace_rows", lambda *_, new=wrong: new)
         with pytest.raises(UserError, match="cannot be rewritten where they stand"):
             update(outcome(found, rows((1, "a", 1.0))))
         assert (tmp_path / "orders.test.yaml").read_text() == before

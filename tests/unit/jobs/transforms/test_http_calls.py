@@ -382,19 +382,19 @@ def test_a_circuit_closes_when_the_probe_comes_back(quick: None) -> None:
 def test_a_breaker_by_its_clock() -> None:
     now = [0.0]
     breaker, stop = Breaker("ask", 2, 10.0, lambda: now[0]), threading.Event()
-    breaker.failed()
+    breaker.record_failure()
     assert breaker.enter(None, stop)
-    breaker.failed()
+    breaker.record_failure()
     assert breaker.open
     assert not breaker.enter(-1.0, stop)
     now[0] = 10.0
     assert breaker.enter(None, stop)
     assert not breaker.enter(-1.0, stop), "one probe at a time"
-    breaker.failed()
+    breaker.record_failure()
     assert not breaker.enter(-1.0, stop), "the pause begins anew"
     now[0] = 20.0
     assert breaker.enter(None, stop)
-    breaker.succeeded()
+    breaker.record_success()
     assert not breaker.open
     assert breaker.enter(None, stop)
 
@@ -404,7 +404,7 @@ def test_a_probe_that_breaks_in_an_unforeseen_way_keeps_nobody_waiting(
 ) -> None:
     with served() as web:
         caller = calls.HttpCaller(task(web, circuit_failures=1, circuit_reset_after=0.0).service)
-    caller.breaker.failed()
+    caller.breaker.record_failure()
     monkeypatch.setattr(caller, "_send_once", lambda *_, **__: 1 / 0)
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):

@@ -45,7 +45,7 @@ def problems(path: Path) -> list[str]:
 
 def test_a_test_is_read_with_numbers_and_times_as_they_are_written(tmp_path: Path) -> None:
     found = case(tmp_path, GOOD)
-    rows = found.given("orders")
+    rows = found.input_rows("orders")
     assert rows.records == [
         {"id": 1, "cents": Decimal("2.50"), "placed_at": "2025-01-01T10:00:00Z"},
         {"id": 8, "_gs_op": "d"},
@@ -63,7 +63,7 @@ def test_the_same_section_in_the_pipeline_file_changes_neither_its_hash_nor_what
     (tmp_path / "orders.yaml").write_text(f"{ORDERS}tests:\n{GOOD}")
     (found,) = load_cases(tmp_path / "orders.yaml")
     assert found.name == "cents_become_an_amount"
-    assert str(found.given("orders").records[0]["cents"]) == "2.50"
+    assert str(found.input_rows("orders").records[0]["cents"]) == "2.50"
     plain = parse_pipeline(ORDERS)
     assert found.file.hash == plain.hash
     assert found.file.compiled() == plain.compiled()
@@ -160,16 +160,16 @@ def test_rows_from_other_files(tmp_path: Path) -> None:
         tmp_path / "a.parquet",
     )
     form = "  t:\n    given: {{orders: {{{}}}}}\n    expect_error: x\n"
-    csv = case(tmp_path, form.format("csv: given/a.csv")).given("orders")
+    csv = case(tmp_path, form.format("csv: given/a.csv")).input_rows("orders")
     assert csv.records == [
         {"id": "1", "note": "a, b", "_gs_op": None},
         {"id": "2", "note": None, "_gs_op": "d"},
     ]
     assert str(csv.place(1, "id")) == f"{tmp_path}/given/a.csv:3"
-    json = case(tmp_path, form.format("json: given/a.ndjson")).given("orders")
+    json = case(tmp_path, form.format("json: given/a.ndjson")).input_rows("orders")
     assert [str(json.records[0]["cents"]), json.records[1]] == ["2.50", {"id": 2, "note": None}]
     assert str(json.place(1)) == f"{tmp_path}/given/a.ndjson:3"
-    parquet = case(tmp_path, form.format("parquet: a.parquet")).given("orders")
+    parquet = case(tmp_path, form.format("parquet: a.parquet")).input_rows("orders")
     assert parquet.records == [{"id": 1, "at": datetime(2025, 1, 1)}]
     assert parquet.schema == pa.schema({"id": pa.int32(), "at": pa.timestamp("us")})
 
@@ -200,7 +200,7 @@ def test_other_files_that_are_wrong(form: str, content: str | None, message: str
         ).replace(" }", ""),
     )
     with pytest.raises(PipelineFileError) as caught:
-        found.given("orders")
+        found.input_rows("orders")
     (problem,) = caught.value.problems
     assert problem.place is not None
     assert f"{problem.place.line}:{problem.place.column} {problem.message}" == message.format(
