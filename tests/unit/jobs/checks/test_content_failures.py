@@ -25,7 +25,7 @@ class Failing(ContentAudit):
 
     error: Exception
 
-    def _compared(self, name: str, folder: Any) -> Any:
+    def _compare(self, name: str, folder: Any) -> Any:
         del name, folder
         raise self.error
 
