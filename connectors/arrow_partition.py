@@ -108,10 +108,10 @@ def count_gap(
         values = batch.column(column.name)
         nulls += values.null_count
         known = values.drop_null()
-        found = known.filter(find_outside(known))
-        if len(found):
-            outside += len(found)
-            last = pc.max(found).as_py()
+        result = known.filter(find_outside(known))
+        if len(result):
+            outside += len(result)
+            last = pc.max(result).as_py()
             highest = last if highest is None else max(highest, last)
     return UnpartitionedRows(nulls, outside, "" if highest is None else _spell(highest))
 
@@ -128,10 +128,10 @@ def _find_outside(gap: PartitionGap, kind: pa.DataType) -> Callable[[pa.Array], 
     }
 
     def find(column: pa.Array) -> pa.Array:
-        found = pc.greater_equal(column, bounds["start"])
+        result = pc.greater_equal(column, bounds["start"])
         if "end" in bounds:
-            found = pc.and_(found, pc.less(column, bounds["end"]))
-        return pc.or_(found, pc.less(column, bounds["before"])) if "before" in bounds else found
+            result = pc.and_(result, pc.less(column, bounds["end"]))
+        return pc.or_(result, pc.less(column, bounds["before"])) if "before" in bounds else result
 
     return find
 

@@ -57,13 +57,13 @@ def apply_filter(frame: DataFrame, predicate: str | None, node: str) -> DataFram
     from pyspark.errors import AnalysisException, ParseException
 
     try:
-        found = frame.where(predicate) if predicate else frame
+        result = frame.where(predicate) if predicate else frame
     except (AnalysisException, ParseException) as error:
         reason = (error.getMessage() or str(error)).strip().splitlines()[0]
         msg = f"the filter `{predicate}` is wrong: {reason}"
         raise SchemaError(msg, hint=f"It is Spark SQL over: {', '.join(frame.columns)}.", node=node) from None
-    refuse_relative_timestamps(found, predicate or "", node)
-    return found
+    refuse_relative_timestamps(result, predicate or "", node)
+    return result
 
 
 def is_in_partition(column: Column, kind: DataType, start: str, end: str) -> Column:
@@ -106,13 +106,13 @@ def _has_topic_offset(cut: Json) -> Column:
     """Return whether a row has partition and offset of the topic of the handoff filter."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    found = (
+    result = (
         F.col(quote_identifier(cut["partition_column"])).isNotNull()
         & F.col(quote_identifier(cut["offset_column"])).isNotNull()
     )
     if "topic_column" in cut:
-        found &= F.col(quote_identifier(cut["topic_column"])).eqNullSafe(F.lit(cut["topic"]))
-    return found
+        result &= F.col(quote_identifier(cut["topic_column"])).eqNullSafe(F.lit(cut["topic"]))
+    return result
 
 
 def position_column(ordinal: int, scope: Json, part: Column, off: Column) -> Column:

@@ -27,10 +27,10 @@ JSON_OPTIONS = {"ignoreNullFields": "false", "timestampFormat": _INSTANT, "times
 
 def check_keys(node: str, field: pa.Field) -> None:
     """Raise SchemaError for a map inside `field` whose keys have no string form."""
-    for found in _maps(field.type):
-        if is_nested(found.key_type) or is_binary(found.key_type):
+    for result in _maps(field.type):
+        if is_nested(result.key_type) or is_binary(result.key_type):
             msg = (
-                f"column '{field.name}' is {field.type}: keys of type {found.key_type} cannot be keys of"
+                f"column '{field.name}' is {field.type}: keys of type {result.key_type} cannot be keys of"
                 " a JSON object"
             )
             raise SchemaError(
@@ -114,7 +114,7 @@ def with_text_keys(column: Column, kind: Any, *, of_numbers: bool = False) -> Co
     def rebuild(part: Column, part_kind: Any) -> Column:
         return with_text_keys(part, part_kind, of_numbers=of_numbers)
 
-    if not any(is_rebuilt(found.key_type) for found in _maps(kind)):
+    if not any(is_rebuilt(result.key_type) for result in _maps(kind)):
         return column
     if kinds.is_map(kind):
         items = f.transform_values(column, lambda _, item: rebuild(item, kind.item_type))

@@ -58,15 +58,15 @@ def fit_columns(
     `type_of` returns the type of a column of the table. `add_columns` adds the columns of `find_new` first.
     Without it they may be missing.
     """
-    found = read_columns()
-    new = find_new(found.names)
+    columns = read_columns()
+    new = find_new(columns.names)
     if new and add_columns is not None:
         add_columns(new)
-        found = read_columns()
+        columns = read_columns()
     wanted = {
         field.name: type_of(field.type) for field in schema if add_columns is not None or field not in new
     }
-    return find_schema_mismatches(found, wanted, key)
+    return find_schema_mismatches(columns, wanted, key)
 
 
 def add_columns(

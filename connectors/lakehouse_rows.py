@@ -204,13 +204,13 @@ def _last_by_key_spark(sink: str, frame: EpochFrame, names: list[str], version: 
 
 def bounds_of(table: pa.Table, key: tuple[str, ...]) -> dict[str, tuple[Any, Any]]:
     """Return the smallest and the largest value of the key columns that Spark has literals for."""
-    found: dict[str, tuple[Any, Any]] = {}
+    result: dict[str, tuple[Any, Any]] = {}
     for name in key:
         kind = table.schema.field(name).type
         if table.num_rows and has_literal(kind):
             ends = pc.call_function("min_max", [table[name]])
-            found[name] = (ends["min"].as_py(), ends["max"].as_py())
-    return found
+            result[name] = (ends["min"].as_py(), ends["max"].as_py())
+    return result
 
 
 def has_literal(kind: pa.DataType) -> bool:

@@ -87,9 +87,9 @@ class LakehouseSink(TransactionalSink):
         rows = 0 if limit is None else self.count_rows(state)
         is_whole = limit is None or rows <= limit
         if is_whole or rows <= LOOKUP_ROWS:
-            found = self.read_local_content(state, state.record, columns, is_whole=is_whole)
-            if found is not None:
-                return found
+            result = self.read_local_content(state, state.record, columns, is_whole=is_whole)
+            if result is not None:
+                return result
         frame = self.read_rows(state)
         if is_whole:
             return TargetContent(state.record, frame, columns)
@@ -135,8 +135,8 @@ def missing_table_error(target: str, sink: str) -> TargetError:
 
 
 def _fetch(session: SparkSession, text: str) -> QueryResult:
-    found = session.sql(text)
-    return QueryResult(found.columns, found.collect())
+    result = session.sql(text)
+    return QueryResult(result.columns, result.collect())
 
 
 def _drop_view(session: SparkSession, view: str) -> None:

@@ -191,18 +191,18 @@ class LakehouseSource(BoundedSource):
         scope = scope_of(window, cut)
         files = self._table.files(spark, version)
         counted = self._count_rows(spark, version, files, scope)
-        found: list[Json] = []
+        result: list[Json] = []
         for ordinal, (location, file) in enumerate(files.items()):
             if not (rows := counted.get(location, 0)):
                 continue
             size = PACKED * file.size
-            if not found or is_full(found[-1], rows, size):
-                name = f"{'' if window is None else window.key + '/'}{len(found):05d}"
-                found.append({"id": name, "rows": 0, "bytes": 0, "files": [], "scope": scope})
-            found[-1]["files"].append([ordinal, location])
-            found[-1]["rows"] += rows
-            found[-1]["bytes"] += size
-        return found
+            if not result or is_full(result[-1], rows, size):
+                name = f"{'' if window is None else window.key + '/'}{len(result):05d}"
+                result.append({"id": name, "rows": 0, "bytes": 0, "files": [], "scope": scope})
+            result[-1]["files"].append([ordinal, location])
+            result[-1]["rows"] += rows
+            result[-1]["bytes"] += size
+        return result
 
     def _count_rows(
         self, spark: SparkSession, version: Json, files: Mapping[str, TableFile], scope: Json
@@ -260,8 +260,8 @@ class LakehouseSource(BoundedSource):
         if spark is None:
             msg = "the offsets of a table were read before its columns"
             raise InternalError(msg, node=self.name)
-        found = self.open_table(table.table_name) if table.table_name else self._table
-        return read_end_offsets(found.frame(spark, None), table, topic, found.name, self.name)
+        result = self.open_table(table.table_name) if table.table_name else self._table
+        return read_end_offsets(result.frame(spark, None), table, topic, result.name, self.name)
 
     def measure_offsets(
         self,

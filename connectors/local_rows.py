@@ -13,14 +13,14 @@ from headrace.pipeline.sql.system_columns import OP, POS
 
 def collect_rows(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.Table | None:
     """Return the rows of all batches, or None if they exceed `DRIVER_BYTES`."""
-    found: list[pa.RecordBatch] = []
+    result: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
         size += batch.nbytes
         if size > DRIVER_BYTES:
             return None
-        found.append(batch)
-    return pa.Table.from_batches(found, schema)
+        result.append(batch)
+    return pa.Table.from_batches(result, schema)
 
 
 def place_rows(rows: pa.Table, ordinal: int, part: str, off: str) -> pa.Table:

@@ -86,8 +86,8 @@ class _QuietCalls:
             text = str(exception.getMessage() or "")
             texts.append(f"{exception.getClass().getName()}: {text}")
             if is_instance_of(self._gateway, exception, "org.apache.spark.SparkThrowable") and (
-                found := exception.getCondition()
+                result := exception.getCondition()
             ):
-                message, condition = text, found
+                message, condition = text, result
             exception = exception.getCause()
         return EvaluationError(message, condition, "\n".join(texts))

@@ -123,8 +123,8 @@ def explain_failure(error: BaseException) -> HeadraceError | None:
     """
     for text in _texts(error):
         if (at := text.find(ROW_ERROR)) >= 0:
-            found, _ = json.JSONDecoder().raw_decode(text, at + len(ROW_ERROR))
-            return TaskFailure(**found).error() if "kind" in found else _data_error(found)
+            match, _ = json.JSONDecoder().raw_decode(text, at + len(ROW_ERROR))
+            return TaskFailure(**match).error() if "kind" in match else _data_error(match)
         if "OffsetOutOfRangeException" in text or "Some data may have been lost" in text:
             msg = "Kafka no longer holds offsets that this epoch was planned with"
             hint = (
@@ -132,8 +132,8 @@ def explain_failure(error: BaseException) -> HeadraceError | None:
                 " retention.ms; then replay."
             )
             return RetentionError(msg, hint=hint)
-        if found := _MISSING_FILE.search(text):
-            msg = f"a data file of the version that is read no longer exists: {found[1]}"
+        if match := _MISSING_FILE.search(text):
+            msg = f"a data file of the version that is read no longer exists: {match[1]}"
             hint = (
                 "Its rows cannot be read again exactly. Start the history over, and let the table's"
                 " maintenance keep the files of old versions for longer."
@@ -150,22 +150,22 @@ def translate_row_errors() -> Iterator[None]:
     except HeadraceError:
         raise
     except Exception as error:
-        if found := explain_failure(error):
-            raise found from error
+        if result := explain_failure(error):
+            raise result from error
         raise
 
 
-def _data_error(found: Json) -> HeadraceError:
-    facts = dict(found.get("facts", {}))
+def _data_error(values: Json) -> HeadraceError:
+    facts = dict(values.get("facts", {}))
     payload, columns = facts.pop("payload", None), facts.pop("columns", None)
     where = ", ".join(f"{name} {value}" for name, value in facts.items())
     reason = _reason(payload, json.loads(columns)) if payload is not None and columns is not None else ""
     tail = f": {reason}" if reason else ""
     shown = f"\n  payload: {payload[:300]}{'…' if len(payload) > 300 else ''}" if payload is not None else ""
     return DataError(
-        f"{where}: {found['what']}{tail}{shown}" if where else f"{found['what']}{tail}{shown}",
-        hint=found.get("hint", ""),
-        node=found["node"],
+        f"{where}: {values['what']}{tail}{shown}" if where else f"{values['what']}{tail}{shown}",
+        hint=values.get("hint", ""),
+        node=values["node"],
     )
 
 

@@ -20,11 +20,11 @@ def expressions(frame: DataFrame) -> Iterator[Any]:
     while plans:
         plan = plans.pop()
         plans += inner(plan.children())
-        found = inner(plan.expressions())
-        while found:
-            one = found.pop()
+        result = inner(plan.expressions())
+        while result:
+            one = result.pop()
             yield one
-            found += inner(one.children())
+            result += inner(one.children())
 
 
 def inner(held: Any) -> list[Any]:

@@ -37,13 +37,13 @@ def spark_schema(schema: pa.Schema) -> StructType:
     from pyspark.sql.pandas.types import from_arrow_schema
     from pyspark.sql.types import StructField, StructType
 
-    found = cast("StructType", from_arrow_schema(storage_schema(schema), prefer_timestamp_ntz=True))
+    result = cast("StructType", from_arrow_schema(storage_schema(schema), prefer_timestamp_ntz=True))
     return StructType(
         [
             StructField(column.name, column.dataType, column.nullable, {_KEY: _name_of_type(field.type)})
             if is_wide(field.type)
             else column
-            for column, field in zip(found, schema, strict=True)
+            for column, field in zip(result, schema, strict=True)
         ]
     )
 
@@ -67,8 +67,8 @@ def _read_ddl(ddl: str) -> DataType:
     """Return a flat type of Spark. PySpark reads DDL only in the JVM."""
     from pyspark.sql import types as T  # noqa: N812
 
-    if found := re.fullmatch(r"DECIMAL\((\d+),(\d+)\)", ddl):
-        return T.DecimalType(int(found[1]), int(found[2]))
+    if match := re.fullmatch(r"DECIMAL\((\d+),(\d+)\)", ddl):
+        return T.DecimalType(int(match[1]), int(match[2]))
     flat: tuple[DataType, ...] = (
         *(T.ByteType(), T.ShortType(), T.IntegerType(), T.LongType(), T.FloatType(), T.DoubleType()),
         *(T.BooleanType(), T.StringType(), T.BinaryType(), T.DateType(), T.TimestampType()),
@@ -103,23 +103,23 @@ def arrow_schema(columns: StructType) -> pa.Schema:
     from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import StringType
 
-    found = to_arrow_schema(columns)
+    result = to_arrow_schema(columns)
     wide = {
         column.name: parse_type(column.metadata[_KEY])
         for column in columns
         if _KEY in (column.metadata or {}) and isinstance(column.dataType, StringType)
     }
-    return pa.schema([field.with_type(wide[field.name]) if field.name in wide else field for field in found])
+    return pa.schema([field.with_type(wide[field.name]) if field.name in wide else field for field in result])
 
 
 def wide_columns(frames: Iterable[DataFrame]) -> dict[str, pa.DataType]:
     """Return the columns of frames with 256-bit integers or big decimals, by lower-case name."""
-    found = {
+    result = {
         field.name.lower(): parse_type((field.metadata or {}).get(_KEY, "string"))
         for frame in frames
         for field in frame.schema
     }
-    return {name: kind for name, kind in found.items() if is_wide(kind)}
+    return {name: kind for name, kind in result.items() if is_wide(kind)}
 
 
 def mark_column(frame: DataFrame, name: str, kind: pa.DataType | None) -> Column:

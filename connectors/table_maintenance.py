@@ -108,13 +108,13 @@ def measure_files(spark: SparkSession, paths: Collection[str]) -> dict[str, int]
     jvm: Any = spark._jvm  # noqa: SLF001  Hadoop's file systems have a Java interface only
     session: Any = spark._jsparkSession  # noqa: SLF001
     conf = session.sessionState().newHadoopConf()
-    found: dict[str, int] = {}
+    result: dict[str, int] = {}
     for text in paths:
         path = java_class(jvm, "org.apache.hadoop.fs.Path")(text)
         files = path.getFileSystem(conf)
         if files.exists(path) and (status := files.getFileStatus(path)).isFile():
-            found[text] = int(status.getLen())
-    return found
+            result[text] = int(status.getLen())
+    return result
 
 
 def sum_removed(spark: SparkSession, sizes: dict[str, int]) -> FileTotal:

@@ -19,7 +19,7 @@ def load_function(path: str, node: str) -> Callable[..., Any]:
     """
     module, _, name = path.partition(":")
     try:
-        found: Any = import_module(module)
+        result: Any = import_module(module)
     except Exception as error:  # noqa: BLE001  errors of the user's module are reported to the user
         if (
             isinstance(error, ModuleNotFoundError)
@@ -32,15 +32,15 @@ def load_function(path: str, node: str) -> Callable[..., Any]:
         msg = f"the module `{module}` does not load: {describe_user_error(error, module)}"
         raise UserError(msg, hint="Fix the module.", node=node) from None
     for part in name.split("."):
-        found = getattr(found, part, None)
-    if not callable(found):
+        result = getattr(result, part, None)
+    if not callable(result):
         msg = f"there is no function `{name}` in the module `{module}`"
         raise UserError(msg, hint="Correct `function`, which is `package.module:name`.", node=node)
-    return found
+    return result
 
 
 def check_options(
-    found: Callable[..., Any],
+    result: Callable[..., Any],
     path: str,
     options: Mapping[str, Any],
     node: str,
@@ -52,7 +52,7 @@ def check_options(
     `before` names the arguments in the message. A function without a signature is not checked.
     """
     try:
-        takes = inspect.signature(found)
+        takes = inspect.signature(result)
     except ValueError:
         return
     try:

@@ -56,10 +56,10 @@ def _source_files(package: Path) -> Iterator[Path]:
 def is_private(folder: Path) -> bool:
     """Return whether only this user can reach what is in the folder."""
     try:
-        found = folder.lstat()
+        result = folder.lstat()
     except OSError:
         return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+    return stat.S_ISDIR(result.st_mode) and result.st_uid == os.getuid() and not result.st_mode & 0o077
 
 
 def hand_over(arguments: list[str]) -> int | None:

@@ -54,8 +54,8 @@ def _candidates(
             else name
             for address, name in names.items()
         }
-        found = {_identifier(one) for one in parts.values()}
-        if len(found) == len(parts) and not found & set(taken):
+        result = {_identifier(one) for one in parts.values()}
+        if len(result) == len(parts) and not result & set(taken):
             yield parts
     # Addresses that differ only in characters that a key cannot have.
     yield {

@@ -108,9 +108,9 @@ def _summarize_run(output: str) -> list[str]:
             ).metadata.get("rows_written")
             if written is not None:
                 rows[event.asset_key.to_user_string()] = int(str(written.value))
-    found = [event.asset_check_evaluation_data for event in events if event.event_type == checked]
-    checks = {(one.asset_key.to_user_string(), one.check_name) for one in found}
-    failed = {(one.asset_key.to_user_string(), one.check_name) for one in found if not one.passed}
+    result = [event.asset_check_evaluation_data for event in events if event.event_type == checked]
+    checks = {(one.asset_key.to_user_string(), one.check_name) for one in result}
+    failed = {(one.asset_key.to_user_string(), one.check_name) for one in result if not one.passed}
     return [
         *(f"{key}: {count} row{'s' if count != 1 else ''} written" for key, count in sorted(rows.items())),
         *([f"checks: {len(checks) - len(failed)} passed, {len(failed)} failed"] if checks else []),

@@ -27,11 +27,11 @@ Observations = Mapping[dg.AssetKey, Mapping[str, Any]]
 def report_sources(context: Any, pipeline: Pipeline, is_canceled: Callable[[], bool] = lambda: False) -> None:
     """Log one observation per source that says something. A system that is unreachable is a warning."""
     try:
-        found = wait_for_thread(lambda: observe_sources(pipeline), "observe", is_canceled)
+        result = wait_for_thread(lambda: observe_sources(pipeline), "observe", is_canceled)
     except HeadraceError as error:
         context.log.warning("event=sources_not_observed error=%s", error)
         return
-    for key, metadata in found.items():
+    for key, metadata in result.items():
         context.log_event(dg.AssetObservation(key, metadata=metadata))
 
 
@@ -42,18 +42,18 @@ def observe_sources(pipeline: Pipeline) -> Observations:
     """
     state = read_pipeline_state(pipeline)
     position = state.position if state else {}
-    found: dict[dg.AssetKey, Mapping[str, Any]] = {}
+    result: dict[dg.AssetKey, Mapping[str, Any]] = {}
     sources = create_pipeline_sources(pipeline.file.model.sources, pipeline.settings())
     try:
         for name, source in sources.items():
             here = position.get(name, {})
             for asset, part in zip(pipeline.sources[name], _parts(source), strict=True):
                 if metadata := _observe(part, here):
-                    found[asset.key] = metadata
+                    result[asset.key] = metadata
     finally:
         for source in sources.values():
             source.close()
-    return found
+    return result
 
 
 def _parts(source: PipelineSource) -> list[BoundedSource | UnboundedSource]:

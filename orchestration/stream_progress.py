@@ -115,10 +115,10 @@ class StreamPartitions:
     def current(self) -> str | None:
         """Return the partition of now, None if all are past or none has begun."""
         now, listed = self._list_open()
-        found = next((one.key for one in listed if one.start <= now < one.end), None)
-        if found is not None:
-            self._filled.add(found)
-        return found
+        result = next((one.key for one in listed if one.start <= now < one.end), None)
+        if result is not None:
+            self._filled.add(result)
+        return result
 
     def take_begun(self) -> list[str]:
         """Return the partitions that were current, have passed and are not complete, each once."""

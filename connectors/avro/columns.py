@@ -72,19 +72,19 @@ def _decimal_type(kind: AvroType, path: tuple[str, ...]) -> pa.DataType:
     if kind.precision <= SPARK_DIGITS:
         return pa.decimal128(kind.precision, kind.scale)
     if kind.precision <= BIG_DECIMAL_DIGITS:
-        found: pa.DataType = pa.decimal256(kind.precision, kind.scale)
+        result: pa.DataType = pa.decimal256(kind.precision, kind.scale)
     elif kind.precision <= _INTEGER_DIGITS and kind.scale == 0:
-        found = UINT256
+        result = UINT256
     else:
         raise _column_error(
             path,
             f"is {kind}; the largest are {BIG_DECIMAL_DIGITS} digits, and {_INTEGER_DIGITS} with scale 0",
         )
-    if len(path) > 1 and is_wide(found):
+    if len(path) > 1 and is_wide(result):
         raise _column_error(
             path, f"is {kind} inside of another type; there the largest has {SPARK_DIGITS} digits"
         )
-    return found
+    return result
 
 
 def _column_error(path: tuple[str, ...], what: str) -> SchemaError:
@@ -94,8 +94,8 @@ def _column_error(path: tuple[str, ...], what: str) -> SchemaError:
 def key_of_doc(doc: str) -> tuple[str, ...]:
     """Return the primary key that a record's `doc` declares, such as {"primaryKeys": ["id"]}, or ()."""
     try:
-        found = json.loads(doc)
+        result = json.loads(doc)
     except ValueError:
         return ()
-    names = found.get("primaryKeys") if isinstance(found, dict) else None
+    names = result.get("primaryKeys") if isinstance(result, dict) else None
     return tuple(names) if isinstance(names, list) and all(isinstance(name, str) for name in names) else ()

@@ -135,9 +135,9 @@ def _map_types(kind: AvroType, change: Callable[[AvroType], AvroType]) -> AvroTy
 
 def _bare(kind: AvroType) -> AvroType:
     """Return the type without what does not change a value: nulls, defaults, docs."""
-    found = replace(kind, null_at=None, default=None)
+    result = replace(kind, null_at=None, default=None)
     return replace(
-        found,
+        result,
         fields=tuple(AvroField(one.name, _bare(one.type)) for one in kind.fields),
         items=_bare(kind.items) if kind.items is not None else None,
     )

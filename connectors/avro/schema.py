@@ -83,11 +83,11 @@ def parse_record(text: str, references: Iterable[str] = ()) -> AvroType:
     parser = _Parser()
     for reference in references:
         parser.read(_load(reference), "", ())
-    found = parser.read(_load(text), "", ())
-    if found.kind != "record":
-        msg = f"the schema is {found}, and only records have columns"
+    record = parser.read(_load(text), "", ())
+    if record.kind != "record":
+        msg = f"the schema is {record}, and only records have columns"
         raise SchemaError(msg, hint="Let the producer send records.")
-    return found
+    return record
 
 
 def _load(text: str) -> Any:
@@ -150,17 +150,17 @@ class _Parser:
             raise _wrong(path, f"{kind} without a name")
         self._named[full] = None
         if kind == "record":
-            found = AvroType(
+            result = AvroType(
                 "record",
                 fields=tuple(self._field(one, own, path) for one in node.get("fields", ())),
                 doc=str(node.get("doc") or ""),
             )
         elif kind == "enum":
-            found = AvroType("enum", symbols=tuple(node.get("symbols", ())), default=node.get("default"))
+            result = AvroType("enum", symbols=tuple(node.get("symbols", ())), default=node.get("default"))
         else:
-            found = _with_logical_type(AvroType("fixed", size=int(node.get("size", 0))), node, path)
-        self._named[full] = found
-        return found
+            result = _with_logical_type(AvroType("fixed", size=int(node.get("size", 0))), node, path)
+        self._named[full] = result
+        return result
 
     def _field(self, node: Mapping[str, Any], namespace: str, path: tuple[str, ...]) -> AvroField:
         name = str(node.get("name", ""))
@@ -178,9 +178,9 @@ class _Parser:
         full = name if "." in name or not namespace else f"{namespace}.{name}"
         for known in (full, name):
             if known in self._named:
-                if (found := self._named[known]) is None:
+                if (result := self._named[known]) is None:
                     raise _wrong(path, f"type `{name}` contains itself, and columns cannot")
-                return found
+                return result
         raise _wrong(path, f"type `{name}` is not defined")
 
 
@@ -252,27 +252,27 @@ def _write(kind: AvroType, name: str) -> Any:
     if kind.null_at is not None:
         branches = ["null", _write(replace(kind, null_at=None), name)]
         return branches if kind.null_at == 0 else branches[::-1]
-    found: dict[str, Any] = {"type": kind.kind}
+    result: dict[str, Any] = {"type": kind.kind}
     if kind.kind == "record":
-        found |= {"name": name, "fields": [_write_field(one, name) for one in kind.fields]}
-        found |= {"doc": kind.doc} if kind.doc else {}
+        result |= {"name": name, "fields": [_write_field(one, name) for one in kind.fields]}
+        result |= {"doc": kind.doc} if kind.doc else {}
     elif kind.kind == "enum":
-        found |= {"name": name, "symbols": list(kind.symbols)}
-        found |= {"default": kind.default} if kind.default is not None else {}
+        result |= {"name": name, "symbols": list(kind.symbols)}
+        result |= {"default": kind.default} if kind.default is not None else {}
     elif kind.kind == "fixed":
-        found |= {"name": name, "size": kind.size}
+        result |= {"name": name, "size": kind.size}
     elif kind.kind in ("array", "map"):
-        found[{"array": "items", "map": "values"}[kind.kind]] = _write(kind.item_type, f"{name}_i")
+        result[{"array": "items", "map": "values"}[kind.kind]] = _write(kind.item_type, f"{name}_i")
     if kind.logical:
-        found["logicalType"] = kind.logical
-        found |= {"precision": kind.precision, "scale": kind.scale} if kind.is_decimal else {}
-    return kind.kind if len(found) == 1 else found
+        result["logicalType"] = kind.logical
+        result |= {"precision": kind.precision, "scale": kind.scale} if kind.is_decimal else {}
+    return kind.kind if len(result) == 1 else result
 
 
 def _write_field(one: AvroField, name: str) -> dict[str, Any]:
-    found = {"name": one.name, "type": _write(one.type, _name_of(name, one))}
-    found |= {"default": one.default} if one.has_default else {}
-    return found | ({"aliases": list(one.aliases)} if one.aliases else {})
+    result = {"name": one.name, "type": _write(one.type, _name_of(name, one))}
+    result |= {"default": one.default} if one.has_default else {}
+    return result | ({"aliases": list(one.aliases)} if one.aliases else {})
 
 
 def _name_of(record: str, one: AvroField) -> str:

@@ -70,13 +70,13 @@ class ValueConverter:
         """Return a value without parts if its type can hold it."""
         from pyspark.sql import functions as F  # noqa: N812
 
-        found, good, shown = _decimal_or_time(value, kind)
+        result, good, shown = _decimal_or_time(value, kind)
         good = value.isNull() | good
         if self._checks.collect:
-            return F.when(good, found)
+            return F.when(good, result)
         what = F.concat(F.lit(f"column `{name}` is {kind}, which cannot hold `"), shown, F.lit("`"))
         fits = self._checks.require(good, what, self._hint, **self._where)
-        return self._checks.guard(found, fits)
+        return self._checks.guard(result, fits)
 
     def _fits(self, value: Column, kind: AvroType) -> Column:
         """Return whether the type can hold a value that is not NULL, with all its parts."""
@@ -210,9 +210,9 @@ def has_broken_text(value: Column, kind: AvroType) -> Column | None:
 
 
 def _broken(value: Column, kind: AvroType) -> Column:
-    found = has_broken_text(value, kind)
-    assert found is not None  # noqa: S101  the caller asked `_has_text`
-    return found
+    result = has_broken_text(value, kind)
+    assert result is not None  # noqa: S101  the caller asked `_has_text`
+    return result
 
 
 def _has_text(kind: AvroType) -> bool:
@@ -227,11 +227,11 @@ def any_of(conditions: list[Column]) -> Column | None:
     """Return whether one of the conditions is true, NULL counted as false; None without conditions."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    found: Column | None = None
+    result: Column | None = None
     for one in conditions:
         safe = F.coalesce(one, F.lit(False))
-        found = safe if found is None else found | safe
-    return found
+        result = safe if result is None else result | safe
+    return result
 
 
 def column_of(name: str, prefix: str) -> Column:

@@ -44,15 +44,15 @@ _MICROS = 6
 
 def columns_in(expression: str) -> frozenset[str] | None:
     """Return the columns that determine an expression's value; None if more columns may determine it."""
-    found: set[str] = set()
+    result: set[str] = set()
     at = 0
     while at < len(expression):
         token = _TOKEN.match(expression, at)
         if token is None or (token["call"] and token["call"] not in _FUNCTIONS):
             return None
-        found |= {name for name in (token["quoted"], token["name"]) if name}
+        result |= {name for name in (token["quoted"], token["name"]) if name}
         at = token.end()
-    return frozenset(found)
+    return frozenset(result)
 
 
 def exact_key_columns(key: Iterable[str], types: Mapping[str, str]) -> frozenset[str]:
@@ -78,7 +78,7 @@ def _keeps_values_apart(spelled: str) -> bool:
 def leading(expressions: Sequence[str], key: frozenset[str]) -> int:
     """Return how many leading expressions of a sorting key the columns of `key` determine alone."""
     for place, expression in enumerate(expressions):
-        found = columns_in(expression)
-        if not found or not found <= key:
+        result = columns_in(expression)
+        if not result or not result <= key:
             return place
     return len(expressions)

@@ -80,8 +80,8 @@ class TableSinkState:
     @classmethod
     def from_json(cls, data: Json) -> TableSinkState:
         """Create an entry from the output of `to_json`. Raise InternalError for an unknown format."""
-        if (found := data.get("format")) != _FORMAT:
-            msg = f"a row of `{COMMIT_TABLE}` has format {found}, this Headrace knows {_FORMAT}"
+        if (result := data.get("format")) != _FORMAT:
+            msg = f"a row of `{COMMIT_TABLE}` has format {result}, this Headrace knows {_FORMAT}"
             raise InternalError(msg, hint="Run the Headrace version that wrote it, or a newer one.")
         record, pending = data["record"], data["pending"]
         return cls(
@@ -118,8 +118,8 @@ class CommitTable:
 
     def read_state(self, sink: str) -> TableSinkState | None:
         """Return the state of a sink, None without one."""
-        found = self._read("state").get(sink)
-        return None if found is None else TableSinkState.from_json(found[1])
+        result = self._read("state").get(sink)
+        return None if result is None else TableSinkState.from_json(result[1])
 
     def write_state(self, sink: str, state: TableSinkState) -> None:
         """Insert the state of a sink, above all states of its generation and of older ones."""
@@ -128,13 +128,13 @@ class CommitTable:
     def read_claims(self, table_id: str) -> list[Claim]:
         """Return the claims to the table with this identity, with the epochs of their sinks."""
         claims, states = self._read("claim"), self._read("state")
-        found = []
+        result = []
         for sink, (_, entry) in claims.items():
             if entry.get("table_id") == table_id:
                 state = TableSinkState.from_json(states[sink][1]) if sink in states else None
                 epoch = state.record.epoch if state is not None and state.record is not None else None
-                found.append(Claim(SinkKey(**entry["key"]), entry["share"], epoch))
-        return found
+                result.append(Claim(SinkKey(**entry["key"]), entry["share"], epoch))
+        return result
 
     def write_claim(self, key: SinkKey, table_id: str, *, share: bool) -> None:
         """Set a claim to the table with this identity."""
@@ -163,8 +163,8 @@ class CommitTable:
 
     def _insert(self, kind: str, sink: str, entry: Json, least: int = 0) -> None:
         is_known = least and (kind, sink) in self._last
-        found = 0 if is_known else self._read(kind).get(sink, (0, None))[0]
-        version = max(found, self._last.get((kind, sink), 0), least) + 1
+        result = 0 if is_known else self._read(kind).get(sink, (0, None))[0]
+        version = max(result, self._last.get((kind, sink), 0), least) + 1
         if least and version // _NUMBERS > least // _NUMBERS:
             version = least + _NUMBERS - 1  # A newer generation has its state: this one stays below it.
         self._last[kind, sink] = version

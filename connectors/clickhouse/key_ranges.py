@@ -119,7 +119,7 @@ def expressions(sorting_key: str) -> tuple[str, ...]:
 
     'toDate(a, b), `c,d` DESC' gives two.
     """
-    found, depth, start, quoted = [], 0, 0, ""
+    result, depth, start, quoted = [], 0, 0, ""
     at = 0
     while at < len(sorting_key):
         char = sorting_key[at]
@@ -135,11 +135,11 @@ def expressions(sorting_key: str) -> tuple[str, ...]:
         elif char in ")]}":
             depth -= 1
         elif char == "," and depth == 0:
-            found.append(sorting_key[start:at])
+            result.append(sorting_key[start:at])
             start = at + 1
         at += 1
-    found.append(sorting_key[start:])
-    return tuple(_DESC.sub("", one).strip() for one in found if one.strip())
+    result.append(sorting_key[start:])
+    return tuple(_DESC.sub("", one).strip() for one in result if one.strip())
 
 
 def usable(keys: Sequence[tuple[str, str]]) -> tuple[SortingKeyColumn, ...]:
@@ -148,7 +148,7 @@ def usable(keys: Sequence[tuple[str, str]]) -> tuple[SortingKeyColumn, ...]:
     A first key that may be NULL or NaN is used alone. A later key of that sort ends the list, as does a type
     whose order is lost as a string.
     """
-    found: list[SortingKeyColumn] = []
+    result: list[SortingKeyColumn] = []
     for expression, spelled in keys:
         try:
             parsed = parse(spelled)
@@ -156,12 +156,12 @@ def usable(keys: Sequence[tuple[str, str]]) -> tuple[SortingKeyColumn, ...]:
             break
         base = parsed.base_type
         loose = parsed.nullable or base in _FLOATS
-        if base not in _PLAIN | _FLOATS | _ENUMS or (loose and found):
+        if base not in _PLAIN | _FLOATS | _ENUMS or (loose and result):
             break
-        found.append(SortingKeyColumn(expression, _bare(spelled), loose))
+        result.append(SortingKeyColumn(expression, _bare(spelled), loose))
         if loose:
             break
-    return tuple(found)
+    return tuple(result)
 
 
 def _bare(spelled: str) -> str:
@@ -207,14 +207,14 @@ def in_range(part: Mapping[str, Any], bound: SqlParameters) -> str:
     keys = part["keys"]
     if part["unplaced"]:
         return SortingKeyColumn(**keys[0]).unplaced_condition()
-    found = []
+    result = []
     if keys and keys[0]["loose"]:
-        found.append(f"NOT {SortingKeyColumn(**keys[0]).unplaced_condition()}")
+        result.append(f"NOT {SortingKeyColumn(**keys[0]).unplaced_condition()}")
     if part["low"] is not None:
-        found.append(after(keys, part["low"], bound))
+        result.append(after(keys, part["low"], bound))
     if part["high"] is not None:
-        found.append(before(keys, part["high"], bound))
-    return " AND ".join(found) or "1"
+        result.append(before(keys, part["high"], bound))
+    return " AND ".join(result) or "1"
 
 
 def has_topic_offset_sql(cut: Mapping[str, Any], bound: SqlParameters) -> str:
@@ -233,23 +233,23 @@ def in_scope(common: Mapping[str, Any], bound: SqlParameters) -> str:
 
     The stream reads a partition without a handoff position from its beginning, so history leaves it out.
     """
-    found = []
+    result = []
     if window := common["window"]:
         column, first = quote(window["column"]), bound.literal(window["start"], window["kind"])
         if window["start"] == window["end"]:
-            found.append(f"{column} = {first}")
+            result.append(f"{column} = {first}")
         else:
-            found.append(f"{column} >= {first}")
-            found.append(f"{column} < {bound.literal(window['end'], window['kind'])}")
+            result.append(f"{column} >= {first}")
+            result.append(f"{column} < {bound.literal(window['end'], window['kind'])}")
     if start := common["start"]:
-        found.append(f"{start['expression']} >= {bound.literal(start['at'], start['kind'])}")
+        result.append(f"{start['expression']} >= {bound.literal(start['at'], start['kind'])}")
     if cut := common["cut"]:
         partition, offset = quote(cut["partition_column"]), quote(cut["offset_column"])
         names = bound.bind([int(name) for name in cut["fence"]], "Array(Int64)")
         fences = bound.bind(list(cut["fence"].values()), "Array(Int64)")
         fence = f"arrayElement({fences}, indexOf({names}, assumeNotNull(toInt64({partition}))))"
-        found.append(f"(NOT {has_topic_offset_sql(cut, bound)} OR toInt64({offset}) < {fence})")
-    return " AND ".join(found) or "1"
+        result.append(f"(NOT {has_topic_offset_sql(cut, bound)} OR toInt64({offset}) < {fence})")
+    return " AND ".join(result) or "1"
 
 
 def by_offset(cut: Mapping[str, Any], bound: SqlParameters) -> list[str]:

@@ -65,15 +65,15 @@ class StageLoad:
         """Insert the batches by one statement. Return the number of rows."""
         from clickhouse_connect.driver.exceptions import ClickHouseError
 
-        found = (self._complete(batch) for batch in batches if batch.num_rows)
-        first = next(found, None)
+        result = (self._complete(batch) for batch in batches if batch.num_rows)
+        first = next(result, None)
         if first is None:
             return 0
         rows = 0
 
         def count_rows() -> Iterator[pa.RecordBatch]:
             nonlocal rows
-            for batch in chain([first], found):
+            for batch in chain([first], result):
                 rows += batch.num_rows
                 yield batch
 
@@ -153,8 +153,8 @@ def explain_refusal(error: Exception, node: str) -> DataError | None:
     """Return the error of a row that the table refuses, or None for another failure of an insert."""
     code = getattr(error, "code", None)
     if code == _VIOLATED_CONSTRAINT:
-        found = _CONSTRAINT.search(str(error))
-        which = "a constraint" if found is None else f"constraint {found[1]}: {found[2]}"
+        match = _CONSTRAINT.search(str(error))
+        which = "a constraint" if match is None else f"constraint {match[1]}: {match[2]}"
         hint = "Filter such rows out, or drop the table's constraint."
         return DataError(f"a row violates {which}"[:400], hint=hint, node=node)
     if code in _CONVERSION:
@@ -183,7 +183,7 @@ def _encode(
 
 
 def _take(buffer: io.BytesIO, codec: pa.Codec | None) -> bytes:
-    found = buffer.getvalue()
+    result = buffer.getvalue()
     buffer.seek(0)
     buffer.truncate()
-    return found if codec is None else codec.compress(found, asbytes=True)
+    return result if codec is None else codec.compress(result, asbytes=True)

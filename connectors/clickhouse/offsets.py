@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def measure(
     client: Client,
-    found: ClickHouseTableInfo,
+    table_info: ClickHouseTableInfo,
     table: OffsetTable,
     topic: str,
     since: Mapping[str, int],
@@ -36,10 +36,10 @@ def measure(
     placed = f"(isNotNull({partition}) AND ifNull({offset} >= 0, 0))"
     rows = (
         f"(SELECT toString(assumeNotNull({partition})) AS part, assumeNotNull({offset}) AS off FROM"
-        f" {found.sql} WHERE {placed} AND {mine})"
+        f" {table_info.sql} WHERE {placed} AND {mine})"
     )
     bound = {"topic": table.topic_name or topic}
-    where = f"{found.database}.{found.name}"
+    where = f"{table_info.database}.{table_info.name}"
     with translate_errors(node, where, "read its offsets"):
         blocks = client.query(
             f"SELECT part, min(off), max(off) + 1, count(), groupBitmap(toUInt64(off)) FROM {rows}"
@@ -62,14 +62,14 @@ def measure(
     counted = [
         Block(part, int(first), int(end), int(count), int(alone)) for part, first, end, count, alone in blocks
     ]
-    if found.merges_rows:
+    if table_info.merges_rows:
         counted = [Block(one.partition, one.first, one.end, one.distinct, one.distinct) for one in counted]
     return table_offsets(counted, since, search)
 
 
-def has_nulls(client: Client, found: ClickHouseTableInfo, column: str, node: str) -> bool:
+def has_nulls(client: Client, table_info: ClickHouseTableInfo, column: str, node: str) -> bool:
     """Return whether a column has NULL in some row."""
-    with translate_errors(node, f"{found.database}.{found.name}", "look for NULL in it"):
+    with translate_errors(node, f"{table_info.database}.{table_info.name}", "look for NULL in it"):
         return bool(
-            client.query(f"SELECT 1 FROM {found.sql} WHERE isNull({quote(column)}) LIMIT 1").result_rows
+            client.query(f"SELECT 1 FROM {table_info.sql} WHERE isNull({quote(column)}) LIMIT 1").result_rows
         )

@@ -69,8 +69,8 @@ class ClickHouseScan:
 
         The filter is on its own line, because it may end in a comment.
         """
-        found = f"({in_range(split, bound)}) AND ({in_scope(split['scope'], bound)})"
-        return f"{found} AND (\n{self.filter}\n)" if self.filter else found
+        result = f"({in_range(split, bound)}) AND ({in_scope(split['scope'], bound)})"
+        return f"{result} AND (\n{self.filter}\n)" if self.filter else result
 
     def select(self, split: Json, bound: SqlParameters, extra: Sequence[str] = (), *, ordered: bool) -> str:
         """Return the query of one split.

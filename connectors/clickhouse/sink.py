@@ -122,9 +122,9 @@ class ClickHouseSink(TransactionalSink, DirectSink):
         if self._generation < 0:
             return _state_in(info, self._settle(info, self._read_own()))
         if self._stage is None:
-            found = self._read_own()
-            if found is not None and found.generation > self._generation:
-                return _state_in(info, found)
+            result = self._read_own()
+            if result is not None and result.generation > self._generation:
+                return _state_in(info, result)
             stage = GenerationStage(self._client, self._name, info, self._context.key.text)
             stage.open(self._generation)
             self._state = self._settle(info, self._read_own(), repair=True)
@@ -381,17 +381,17 @@ class ClickHouseSink(TransactionalSink, DirectSink):
     def _explain(self, error: Exception) -> Exception:
         """Forget the staging table, and return the error to raise: FencedError if a newer run dropped it."""
         stage, self._stage, self._state = self._stage, None, None
-        found = explain_failure(error) or error
-        if isinstance(found, TargetError) and stage is not None:
+        result = explain_failure(error) or error
+        if isinstance(result, TargetError) and stage is not None:
             newest = stage.find_generation()
             if newest is not None and newest > self._generation:
                 return fencing_error(newest, self._generation, target=self.target, sink=self._name)
-        return found
+        return result
 
 
-def _state_in(info: ClickHouseTableInfo, found: TableSinkState | None) -> SinkState:
+def _state_in(info: ClickHouseTableInfo, table_sink_state: TableSinkState | None) -> SinkState:
     """Return the state that holds for a table: without the record if its rows were in a former table."""
-    if found is None:
+    if table_sink_state is None:
         return SinkState(version=info)
-    record = found.record if found.table_id == info.uuid else None
-    return SinkState(found.generation, record, info)
+    record = table_sink_state.record if table_sink_state.table_id == info.uuid else None
+    return SinkState(table_sink_state.generation, record, info)

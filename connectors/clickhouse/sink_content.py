@@ -39,9 +39,9 @@ class TableReader:
         """Return the record and what `read` returns for it. Raise TransientError if the record changes."""
         before = record()
         for _ in range(_TRIES):
-            found = read()
+            result = read()
             if (after := record()) == before:
-                return before, found
+                return before, result
             before = after
         msg = f"`{self._table.database}.{self._table.name}` was written while it was read"
         raise TransientError(msg, node=self._node)
@@ -74,8 +74,8 @@ class TableReader:
 
     def _fetch(self, text: str) -> QueryResult:
         with self._errors():
-            found = self._client.query(text)
-        return QueryResult(found.column_names, found.result_rows)
+            result = self._client.query(text)
+        return QueryResult(result.column_names, result.result_rows)
 
     def _select(self, schema: pa.Schema, columns: Sequence[str]) -> pa.Table:
         fields = [schema.field(name) for name in columns]
@@ -85,14 +85,14 @@ class TableReader:
         ]
         with self._errors():
             # Strings come as bytes: those of a binary column need not be text.
-            found = self._client.query_arrow(
+            result = self._client.query_arrow(
                 f"SELECT {', '.join(casts)} FROM {self._from}",
                 settings={"output_format_arrow_string_as_string": "0"},
             )
         return pa.table(
             [
                 column.cast(pa.string()) if pa.types.is_string(field.type) else column
-                for column, field in zip(found.columns, fields, strict=True)
+                for column, field in zip(result.columns, fields, strict=True)
             ],
             names=list(columns),
         )

@@ -182,8 +182,8 @@ class TargetTable:
         key = ", ".join(map(quote, self._key))
         settings = {"mutations_sync": "1"}
         with translate_errors(self._name, f"{self.database}.{self.table}", "delete rows", SINK):
-            found = self._client.query(f"SELECT count(), toUnixTimestamp64Micro(max({time})) {deletes}")
-            count, clock = found.result_rows[0]
+            result = self._client.query(f"SELECT count(), toUnixTimestamp64Micro(max({time})) {deletes}")
+            count, clock = result.result_rows[0]
             if not count:
                 return
             older = f"{time} <= fromUnixTimestamp64Micro({int(clock)}, 'UTC') AND NOT ({mine})"

@@ -90,8 +90,8 @@ class ColumnRule:
         elif self.spelling and (value := _first(column, self._misspelt(column))) is not None:
             problem = f"holds {str(value)[:100]!r}, which its type cannot hold"
         elif self.low is not None and self.high is not None and not self.spelling:
-            found = pc.min_max(_as_numbers(column))
-            for value in (found["min"].as_py(), found["max"].as_py()):
+            result = pc.min_max(_as_numbers(column))
+            for value in (result["min"].as_py(), result["max"].as_py()):
                 if value is not None and not self.low <= value <= self.high:
                     problem = f"holds {value}, and the table's column only {self.low} to {self.high}"
         if problem is not None:
@@ -194,10 +194,10 @@ def _first(column: Any, wrong: Any) -> Any:
 
 
 def _integer_limits(table_type: str) -> tuple[int, int] | None:
-    if (found := _INTEGER.match(table_type)) is None:
+    if (match := _INTEGER.match(table_type)) is None:
         return None
-    bits = int(found[2])
-    return (0, 2**bits - 1) if found[1] else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    bits = int(match[2])
+    return (0, 2**bits - 1) if match[1] else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
 
 
 def _squeeze(text: str) -> str:

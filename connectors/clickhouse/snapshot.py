@@ -85,12 +85,12 @@ def query_info(database: str, query: str, split_column: str) -> ClickHouseTableI
 def find_table(client: Client, database: str, name: str, node: str) -> ClickHouseTableInfo | None:
     """Return the table, or None if there is none."""
     with translate_errors(node):
-        found = client.query(
+        result = client.query(
             "SELECT toString(uuid), engine, sorting_key, comment FROM system.tables WHERE database ="
             " {database:String} AND name = {name:String}",
             parameters={"database": database, "name": name},
         ).result_rows
-    return ClickHouseTableInfo(database, name, *found[0]) if found else None
+    return ClickHouseTableInfo(database, name, *result[0]) if result else None
 
 
 def get_table(client: Client, database: str, name: str, node: str) -> ClickHouseTableInfo:
@@ -117,8 +117,8 @@ def clone(client: Client, source: ClickHouseTableInfo, token: str, node: str) ->
             node=node,
         )
     name = PREFIX + re.sub(r"[^A-Za-z0-9_]", "_", token)
-    if found := find_table(client, source.database, name, node):
-        return _of(found, source, node)
+    if table := find_table(client, source.database, name, node):
+        return _of(table, source, node)
     _sweep(client, source.database, f"{name}_tmp_", node)
     _sync(client, source, node)
     staged = ClickHouseTableInfo(
@@ -148,19 +148,19 @@ def _mark(source: ClickHouseTableInfo) -> str:
     return f"pinned by Headrace from {source.database}.{source.name}"
 
 
-def _of(found: ClickHouseTableInfo, source: ClickHouseTableInfo, node: str) -> ClickHouseTableInfo:
-    """Return `found` if it is a copy of `source`, else raise PipelineStateError."""
-    if found.comment != _mark(source):
+def _of(table_info: ClickHouseTableInfo, source: ClickHouseTableInfo, node: str) -> ClickHouseTableInfo:
+    """Return `table_info` if it is a copy of `source`, else raise PipelineStateError."""
+    if table_info.comment != _mark(source):
         msg = (
-            f"`{found.database}.{found.name}` is not a copy of `{source.database}.{source.name}`: its"
-            f" comment says '{found.comment}'"
+            f"`{table_info.database}.{table_info.name}` is not a copy of `{source.database}.{source.name}`:"
+            f" its comment says '{table_info.comment}'"
         )
         raise PipelineStateError(
             msg,
             hint="Drop it if nothing needs it any more, or go back to the table that it was made from.",
             node=node,
         )
-    return found
+    return table_info
 
 
 def _build(client: Client, source: ClickHouseTableInfo, staged: ClickHouseTableInfo, node: str) -> None:
@@ -261,12 +261,12 @@ def _sweep(client: Client, database: str, prefix: str, node: str) -> None:
 
 def _names(client: Client, database: str, prefix: str, node: str) -> list[str]:
     with translate_errors(node):
-        found = client.query(
+        result = client.query(
             "SELECT name FROM system.tables WHERE database = {database:String} AND startsWith(name,"
             " {prefix:String}) ORDER BY name",
             parameters={"database": database, "prefix": prefix},
         ).result_rows
-    return [row[0] for row in found]
+    return [row[0] for row in result]
 
 
 def orphans(names: Iterable[str], owner: str, generation: int, keep: Collection[str]) -> list[str]:
@@ -278,7 +278,7 @@ def orphans(names: Iterable[str], owner: str, generation: int, keep: Collection[
     return [
         name
         for name in names
-        if name not in keep and (found := made.match(name)) and int(found[1]) <= generation
+        if name not in keep and (match := made.match(name)) and int(match[1]) <= generation
     ]
 
 
@@ -304,13 +304,13 @@ def open_snapshot(client: Client, handle: Json, node: str) -> ClickHouseTableInf
     """Return the table of a handle. Raise PipelineStateError if a copy was dropped or replaced."""
     if not handle["pinned"]:
         return get_table(client, handle["database"], handle["table"], node)
-    found = find_table(client, handle["database"], handle["table"], node)
-    if found is None or found.uuid != handle["uuid"]:
-        what = "is missing" if found is None else "was recreated"
+    table_info = find_table(client, handle["database"], handle["table"], node)
+    if table_info is None or table_info.uuid != handle["uuid"]:
+        what = "is missing" if table_info is None else "was recreated"
         msg = f"the pinned copy `{handle['database']}.{handle['table']}` of `{handle['source']}` {what}"
         raise PipelineStateError(
             msg,
             hint="Its rows cannot be had again exactly. Start the history over under a new state.",
             node=node,
         )
-    return found
+    return table_info

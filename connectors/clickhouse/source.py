@@ -297,9 +297,9 @@ class ClickHouseTable(BoundedSource):
         rows below the handoff position.
         """
         name = table.table_name or self.node.table_name or ""
-        found = pin.get_table(self._client, *self._address(name), self.name)
+        result = pin.get_table(self._client, *self._address(name), self.name)
         self._columns(
-            found,
+            result,
             [
                 table.partition_column,
                 table.offset_column,
@@ -308,9 +308,9 @@ class ClickHouseTable(BoundedSource):
         )
         partition, offset = quote(table.partition_column), quote(table.offset_column)
         only = f" AND {quote(table.topic_column)} = {{topic:String}}" if table.topic_column else ""
-        with translate_errors(self.name, f"{found.database}.{found.name}", "read its offsets"):
+        with translate_errors(self.name, f"{result.database}.{result.name}", "read its offsets"):
             rows = self._client.query(
-                f"SELECT toString({partition}), max(toInt64({offset})) + 1 FROM {found.sql}"
+                f"SELECT toString({partition}), max(toInt64({offset})) + 1 FROM {result.sql}"
                 f" WHERE isNotNull({partition}) AND isNotNull({offset}){only} GROUP BY {partition}",
                 parameters={"topic": table.topic_name or topic},
             ).result_rows
@@ -326,16 +326,16 @@ class ClickHouseTable(BoundedSource):
     ) -> TableOffsets:
         """See `BoundedSource.measure_offsets`."""
         del spark
-        found = pin.open_snapshot(self._client, snapshot.handle, self.name)
+        result = pin.open_snapshot(self._client, snapshot.handle, self.name)
         self._columns(
-            found,
+            result,
             [
                 table.partition_column,
                 table.offset_column,
                 *([table.topic_column] if table.topic_column else []),
             ],
         )
-        return offsets.measure(self._client, found, table, topic, since, self.name)
+        return offsets.measure(self._client, result, table, topic, since, self.name)
 
     def has_nulls(self, spark: SparkSession, snapshot: Snapshot, column: str) -> bool:
         """See `BoundedSource.has_nulls`."""

@@ -62,17 +62,17 @@ class SplitPlanner:
         sorting = self._sorting()
         common = self._scope(window, cut, sorting)
         keys = self._keys(sorting, parted=parted)
-        found: list[Json] = []
+        result: list[Json] = []
         for width in range(min(len(keys), 1), len(keys) + 1):
-            found = self._plan_ranges(keys[:width], common) if width else []
-            if all(part["rows"] <= 2 * self._rows for part in found):
+            result = self._plan_ranges(keys[:width], common) if width else []
+            if all(part["rows"] <= 2 * self._rows for part in result):
                 break
-        found += self._plan_unplaced(keys, common)
+        result += self._plan_unplaced(keys, common)
         prefix = "" if window is None else f"{window.key}/"
-        sizes = [{"bytes": round(part["rows"] * each)} if each else {} for part in found]
+        sizes = [{"bytes": round(part["rows"] * each)} if each else {} for part in result]
         return [
             {"id": f"{prefix}{place:05d}", "ordinal": place, **part, **size, "scope": common}
-            for place, (part, size) in enumerate(zip(found, sizes, strict=True))
+            for place, (part, size) in enumerate(zip(result, sizes, strict=True))
         ]
 
     def count_unpartitioned_rows(self, gap: PartitionGap, cut: HandoffFilter | None) -> UnpartitionedRows:
@@ -115,16 +115,16 @@ class SplitPlanner:
 
     def _sorting(self) -> list[tuple[str, str]]:
         """Return the sorting key's expressions with their types."""
-        found = expressions(self._table.sorting_key)
-        if not found:
+        result = expressions(self._table.sorting_key)
+        if not result:
             return []
         with translate_errors(
             self._name, f"{self._table.database}.{self._table.name}", "see its sorting key"
         ):
             rows = self._client.query(
-                f"DESCRIBE (SELECT {', '.join(found)} FROM {self._table.sql})"
+                f"DESCRIBE (SELECT {', '.join(result)} FROM {self._table.sql})"
             ).result_rows
-        return [(expression, row[1]) for expression, row in zip(found, rows, strict=True)]
+        return [(expression, row[1]) for expression, row in zip(result, rows, strict=True)]
 
     def _keys(self, sorting: Sequence[tuple[str, str]], *, parted: bool) -> tuple[SortingKeyColumn, ...]:
         if keys := usable(sorting):
@@ -164,14 +164,14 @@ class SplitPlanner:
                 " {name:String} ORDER BY position",
                 parameters={"database": self._table.database, "name": self._table.name},
             ).result_rows
-        found = {row[0]: row[1] for row in rows}
-        if column not in found:
+        result = {row[0]: row[1] for row in rows}
+        if column not in result:
             msg = (
                 f"`{self._table.database}.{self._table.name}` has no column {column}, which the window is"
                 " measured by"
             )
-            raise SchemaError(msg, hint=f"It has: {', '.join(found)}.", node=self._name)
-        return found[column]
+            raise SchemaError(msg, hint=f"It has: {', '.join(result)}.", node=self._name)
+        return result[column]
 
     def _where(self, part: Json, common: Json, bound: SqlParameters) -> str:
         text = f"({in_range(part, bound)}) AND ({in_scope(common, bound)})"

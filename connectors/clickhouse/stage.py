@@ -80,8 +80,8 @@ class GenerationStage:
 
     def check_rows(self, rows: int, target: str) -> None:
         """Raise TransientError unless the staging table has exactly the rows that the tasks loaded."""
-        if (found := self.count()) != rows:
-            msg = f"{found} rows are staged for {target}, and the tasks loaded {rows}"
+        if (result := self.count()) != rows:
+            msg = f"{result} rows are staged for {target}, and the tasks loaded {rows}"
             raise TransientError(msg, hint="A task ran twice. The epoch is written again.", node=self._node)
 
     def attach(self) -> None:

@@ -157,8 +157,8 @@ def _find_matches(candidates: Sequence[DataFile], epoch: EpochRows, vectors: dic
             near = near.filter(pc.is_in(near[name], value_set=epoch.rows[name], skip_nulls=True))
         # A join costs time for each key of the epoch, also without a match.
         if near.num_rows:
-            found = near.join(numbered, list(epoch.key), join_type="inner", coalesce_keys=True)
-            tables.append(found.select(schema.names).cast(schema))
+            result = near.join(numbered, list(epoch.key), join_type="inner", coalesce_keys=True)
+            tables.append(result.select(schema.names).cast(schema))
     return pa.concat_tables(tables).combine_chunks()
 
 

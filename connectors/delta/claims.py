@@ -22,7 +22,7 @@ def read_claims(table: TableLog) -> list[Claim]:
     """Return every claim to the table; none if there is no table."""
     snapshot = table.snapshot()
     identity = snapshot.version.identity
-    found = []
+    claims = []
     for name, text in snapshot.read_properties().items():
         app = name.removeprefix(PREFIX)
         if app == name or app.count("/") != 2:
@@ -30,8 +30,8 @@ def read_claims(table: TableLog) -> list[Claim]:
         data = json.loads(text)
         uuid, lane, sink = app.split("/", 2)
         if data.get("table") == identity:
-            found.append(Claim(SinkKey(uuid, data.get("name", ""), lane, sink), bool(data.get("share"))))
-    return found
+            claims.append(Claim(SinkKey(uuid, data.get("name", ""), lane, sink), bool(data.get("share"))))
+    return claims
 
 
 def claim(table: TableLog, owner: TargetClaimant, target: str) -> None:

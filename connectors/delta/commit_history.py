@@ -64,8 +64,8 @@ class CommitHistory:
             check_generation(
                 newest.generation if newest else None, change.generation, target=self._target, sink=sink
             )
-            found = newest and newest.txn
-            msg = f"Delta did not commit step {txn} to {self._target}; the newest one is {found}"
+            result = newest and newest.txn
+            msg = f"Delta did not commit step {txn} to {self._target}; the newest one is {result}"
             raise InternalError(msg, node=sink)
         if change.plan is not None and (newest.record is None or newest.record.epoch != change.plan.number):
             msg = (

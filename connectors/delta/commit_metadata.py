@@ -66,9 +66,9 @@ def encode_commit_metadata(
     app: str, txn: int, record: CommitRecord | None, *, derive: bool = False, lost: str = ""
 ) -> str:
     """Return the user metadata of a commit. `lost` is why the log no longer has the sink's record."""
-    found = {"headrace": _FORMAT, "app": app, "txn": txn, "derive": derive}
-    found["record"] = record.to_json() if record is not None else None
-    return json.dumps(found | ({"lost": lost} if lost else {}))
+    result = {"headrace": _FORMAT, "app": app, "txn": txn, "derive": derive}
+    result["record"] = record.to_json() if record is not None else None
+    return json.dumps(result | ({"lost": lost} if lost else {}))
 
 
 def decode_commit_metadata(version: int, info: Json, app: str | None) -> tuple[str, DeltaCommit] | None:
@@ -77,26 +77,26 @@ def decode_commit_metadata(version: int, info: Json, app: str | None) -> tuple[s
     With `app`, also return None for another sink's commit.
     """
     try:
-        found = json.loads(info.get("userMetadata") or "null")
+        result = json.loads(info.get("userMetadata") or "null")
     except ValueError:
         return None
     if (
-        not isinstance(found, dict)
-        or "headrace" not in found
-        or (app is not None and found.get("app") != app)
+        not isinstance(result, dict)
+        or "headrace" not in result
+        or (app is not None and result.get("app") != app)
     ):
         return None
-    if found["headrace"] != _FORMAT:
+    if result["headrace"] != _FORMAT:
         msg = (
-            f"version {version} of the Delta table holds a record of format {found['headrace']}, this"
+            f"version {version} of the Delta table holds a record of format {result['headrace']}, this"
             f" Headrace knows {_FORMAT}"
         )
         raise InternalError(msg, hint="Run the Headrace version that wrote it, or a newer one.")
-    record = CommitRecord.from_json(found["record"]) if found["record"] is not None else None
-    if record is not None and found["derive"]:
+    record = CommitRecord.from_json(result["record"]) if result["record"] is not None else None
+    if record is not None and result["derive"]:
         counts = read_counts(info)
         record = replace(record, counts=counts, totals=record.totals + counts)
-    return found["app"], DeltaCommit(version, found["txn"], record, found.get("lost", ""))
+    return result["app"], DeltaCommit(version, result["txn"], record, result.get("lost", ""))
 
 
 def read_counts(info: Json) -> WriteCounts:

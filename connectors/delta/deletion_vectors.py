@@ -47,11 +47,11 @@ def write_deletion_vectors(table: Path, vectors: Mapping[str, BitMap64]) -> dict
     if not vectors:
         return {}
     name = uuid.uuid4()
-    found: dict[str, Json] = {}
+    deletion_vectors: dict[str, Json] = {}
     content = bytearray(_FILE_VERSION)
     for path, rows in vectors.items():
         data = _MAGIC + rows.serialize()
-        found[path] = {
+        deletion_vectors[path] = {
             "storageType": "u",
             "pathOrInlineDv": base64.b85encode(name.bytes).translate(_TO_Z85).decode(),
             "offset": len(content),
@@ -60,7 +60,7 @@ def write_deletion_vectors(table: Path, vectors: Mapping[str, BitMap64]) -> dict
         }
         content += struct.pack(">i", len(data)) + data + struct.pack(">I", zlib.crc32(data))
     (table / f"deletion_vector_{name}.bin").write_bytes(content)
-    return found
+    return deletion_vectors
 
 
 def _read_bytes(table: Path, descriptor: Json) -> bytes:

@@ -39,8 +39,8 @@ def is_conflict(error: Exception) -> bool:
 
 def explain(error: Exception, path: str, sink: str) -> Exception:
     """Return the Headrace error of a failed write, or the error itself if there is none."""
-    if found := explain_failure(error):
-        return found
+    if result := explain_failure(error):
+        return result
     if isinstance(error, OSError):
         msg = f"the Delta table `{path}` cannot be read or written: {error.strerror or error}"
         return TransientError(msg, node=sink)
@@ -49,8 +49,8 @@ def explain(error: Exception, path: str, sink: str) -> Exception:
         msg = f"another writer changed the Delta table `{path}` at the same moment: {first}"
         return TransientError(msg, node=sink)
     for pattern, reason in _REFUSALS:
-        if found := pattern.search(text):
-            msg = f"the Delta table `{path}` refuses a row: {reason.format(*found.groups())}"
+        if result := pattern.search(text):
+            msg = f"the Delta table `{path}` refuses a row: {reason.format(*result.groups())}"
             return DataError(msg, hint="Filter such rows out, or drop the table's constraint.", node=sink)
     return error
 

@@ -172,9 +172,9 @@ class JvmTableLog(TableLog):
 
 def _items(entries: Any) -> Iterator[tuple[str, str]]:
     """Yield the entries of a Scala map or sequence of pairs."""
-    found = entries.iterator()
-    while found.hasNext():
-        entry = found.next()
+    result = entries.iterator()
+    while result.hasNext():
+        entry = result.next()
         yield str(entry._1()), str(entry._2())  # noqa: SLF001  a Scala tuple
 
 

@@ -51,11 +51,11 @@ def _find_rows(reader: DeltaSplitReader, keys: pa.Table) -> pa.Table:
     """Return the rows of these keys. Files that have none of them by their statistics are not read."""
     wanted = keys.cast(pa.schema([reader.schema.field(name) for name in keys.column_names]))
     bounds = bounds_of(wanted, tuple(keys.column_names))
-    found = [reader.schema.empty_table()]
+    result = [reader.schema.empty_table()]
     for file in reader.files.values():
         if all(may_contain(file.statistics, name, *ends) for name, ends in bounds.items()):
-            found += [
+            result += [
                 pa.Table.from_batches([batch]).join(wanted, keys.column_names, join_type="left semi")
                 for batch in reader.read_file(file)
             ]
-    return pa.concat_tables(found)
+    return pa.concat_tables(result)

@@ -151,14 +151,14 @@ def read_version(folder: Path, number: int) -> LocalSnapshot:
     Raise UnsupportedLogError if the log does not have it, or has another format.
     """
     try:
-        found = _read_from_start(folder, number)
-        if found.version.number != number:
+        snapshot = _read_from_start(folder, number)
+        if snapshot.version.number != number:
             msg = f"the log has no version {number}"
             raise UnsupportedLogError(msg)
-        _check_format(found)
+        _check_format(snapshot)
     except (KeyError, TypeError, ValueError) as error:
         raise UnsupportedLogError(str(error)) from error
-    return found
+    return snapshot
 
 
 def _has_newest_commit(snapshot: LocalSnapshot) -> bool:

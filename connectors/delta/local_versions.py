@@ -36,10 +36,10 @@ class LocalVersions:
         if self.folder is None:
             return None
         try:
-            found = self._read(self.folder, number)
+            result = self._read(self.folder, number)
         except (UnsupportedLogError, OSError):
             return None
-        return found if found.version.exists and _has_plain_files(found) else None
+        return result if result.version.exists and _has_plain_files(result) else None
 
     def locate(self, file: DataFile) -> str:
         """Return the location of a file of the table as Spark spells it."""

@@ -59,8 +59,8 @@ class DeltaSplitReader(SplitReader):
 
     def count_rows(self) -> dict[str, int]:
         """Return the non-zero counts of rows by location."""
-        found = {location: self._count_file(file) for location, file in self.files.items()}
-        return {location: rows for location, rows in found.items() if rows}
+        result = {location: self._count_file(file) for location, file in self.files.items()}
+        return {location: rows for location, rows in result.items() if rows}
 
     def _count_file(self, file: DataFile) -> int:
         if self.partition is not None and self.partition_field is not None:

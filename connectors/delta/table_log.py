@@ -92,9 +92,9 @@ class TableLog(ABC):
         """
         version, is_restored = newest, False
         while version >= oldest and (info := self.read_commit(version)) is not None:
-            found = decode_commit_metadata(version, info, app)
-            if found is not None:
-                return found[1], is_restored
+            commit_metadata = decode_commit_metadata(version, info, app)
+            if commit_metadata is not None:
+                return commit_metadata[1], is_restored
             version -= 1
             if info.get("operation") == "RESTORE":
                 number = str(info.get("operationParameters", {}).get("version"))
@@ -109,9 +109,13 @@ class TableLog(ABC):
         tail = f"/{mine.lane}/{mine.sink}"
         others = {app for app in snapshot.read_transactions() if app.endswith(tail) and app != mine.text}
         for version, info in self.commits(snapshot.version.number) if others else ():
-            found = decode_commit_metadata(version, info, None)
-            if found is None or found[0] not in others or found[1].record is None:
+            commit_metadata = decode_commit_metadata(version, info, None)
+            if (
+                commit_metadata is None
+                or commit_metadata[0] not in others
+                or commit_metadata[1].record is None
+            ):
                 continue
-            if found[1].record.key.name == mine.name:
-                return found[1].record
+            if commit_metadata[1].record.key.name == mine.name:
+                return commit_metadata[1].record
         return None

@@ -41,8 +41,8 @@ class DeltaVersions(VersionedTable):
 
     def choose_version(self, spark: SparkSession, wanted: int | None) -> Json | None:
         """See `VersionedTable.choose_version`."""
-        if (found := self._local.find(wanted)) is not None:
-            return {VERSION: found.version.number, TABLE_ID: found.version.identity}
+        if (result := self._local.find(wanted)) is not None:
+            return {VERSION: result.version.number, TABLE_ID: result.version.identity}
         log = self._log(spark)
         newest = self._update(log)
         version = newest if wanted is None else self._load(log, wanted)
@@ -50,8 +50,8 @@ class DeltaVersions(VersionedTable):
 
     def read_columns(self, spark: SparkSession, version: Json | None) -> StructType:
         """See `VersionedTable.read_columns`."""
-        found = self._local.find() if version is None else self.find_local(version)
-        return found.read_columns() if found is not None else super().read_columns(spark, version)
+        result = self._local.find() if version is None else self.find_local(version)
+        return result.read_columns() if result is not None else super().read_columns(spark, version)
 
     @property
     def is_local(self) -> bool:
@@ -60,8 +60,8 @@ class DeltaVersions(VersionedTable):
 
     def find_local(self, version: Json) -> LocalSnapshot | None:
         """Return a version of a handle, or None if Headrace does not read it itself."""
-        found = self._local.find(version[VERSION])
-        return found if found is not None and found.version.identity == version[TABLE_ID] else None
+        result = self._local.find(version[VERSION])
+        return result if result is not None and result.version.identity == version[TABLE_ID] else None
 
     def locate_files(self, snapshot: LocalSnapshot) -> dict[str, DataFile]:
         """Return the data files of a local version by location, in the order of `files`."""
@@ -113,8 +113,8 @@ class DeltaVersions(VersionedTable):
     def _adds(self, spark: SparkSession, version: Json) -> dict[str, Json]:
         """Return the `add` actions of a version by location. They are read once."""
         number = version[VERSION]
-        if number not in self._files and (found := self.find_local(version)) is not None:
-            self._files[number] = {name: file.add for name, file in self.locate_files(found).items()}
+        if number not in self._files and (result := self.find_local(version)) is not None:
+            self._files[number] = {name: file.add for name, file in self.locate_files(result).items()}
         if number not in self._files:
             log = self._log(spark)
             listed = self._find(log, version).allFiles().toJSON().collectAsList()
@@ -157,11 +157,11 @@ class DeltaVersions(VersionedTable):
         folder = log.dataPath()
         try:
             system = folder.getFileSystem(log.newDeltaHadoopConf())
-            found = [str(status.getPath().getName()) for status in system.listStatus(folder.getParent())]
+            result = [str(status.getPath().getName()) for status in system.listStatus(folder.getParent())]
         except Py4JJavaError:  # there is no such folder either
             return []
         base = self.name.rstrip("/").rpartition("/")[0]
-        close = difflib.get_close_matches(str(folder.getName()), found, n=3)
+        close = difflib.get_close_matches(str(folder.getName()), result, n=3)
         return [f"{base}/{name}" if base else name for name in close]
 
     def _find(self, log: Any, version: Json) -> Any:
@@ -170,9 +170,9 @@ class DeltaVersions(VersionedTable):
         Raise PipelineStateError if the table no longer has it, or was created again.
         """
         self._update(log)
-        found = self._load(log, version[VERSION])
-        if str(found.metadata().id()) == version[TABLE_ID]:
-            return found
+        result = self._load(log, version[VERSION])
+        if str(result.metadata().id()) == version[TABLE_ID]:
+            return result
         msg = (
             f"the Delta table at `{self.name}` was created again since version {version[VERSION]} was chosen"
         )

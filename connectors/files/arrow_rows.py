@@ -102,12 +102,12 @@ class ArrowRowReader:
             batch = batch.filter(pc.greater(pc.binary_length(lines), 0))
             lines = batch.column(LINE)
         text = join_lines(lines) if len(lines) else b""
-        found = objects.decode(text, len(lines)) if text is not None else None
-        if found is None:
+        result = objects.decode(text, len(lines)) if text is not None else None
+        if result is None:
             raise UnprovenTextError
         columns = {
             name: column.combine_chunks().cast(self.payload.field(name).type)
-            for name, column in found.items()
+            for name, column in result.items()
         }
         return columns, batch.select([PART, GROUP, OFF])
 
@@ -174,18 +174,18 @@ def count_rows(reader: ArrowRowReader, pieces: Sequence[FileRange]) -> Mapping[t
     """Return non-zero row counts by file and row group, or None if only Spark converts some text."""
 
     def count(piece: FileRange) -> Counter[tuple[int, int]]:
-        found: Counter[tuple[int, int]] = Counter()
+        result: Counter[tuple[int, int]] = Counter()
         for near in _leave_out_groups(reader, piece):
             for batch in reader.read(near):
                 if batch.num_rows:  # all of one group
-                    found[piece.ordinal, batch.column(GROUP)[0].as_py()] += batch.num_rows
-        return found
+                    result[piece.ordinal, batch.column(GROUP)[0].as_py()] += batch.num_rows
+        return result
 
     counted: Counter[tuple[int, int]] = Counter()
     with ThreadPoolExecutor(min(len(pieces), os.cpu_count() or 1) or 1) as pool, translate_row_errors():
         try:
-            for found in pool.map(count, pieces):
-                counted.update(found)
+            for result in pool.map(count, pieces):
+                counted.update(result)
         except UnprovenTextError:
             pool.shutdown(cancel_futures=True)
             return None

@@ -91,11 +91,11 @@ def _raw_blocks(file: IO[bytes], header: AvroHeader, of: range) -> Iterator[tupl
 
 
 def _read_exactly(file: IO[bytes], size: int) -> bytes:
-    found = file.read(size) if size <= _MOST_BYTES else b""
-    if len(found) != size:
+    result = file.read(size) if size <= _MOST_BYTES else b""
+    if len(result) != size:
         msg = "it ends in the middle of a block"
         raise pa.ArrowInvalid(msg)
-    return found
+    return result
 
 
 def _read_bytes(file: IO[bytes]) -> bytes:
@@ -104,23 +104,23 @@ def _read_bytes(file: IO[bytes]) -> bytes:
 
 def _read_long(file: IO[bytes], first: bytes = b"") -> int:
     """Return a number in Avro's variable length. `first` is its first byte if that is read already."""
-    found, shift = 0, 0
+    result, shift = 0, 0
     byte = (first or _read_exactly(file, 1))[0]
     while True:
-        found |= (byte & 0x7F) << shift
+        result |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return (found >> 1) ^ -(found & 1)
+            return (result >> 1) ^ -(result & 1)
         shift += 7
         byte = _read_exactly(file, 1)[0]
 
 
 def _write_long(number: int) -> bytes:
-    found, rest = bytearray(), number << 1
+    result, rest = bytearray(), number << 1
     while rest > 0x7F:
-        found.append(rest & 0x7F | 0x80)
+        result.append(rest & 0x7F | 0x80)
         rest >>= 7
-    found.append(rest)
-    return bytes(found)
+    result.append(rest)
+    return bytes(result)
 
 
 def _inflate(block: bytes) -> bytes:
@@ -138,11 +138,11 @@ def _unsnap(block: bytes) -> bytes:
     if size > _MOST_BYTES:
         msg = f"a block has {size} bytes"
         raise pa.ArrowInvalid(msg)
-    found = pa.decompress(body, decompressed_size=size, codec="snappy", asbytes=True)
-    if zlib.crc32(found) != int.from_bytes(checksum, "big"):
+    result = pa.decompress(body, decompressed_size=size, codec="snappy", asbytes=True)
+    if zlib.crc32(result) != int.from_bytes(checksum, "big"):
         msg = "a block has another checksum than its bytes"
         raise pa.ArrowInvalid(msg)
-    return found
+    return result
 
 
 def _unzstd(block: bytes) -> bytes:

@@ -39,16 +39,16 @@ class BucketStorage(FileStorage):
         is_match = re.compile(f"{_expression(pattern)}(/.*)?").fullmatch if pattern else lambda _: True
         # A prefix is whole folders for this client, so an object is found by its folder.
         prefix = fixed if fixed != pattern else fixed.rpartition("/")[0]
-        found = []
+        result = []
         try:
             with self._named_errors(node):
                 for page in obstore.list(self.bucket.open(), prefix or None, chunk_size=_LISTED_AT_ONCE):
-                    found += [self._file(one) for one in page if is_match(one["path"])]
+                    result += [self._file(one) for one in page if is_match(one["path"])]
         except FileNotFoundError as error:
             msg = f"{self.bucket.url} does not exist: {first_line(error)}"
             raise TargetError(msg, hint="Correct `path`.", node=node) from None
         below = len(f"{self.bucket.url}/{fixed}")
-        shown = [file for file in found if not listing.is_hidden(file.path[below:].lstrip("/"))]
+        shown = [file for file in result if not listing.is_hidden(file.path[below:].lstrip("/"))]
         return sorted(shown, key=lambda file: listing.natural_order(file.path))
 
     def check_path(self, path: str, node: str) -> None:
@@ -74,12 +74,12 @@ class BucketStorage(FileStorage):
         import obstore
 
         try:
-            found = self._file(cast("dict[str, Any]", obstore.head(self.bucket.open(), self._key(file))))
+            result = self._file(cast("dict[str, Any]", obstore.head(self.bucket.open(), self._key(file))))
         except FileNotFoundError:
             return listing.MISSING
-        if found.size != file.size:
-            return f"it had {file.size} bytes and has {found.size}"
-        return "it was written to" if found.version != file.version else ""
+        if result.size != file.size:
+            return f"it had {file.size} bytes and has {result.size}"
+        return "it was written to" if result.version != file.version else ""
 
     def _key(self, file: File) -> str:
         return file.path[len(self.bucket.url) + 1 :]
@@ -139,14 +139,14 @@ class _ObjectReader(io.RawIOBase):
         if self._file.tag:
             options["if_match"] = f'"{self._file.tag}"'
         try:
-            found = memoryview(obstore.get(self._store, self._key, options=options).bytes())
+            result = memoryview(obstore.get(self._store, self._key, options=options).bytes())
         except PreconditionError:
             # The file is compared with the pin after an error, which names the change.
             msg = "it was written to"
             raise OSError(msg) from None
-        buffer[: len(found)] = found
-        self._at += len(found)
-        return len(found)
+        buffer[: len(result)] = result
+        self._at += len(result)
+        return len(result)
 
 
 def bucket_storage(path: str, access: BucketAccess) -> BucketStorage:
@@ -164,15 +164,15 @@ def _split(path: str) -> tuple[str, str, str]:
 
 def _expression(pattern: str) -> str:
     """Return a regular expression for a pattern. `*` stays within a folder, `**` does not."""
-    found = ""
+    result = ""
     for part in re.findall(r"\*\*/|\*\*|\*|\?|\[[^\]]*\]|[^*?\[]+|.", pattern):
         if part in _WILDCARDS:
-            found += _WILDCARDS[part]
+            result += _WILDCARDS[part]
         elif part.startswith("[") and part.endswith("]"):
-            found += "[^" + part[2:] if part[1:2] == "!" else part
+            result += "[^" + part[2:] if part[1:2] == "!" else part
         else:
-            found += re.escape(part)
-    return found
+            result += re.escape(part)
+    return result
 
 
 _WILDCARDS = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}

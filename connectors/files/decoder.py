@@ -68,12 +68,12 @@ class FileDecoder:
         """Return the pieces of each task by the schema that their files were written with."""
         files = dict.fromkeys(piece.file for task in tasks for piece in task)
         schemas = {file: self._writer_schema(file) for file in files}
-        found: dict[str, list[list[FileRange]]] = {}
+        result: dict[str, list[list[FileRange]]] = {}
         for task in tasks:
             for schema in dict.fromkeys(schemas[piece.file] for piece in task):
                 pieces = [piece for piece in task if schemas[piece.file] == schema]
-                found.setdefault(schema, []).append(pieces)
-        return found
+                result.setdefault(schema, []).append(pieces)
+        return result
 
     def _decode_blocks(
         self, spark: SparkSession, shape: FileSchema, tasks: Tasks, needed: Sequence[str], schema: str
@@ -166,8 +166,8 @@ class FileDecoder:
         reason = F.translate(F.make_valid_utf8(reason), "\0", "\ufffd")
         original = [reader.path_of(tasks), reader.row_of(tasks), F.col(_VALUE)]
         named = zip(original, FileSourceConfig.error_columns, strict=True)
-        found = F.struct(reason.alias(REASON), *[column.alias(name) for column, name in named])
-        error = F.when(reason.isNotNull(), found).alias(ERROR)
+        result = F.struct(reason.alias(REASON), *[column.alias(name) for column, name in named])
+        error = F.when(reason.isNotNull(), result).alias(ERROR)
         return frame.select(*map(quote_identifier, names), OFF, error)
 
     def _convert_columns(
@@ -239,11 +239,11 @@ class FileDecoder:
         text = F.col("text").alias("_headrace_text")
         if checks.collect:
             split = F.struct(of_object.reason().alias(_REASON), row.alias(_ROW))
-            found = lines.select(*kept, text, F.inline(F.array(split)))
-            found = found.select(*kept, "_headrace_text", _REASON, f"{_ROW}.*")
+            result = lines.select(*kept, text, F.inline(F.array(split)))
+            result = result.select(*kept, "_headrace_text", _REASON, f"{_ROW}.*")
         else:
-            found = lines.select(*kept, text, F.inline(F.array(row)))
-        return found, [
+            result = lines.select(*kept, text, F.inline(F.array(row)))
+        return result, [
             exact_text(field.name) if pa.types.is_string(field.type) else F.col(quote_identifier(field.name))
             for field in shape.inner
         ]

@@ -63,7 +63,9 @@ class FileDiscovery:
         listing.check_list([*known, *fresh], self._node.path, self._name)
         with ThreadPoolExecutor(8) as pool:
             counted = list(pool.map(self._count, fresh))
-        self._counted = {file: found for file, found in zip(fresh, counted, strict=True) if found is not None}
+        self._counted = {
+            file: result for file, result in zip(fresh, counted, strict=True) if result is not None
+        }
         return _in_order([file for file in counted if file is not None])
 
     def listed_paths(self) -> set[str]:
@@ -108,8 +110,8 @@ class FileDiscovery:
         try:
             with self._storage.open(file) as opened:
                 if reader.has_counts:
-                    found = reader.contents(opened.stream)
-                    groups, columns = found.groups or (), found.columns
+                    result = reader.contents(opened.stream)
+                    groups, columns = result.groups or (), result.columns
                 else:
                     groups, columns = (count_lines(opened.stream, file.path),), None
                 if opened.change():
@@ -126,9 +128,9 @@ class FileDiscovery:
         return replace(file, groups=groups)
 
     def _broken(self, file: File, kind: str, error: Exception) -> DataError:
-        found = unreadable(file.path, kind, error, self._name)
+        result = unreadable(file.path, kind, error, self._name)
         hint = "Replace or remove the file. Files after it are read then."
-        return DataError(found.message, hint=hint, node=self._name)
+        return DataError(result.message, hint=hint, node=self._name)
 
 
 def _in_order(files: Sequence[File]) -> list[File]:

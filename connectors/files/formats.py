@@ -130,9 +130,9 @@ class OrcReader(FormatReader):
         source, seen = _open_orc(file), 0
         for stripe in range(source.nstripes):
             # Without a column, a stripe has no rows.
-            found = source.read_stripe(stripe, columns=columns.names or source.schema.names[:1])
-            for at in range(0, found.num_rows, _BATCH_ROWS):
-                batch = found.slice(at, _BATCH_ROWS)
+            result = source.read_stripe(stripe, columns=columns.names or source.schema.names[:1])
+            for at in range(0, result.num_rows, _BATCH_ROWS):
+                batch = result.slice(at, _BATCH_ROWS)
                 yield 0, seen, batch
                 seen += batch.num_rows
 
@@ -280,12 +280,12 @@ def open_plain(file: IO[bytes], path: str) -> Any:
 
 def count_lines(file: IO[bytes], path: str) -> int:
     """Return how many records a text file has at most: the ends of lines, and a last line without one."""
-    stream, found, last = open_plain(file, path), 0, b""
+    stream, result, last = open_plain(file, path), 0, b""
     while chunk := stream.read(_CHUNK_BYTES):
         returns, feeds, pairs = (chunk.count(end) for end in (b"\r", b"\n", b"\r\n"))
-        found += returns + feeds - pairs - (last == b"\r" and chunk[:1] == b"\n")
+        result += returns + feeds - pairs - (last == b"\r" and chunk[:1] == b"\n")
         last = chunk[-1:]
-    return found + (last not in (b"", b"\r", b"\n"))
+    return result + (last not in (b"", b"\r", b"\n"))
 
 
 def read_lines(stream: Any) -> Iterator[pa.Array]:

@@ -46,11 +46,11 @@ def offset_of(position: Json) -> int:
 
 def position_at(offset: int, files: Sequence[KnownFile]) -> Json:
     """Return the position before a row of `files`, which has read the files that begin before it."""
-    found: Json = {"offsets": {PARTITION: offset}}
+    result: Json = {"offsets": {PARTITION: offset}}
     read = [one for one in files if one.start < offset]
     if not read:
-        return found
-    return found | pack_rows([one.file for one in read], [(one.start,) for one in read])
+        return result
+    return result | pack_rows([one.file for one in read], [(one.start,) for one in read])
 
 
 def files_of(position: Json) -> list[KnownFile]:
@@ -101,15 +101,15 @@ def drop_removed(files: Sequence[KnownFile], there: Collection[str]) -> list[Kno
 
 def ranges_of(files: Sequence[KnownFile], start: int, end: int) -> list[FileRange]:
     """Return the row groups that have rows in [start, end)."""
-    found = []
+    ranges = []
     for ordinal, one in enumerate(files):
         if one.end <= start or one.start >= end or one.end == one.start:
             continue
         ends = [one.start + behind for behind in accumulate(one.groups)]
         first = bisect_right(ends, start)
         last = bisect_right(ends, end - 1)
-        found.append(FileRange(ordinal, one.file, first, min(last + 1, len(ends)), one.start))
-    return found
+        ranges.append(FileRange(ordinal, one.file, first, min(last + 1, len(ends)), one.start))
+    return ranges
 
 
 def divide_ranges(ranges: Sequence[FileRange]) -> list[list[FileRange]]:

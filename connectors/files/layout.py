@@ -54,8 +54,8 @@ def check_layout(
 
     Raise TargetError for a folder with other files or of another layout, and SchemaError for other columns.
     """
-    found = _read(path)
-    if found is None:
+    result = _read(path)
+    if result is None:
         _check_free(path, name)
     mine = {
         "format": node.format,
@@ -63,10 +63,10 @@ def check_layout(
         "primary_key": bool(key),
         "columns": {field.name: str(field.type) for field in schema},
     }
-    if found is not None:
-        _compare(path, found, mine, name)
-        mine["columns"] = found["columns"] | mine["columns"]
-    if store and mine != found:
+    if result is not None:
+        _compare(path, result, mine, name)
+        mine["columns"] = result["columns"] | mine["columns"]
+    if store and mine != result:
         home = Path(path) / HOME
         home.mkdir(parents=True, exist_ok=True)
         new = home / f".{uuid.uuid4().hex}"
@@ -95,19 +95,19 @@ def _check_free(path: str, name: str) -> None:
         raise TargetError(msg, hint="Choose a `path` that is empty or missing.", node=name)
 
 
-def _compare(path: str, found: Json, mine: Json, name: str) -> None:
+def _compare(path: str, values: Json, mine: Json, name: str) -> None:
     hint = "Choose another `path`, or the former value."
     for what in ("format", "partition_by", "primary_key"):
-        if found[what] != mine[what]:
-            was, now = (_describe(what, one[what]) for one in (found, mine))
+        if values[what] != mine[what]:
+            was, now = (_describe(what, one[what]) for one in (values, mine))
             msg = f"the files in `{path}` are {was}, and the sink writes {now}"
             raise TargetError(msg, hint=hint, node=name, keys=(what,))
     for column, kind in mine["columns"].items():
-        if (was := found["columns"].get(column, kind)) != kind:
+        if (was := values["columns"].get(column, kind)) != kind:
             msg = f"column `{column}` is {was} in the files in `{path}`, and {kind} in the rows"
             raise SchemaError(msg, hint="Convert it in a transform, or choose another `path`.", node=name)
-    if mine["format"] == "csv" and list(found["columns"]) != list(mine["columns"]):
-        was, now = (", ".join(one["columns"]) for one in (found, mine))
+    if mine["format"] == "csv" and list(values["columns"]) != list(mine["columns"]):
+        was, now = (", ".join(one["columns"]) for one in (values, mine))
         msg = f"the csv files in `{path}` have the columns {was}, and the rows have {now}"
         raise SchemaError(msg, hint="Columns of csv files cannot change. Choose another `path`.", node=name)
 

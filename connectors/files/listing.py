@@ -49,12 +49,12 @@ class File:
     @property
     def partitions(self) -> dict[str, str | None]:
         """The values in the path's folder names (`dt=2025-01-01`), by column."""
-        found: dict[str, str | None] = {}
+        result: dict[str, str | None] = {}
         for folder in Path(self.path).parts[:-1]:
             name, equals, value = folder.partition("=")
             if name and equals:
-                found[unquote(name)] = None if value == NO_VALUE else unquote(value)
-        return found
+                result[unquote(name)] = None if value == NO_VALUE else unquote(value)
+        return result
 
 
 def unpacked_size(file: File, group: int) -> int:

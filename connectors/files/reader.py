@@ -174,8 +174,8 @@ def row_of(tasks: Sequence[Sequence[FileRange]]) -> Column:
 def _look_up(values: Mapping[str, str | int], kind: str) -> Column:
     from pyspark.sql import functions as F  # noqa: N812
 
-    found = F.from_json(F.lit(json.dumps(values)), f"map<string,{kind}>")
-    return F.element_at(found, F.col(PART).cast("string"))
+    result = F.from_json(F.lit(json.dumps(values)), f"map<string,{kind}>")
+    return F.element_at(result, F.col(PART).cast("string"))
 
 
 def _task(
@@ -199,8 +199,8 @@ def read_all_contents(
     """
 
     def one(file: File) -> tuple[File, pa.Schema]:
-        found = read_contents(storage, file, kind, node)
-        return replace(file, groups=found.groups), found.columns
+        contents = read_contents(storage, file, kind, node)
+        return replace(file, groups=contents.groups), contents.columns
 
     with ThreadPoolExecutor(8) as pool:
         return list(pool.map(one, files))

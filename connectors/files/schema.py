@@ -76,8 +76,8 @@ def shape_of(
     folders = {column: node.schema_.get(column, "string") for column in files[0].partitions}
     has_columns = format_reader(node.format).has_columns
     if inner is None:
-        found = _own(node, storage, files[0], name) if has_columns else _declared_schema(node, folders, name)
-        inner = pa.schema([field for field in found if field.name not in folders])
+        result = _own(node, storage, files[0], name) if has_columns else _declared_schema(node, folders, name)
+        inner = pa.schema([field for field in result if field.name not in folders])
     shape = FileSchema(inner, folders)
     _check_names(shape, name)
     if has_columns:
@@ -103,22 +103,22 @@ def _check_names(shape: FileSchema, name: str) -> None:
 
 def _own(node: FileSourceConfig, storage: FileStorage, file: File, name: str) -> pa.Schema:
     """Return the columns of a file, in Spark's types."""
-    found = reader.read_contents(storage, file, node.format, name).columns
-    return pa.schema([pa.field(field.name, plain(field.type)) for field in found])
+    result = reader.read_contents(storage, file, node.format, name).columns
+    return pa.schema([pa.field(field.name, plain(field.type)) for field in result])
 
 
 def _declared_schema(node: FileSourceConfig, folders: dict[str, str], name: str) -> pa.Schema:
     fields = []
     for column, kind in node.schema_.items():
-        found = parse_type(kind)
-        if kinds.is_duration(found) or kinds.is_interval(found) or is_wide(found):
+        result = parse_type(kind)
+        if kinds.is_duration(result) or kinds.is_interval(result) or is_wide(result):
             msg = f"column `{column}`: {node.format} files cannot carry {kind}"
             raise SchemaError(
                 msg,
                 hint="Declare it as string and convert it in a transform; numbers have up to 38 digits.",
                 node=name,
             )
-        fields.append(pa.field(column, plain(found)))
+        fields.append(pa.field(column, plain(result)))
     if not set(node.schema_) - set(folders):
         msg = "`schema` names no column that is in the files themselves"
         raise SchemaError(msg, hint="Add the files' columns and their types, such as `id: int64`.", node=name)
@@ -128,12 +128,12 @@ def _declared_schema(node: FileSourceConfig, folders: dict[str, str], name: str)
 def _agrees(node: FileSourceConfig, shape: FileSchema, file: File, name: str) -> None:
     """Raise SchemaError if `schema`, which is optional for files with columns, contradicts them."""
     for column, kind in node.schema_.items():
-        wanted, found = (
+        wanted, result = (
             plain(parse_type(kind)),
             shape.payload.field(column).type if column in shape.payload.names else None,
         )
-        if found != wanted:
-            said = f"has no column `{column}`" if found is None else f"holds `{column}` as {found}"
+        if result != wanted:
+            said = f"has no column `{column}`" if result is None else f"holds `{column}` as {result}"
             msg = f"`schema` declares `{column}: {kind}`, but `{file.path}` {said}"
             raise SchemaError(
                 msg,
@@ -146,12 +146,12 @@ def check_file(file: File, schema: pa.Schema, wanted: pa.Schema, name: str) -> N
     """Raise SchemaError if a file lacks a column or has it in a type unlike the first file's."""
     for field in wanted:
         at = schema.get_field_index(field.name)
-        found = plain(schema.field(at).type) if at >= 0 else None
-        if found is None or not _fits(found, field.type):
+        result = plain(schema.field(at).type) if at >= 0 else None
+        if result is None or not _fits(result, field.type):
             said = (
                 f"lacks the column `{field.name}`"
-                if found is None
-                else f"holds `{field.name}` as {found}, not as {field.type}"
+                if result is None
+                else f"holds `{field.name}` as {result}, not as {field.type}"
             )
             msg = f"`{file.path}` {said}, unlike the first file"
             raise SchemaError(
@@ -161,16 +161,14 @@ def check_file(file: File, schema: pa.Schema, wanted: pa.Schema, name: str) -> N
             )
 
 
-def _fits(found: pa.DataType, wanted: pa.DataType) -> bool:
-    if found == wanted:
+def _fits(kind: pa.DataType, wanted: pa.DataType) -> bool:
+    if kind == wanted:
         return True
-    if found in _WIDER and wanted in _WIDER:
-        return _WIDER.index(found) < _WIDER.index(wanted)
-    if kinds.is_decimal(found) and kinds.is_decimal(wanted):
-        return (
-            wanted.scale >= found.scale and wanted.precision - wanted.scale >= found.precision - found.scale
-        )
-    return found == pa.float32() and wanted == pa.float64()
+    if kind in _WIDER and wanted in _WIDER:
+        return _WIDER.index(kind) < _WIDER.index(wanted)
+    if kinds.is_decimal(kind) and kinds.is_decimal(wanted):
+        return wanted.scale >= kind.scale and wanted.precision - wanted.scale >= kind.precision - kind.scale
+    return kind == pa.float32() and wanted == pa.float64()
 
 
 def plain(kind: pa.DataType) -> pa.DataType:
@@ -181,8 +179,8 @@ def plain(kind: pa.DataType) -> pa.DataType:
     from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
     from pyspark.sql.types import StructField, StructType
 
-    found = from_arrow_type(_widen(kind), prefer_timestamp_ntz=True)
-    return to_arrow_schema(StructType([StructField("c", found)])).field(0).type
+    result = from_arrow_type(_widen(kind), prefer_timestamp_ntz=True)
+    return to_arrow_schema(StructType([StructField("c", result)])).field(0).type
 
 
 _WIDER_IN_SPARK = {

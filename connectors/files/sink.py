@@ -140,12 +140,12 @@ class FileFolderSink(TransactionalSink):
 
     def claims(self) -> Sequence[Claim]:
         """Return the claims in the folder, each with the epoch of its record."""
-        found: list[Claim] = []
+        result: list[Claim] = []
         for folder, generation, state in find_states(self._path):
             if state.claims:
                 record = folder.read_record(generation)
-                found.append(Claim(state.key, state.share, record.epoch if record is not None else None))
-        return found
+                result.append(Claim(state.key, state.share, record.epoch if record is not None else None))
+        return result
 
     def release(self, claims: Sequence[Claim]) -> None:
         """Fence each sink with the generation after its own, then remove its record and its claim."""
@@ -248,8 +248,8 @@ class FileFolderSink(TransactionalSink):
         return rows
 
     def _fenced_error(self) -> Exception:
-        found = self._folder.find_generation()
-        return fencing_error(found, self._generation, target=self.target, sink=self._name)
+        generation = self._folder.find_generation()
+        return fencing_error(generation, self._generation, target=self.target, sink=self._name)
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:

@@ -81,9 +81,9 @@ class SinkFolder:
                 names = os.listdir(self._home)
             except (FileNotFoundError, NotADirectoryError):
                 return None
-            found = [int(name.removeprefix(_GENERATION)) for name in names if name.startswith(_GENERATION)]
-            if found:
-                return max(found)
+            result = [int(name.removeprefix(_GENERATION)) for name in names if name.startswith(_GENERATION)]
+            if result:
+                return max(result)
         return None
 
     def raise_generation(self, expected: int | None, generation: int, key: SinkKey) -> bool:

@@ -163,17 +163,17 @@ class Files(BoundedSource):
         near = {at: file for at, file in enumerate(files) if _may_hold(file, shape, scope)}
         self._storage.check(list(near.values()), self.name)
         counted, is_plain = self._counts(spark, near, shape, scope)
-        found: list[Json] = []
+        result: list[Json] = []
         for (ordinal, group), rows in sorted(counted.items()):
             size = listing.unpacked_size(files[ordinal], group)
-            if not found or is_full(found[-1], rows, size):
-                name = f"{'' if window is None else window.key + '/'}{len(found):05d}"
+            if not result or is_full(result[-1], rows, size):
+                name = f"{'' if window is None else window.key + '/'}{len(result):05d}"
                 split = {"id": name, "rows": 0, "bytes": 0, "files": [], "scope": scope}
-                found.append(split | ({_PLAIN: True} if is_plain else {}))
-            listing.append_group(found[-1]["files"], ordinal, files[ordinal].path, group)
-            found[-1]["rows"] += rows
-            found[-1]["bytes"] += size
-        return found
+                result.append(split | ({_PLAIN: True} if is_plain else {}))
+            listing.append_group(result[-1]["files"], ordinal, files[ordinal].path, group)
+            result[-1]["rows"] += rows
+            result[-1]["bytes"] += size
+        return result
 
     def _counts(
         self, spark: SparkSession, files: Mapping[int, File], shape: FileSchema, scope: Json

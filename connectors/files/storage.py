@@ -85,8 +85,8 @@ def list_files(storage: FileStorage, path: str, node: str) -> list[File]:
 
     Raise TargetError if there are none or too many, and SchemaError if their partition folders differ.
     """
-    found = storage.list_files(path, node)
-    if not found:
+    files = storage.list_files(path, node)
+    if not files:
         raise listing.no_files(path, node)
-    listing.check_list(found, path, node)
-    return found
+    listing.check_list(files, path, node)
+    return files

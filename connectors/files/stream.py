@@ -250,12 +250,12 @@ class FileStream(UnboundedSource):
         rejects = self._node.on_error == "dead_letter"
         if rows is None or rejects or last - first > DRIVER_ROWS:
             return None
-        found = read_table(rows, [replace(piece, ordinal=0) for piece in ranges], self._ordinal)
-        if found is None:
+        table = read_table(rows, [replace(piece, ordinal=0) for piece in ranges], self._ordinal)
+        if table is None:
             return None
-        offsets = pc.struct_field(found[POS], "off")
+        offsets = pc.struct_field(table[POS], "off")
         inside = pc.and_(pc.greater_equal(offsets, first), pc.less(offsets, last))
-        return found.filter(inside).select([*self.schema().names, OP, POS])
+        return table.filter(inside).select([*self.schema().names, OP, POS])
 
     def describe(self) -> Json:
         """Return the type, asset key and path, from the file alone."""

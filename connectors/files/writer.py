@@ -101,13 +101,13 @@ class RowFiles:
 
         def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             try:
-                found = files.write((batch.rename_columns(names) for batch in batches), folder)
+                result = files.write((batch.rename_columns(names) for batch in batches), folder)
             except HeadraceError as error:
                 raise task_error(error) from error
             except OSError as error:
                 msg = f"files in `{folder}` cannot be written: {error.strerror}"
                 raise task_error(TransientError(msg, node=files.node)) from error
-            columns = list(zip(*found, strict=True)) or [(), (), ()]
+            columns = list(zip(*result, strict=True)) or [(), (), ()]
             kinds = (pa.string(), pa.int64(), pa.int64())
             arrays = [pa.array(column, kind) for column, kind in zip(columns, kinds, strict=True)]
             yield pa.RecordBatch.from_arrays(arrays, names=["name", "rows", "size"])
@@ -119,21 +119,21 @@ class RowFiles:
 
     def write(self, batches: Iterable[pa.RecordBatch], folder: Path) -> list[WrittenFile]:
         """Write batches that are sorted by the columns of folders, a file for each run of equal values."""
-        found: list[WrittenFile] = []
+        result: list[WrittenFile] = []
         here: str | None = None
         with ExitStack() as stack:
             writer: _OpenFile | None = None
             for inner, batch in self._runs(batches):
                 if writer is None or inner != here:
                     if writer is not None:
-                        found.append(writer.finish())
+                        result.append(writer.finish())
                     here = inner
                     writer = _OpenFile(self, folder, inner, batch.schema)
                     stack.callback(writer.close)
                 writer.write(batch)
             if writer is not None:
-                found.append(writer.finish())
-        return found
+                result.append(writer.finish())
+        return result
 
     def _runs(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, pa.RecordBatch]]:
         """Yield the rows of each run of equal folder values, without these, and their folder."""

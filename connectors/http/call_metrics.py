@@ -76,10 +76,10 @@ def call_accumulator(spark: SparkSession, node: str) -> Accumulator[CallMetrics]
     context, key = spark.sparkContext, (_current_pipeline(), node)
     if key not in _counted or _counted[key][0] is not context:
         _counted[key] = context, context.accumulator(CallMetrics({}, 0), _Sum())
-    found = _counted[key][1]
-    if sum(map(len, found.value.latencies.values())) > _UNASKED:
-        found.value = CallMetrics({}, 0)
-    return found
+    result = _counted[key][1]
+    if sum(map(len, result.value.latencies.values())) > _UNASKED:
+        result.value = CallMetrics({}, 0)
+    return result
 
 
 def drain_call_metrics() -> dict[str, CallMetrics]:
@@ -87,13 +87,13 @@ def drain_call_metrics() -> dict[str, CallMetrics]:
 
     Runs on the driver, between two epochs.
     """
-    found: dict[str, CallMetrics] = {}
+    result: dict[str, CallMetrics] = {}
     own = _current_pipeline()
     for (pipeline, node), (_, accumulator) in list(_counted.items()):
         if pipeline == own and accumulator.value.latencies:
-            found[node] = accumulator.value
+            result[node] = accumulator.value
             accumulator.value = CallMetrics({}, 0)
-    return found
+    return result
 
 
 def _current_pipeline() -> str:

@@ -173,15 +173,15 @@ class HttpCaller:
                 raise self._given_up(attempt, time.monotonic() - began, last.reason) from _cause(last)
             attempt += 1
             try:
-                found = self._send_once(request, counter, retry=attempt > 1)
+                result = self._send_once(request, counter, retry=attempt > 1)
             except HeadraceError:
                 raise
             except BaseException:
                 self.breaker.record_failure()  # whatever it was: others must not wait for this probe
                 raise
-            if isinstance(found, HttpReply):
-                return found
-            last = found
+            if isinstance(result, HttpReply):
+                return result
+            last = result
             spread = pause * random.uniform(0.5, 1.0)  # noqa: S311  so that tasks do not come back all at once
             wait = spread if last.pause is None else last.pause
             pause = min(pause * 2, _LAST_PAUSE)
@@ -284,8 +284,8 @@ class HttpCaller:
         return TransientError(msg, hint=hint, node=self._service.node)
 
     def _excerpt(self, body: bytes) -> str:
-        found = excerpt(body, self._service.secrets)
-        return f": {found}" if found else ""
+        result = excerpt(body, self._service.secrets)
+        return f": {result}" if result else ""
 
     def _clean(self, text: str) -> str:
         for secret in self._service.secrets:

@@ -47,8 +47,8 @@ class Deadline(threading.local):
 def add_deadline(client: httpx.Client) -> Deadline:
     """Add a deadline to all connections of a client, including those through a proxy of the environment."""
     deadline = Deadline()
-    found: Any = client
-    for transport in (found._transport, *found._mounts.values()):  # noqa: SLF001  httpx takes no backend, and drops the proxies for a transport
+    result: Any = client
+    for transport in (result._transport, *result._mounts.values()):  # noqa: SLF001  httpx takes no backend, and drops the proxies for a transport
         if transport is not None:
             pool = transport._pool  # noqa: SLF001
             pool._network_backend = _Backend(pool._network_backend, deadline)  # noqa: SLF001

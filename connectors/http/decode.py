@@ -124,15 +124,15 @@ class ResponseDecoder:
 
     def _slow(self, text: bytes, mode: str) -> DecodedResponse:
         try:
-            found = parse_exact(text)
+            result = parse_exact(text)
         except ValueError as error:
             msg = f"failed to parse JSON in {mode} mode: {error}"
             raise AnswerError(msg) from None
-        return self.read_values(found)
+        return self.read_values(result)
 
-    def read_values(self, found: list[Any]) -> DecodedResponse:
+    def read_values(self, result: list[Any]) -> DecodedResponse:
         """Return the rows of an array that `parse_exact` has read. Raises AnswerError for a wrong value."""
-        rows = [self._row(row, number) for number, row in enumerate(found)]
+        rows = [self._row(row, number) for number, row in enumerate(result)]
         values: dict[str, list[Any]] = {field.name: [] for field in self.schema}
         for number, (row, _) in enumerate(rows):
             for field in self.schema:
@@ -235,12 +235,12 @@ def _refuse_value(value: Any) -> Any:
 
 
 def _moment(text: str, kind: pa.TimestampType) -> datetime:
-    found = datetime.fromisoformat(text)
+    result = datetime.fromisoformat(text)
     if kind.tz is None:
-        if found.tzinfo is not None:
+        if result.tzinfo is not None:
             raise ValueError(text)
-        return found
-    return found.astimezone(UTC) if found.tzinfo else found.replace(tzinfo=UTC)
+        return result
+    return result.astimezone(UTC) if result.tzinfo else result.replace(tzinfo=UTC)
 
 
 def _decimal(value: int | Decimal | str, kind: pa.Decimal128Type) -> Decimal:

@@ -65,6 +65,6 @@ def _is_secret(header: str) -> bool:
 def _in_url(url: str, written: str) -> list[str]:
     """Return the secret parts of a URL: values of variables, the password, values of the query."""
     parts = urlsplit(url)
-    found = [parts.password or "", parts.username or "", *(value for _, value in parse_qsl(parts.query))]
-    found += [interpolate(match[0]) for match in VARIABLE.finditer(written)]
-    return [text for text in found if len(text) > 3]
+    result = [parts.password or "", parts.username or "", *(value for _, value in parse_qsl(parts.query))]
+    result += [interpolate(match[0]) for match in VARIABLE.finditer(written)]
+    return [text for text in result if len(text) > 3]

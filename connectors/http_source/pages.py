@@ -43,8 +43,8 @@ class PageDecoder:
         """Return the rows of an answer. Raise AnswerError for a body that is not what was declared."""
         text = clean_body(body)
         for kind in _CURSORS if self._cursor is not None else (None,):
-            if (found := self._read_with_arrow(text, kind)) is not None:
-                return found
+            if (result := self._read_with_arrow(text, kind)) is not None:
+                return result
         return self._read_with_python(text)
 
     def _read_with_arrow(self, text: bytes, cursor: pa.DataType | None) -> Page | None:
@@ -66,8 +66,8 @@ class PageDecoder:
         if rows is None:
             return None
         following = None if self._cursor is None else _value_at(table, self._cursor)
-        found = None if following is None else following[0].as_py()
-        return Page(rows, "" if found is None else str(found))
+        result = None if following is None else following[0].as_py()
+        return Page(rows, "" if result is None else str(result))
 
     def _read_with_python(self, text: bytes) -> Page:
         try:
@@ -88,33 +88,33 @@ class PageDecoder:
         return Page(self._decoder.read_values(records), self._find_cursor(document))
 
     def _find_cursor(self, document: Any) -> str:
-        found = document
+        result = document
         for key in (self._cursor or (_ROOT,))[1:]:
-            found = found.get(key) if isinstance(found, dict) else None
-        if self._cursor is None or found is None:
+            result = result.get(key) if isinstance(result, dict) else None
+        if self._cursor is None or result is None:
             return ""
-        if isinstance(found, bool) or not isinstance(found, str | int):
+        if isinstance(result, bool) or not isinstance(result, str | int):
             msg = (
-                f"`{'.'.join(self._cursor[1:])}` is {describe_kind(found)}, a text or an integer is expected"
+                f"`{'.'.join(self._cursor[1:])}` is {describe_kind(result)}, a text or an integer is expected"
             )
             raise AnswerError(msg)
-        return str(found)
+        return str(result)
 
 
 def _fields(leaves: dict[Path, pa.DataType]) -> list[pa.Field]:
     """Return the columns that contain these leaves, by path."""
-    found: list[pa.Field] = []
+    result: list[pa.Field] = []
     for name in dict.fromkeys(path[0] for path in leaves):
         below = {path[1:]: kind for path, kind in leaves.items() if path[0] == name}
-        found.append(pa.field(name, below[()] if () in below else pa.struct(_fields(below))))
-    return found
+        result.append(pa.field(name, below[()] if () in below else pa.struct(_fields(below))))
+    return result
 
 
 def _value_at(table: pa.Table, path: Path) -> Any:
     """Return the array at a path, or None if an object on the way to it is missing."""
-    found: Any = table[path[0]].combine_chunks()
+    result: Any = table[path[0]].combine_chunks()
     for key in path[1:]:
-        if found.null_count:
+        if result.null_count:
             return None
-        found = found.field(key)
-    return found
+        result = result.field(key)
+    return result

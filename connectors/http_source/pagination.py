@@ -44,21 +44,21 @@ class Pager:
         if how is None:
             return None
         if isinstance(how, PageNumbers | PageOffsets):
-            found = self._number_url() if rows else ""
+            result = self._number_url() if rows else ""
         elif isinstance(how, PageCursor):
-            found = _with_query(self._url, {how.parameter: following}) if following else ""
+            result = _with_query(self._url, {how.parameter: following}) if following else ""
         else:
-            found = self._follow_link(following) if following else ""
-        if not found:
+            result = self._follow_link(following) if following else ""
+        if not result:
             return None
-        if found in self._seen:
+        if result in self._seen:
             msg = f"page {self._pages} leads to a page that was read before"
             raise DataError(msg, hint=_END, node=self._name)
         if self._pages == self._node.max_pages:
             msg = f"there are more pages than `max_pages` ({self._node.max_pages})"
             raise DataError(msg, hint="Raise `max_pages`, or correct `pagination`.", node=self._name)
-        self._seen.add(found)
-        return found
+        self._seen.add(result)
+        return result
 
     def _number_url(self) -> str:
         """Return the address of the page after the ones read, or "" if pages have no numbers."""
@@ -72,12 +72,12 @@ class Pager:
         return ""
 
     def _follow_link(self, following: str) -> str:
-        found = urljoin(self._url, following)
-        if _origin(found) != _origin(self._url):
-            msg = f"page {self._pages} leads to another server: {urlsplit(found).netloc.rpartition('@')[2]}"
+        result = urljoin(self._url, following)
+        if _origin(result) != _origin(self._url):
+            msg = f"page {self._pages} leads to another server: {urlsplit(result).netloc.rpartition('@')[2]}"
             hint = "Requests with the headers of this node go to the server of `url` only."
             raise DataError(msg, hint=hint, node=self._name)
-        return found
+        return result
 
 
 def next_path(node: HttpSourceConfig) -> tuple[str, ...] | None:

@@ -77,10 +77,10 @@ class HttpPages(StagedSource):
         try:
             for number in count(1):
                 page = self._request(caller, counter, endpoint, decoder, url, number)
-                found = page.rows
-                yield pa.table(found.columns, names=schema.names)
-                rows += found.rows
-                following = pager.next(found.rows, page.next)
+                result = page.rows
+                yield pa.table(result.columns, names=schema.names)
+                rows += result.rows
+                following = pager.next(result.rows, page.next)
                 if following is None:
                     log.info("event=pages_read node=%s pages=%d rows=%d", self.name, number, rows)
                     return

@@ -139,8 +139,8 @@ class IcebergMaintenance(TableMaintenance):
 
     def _find_expired(self, table: Any, hours: int) -> list[int]:
         """Return the ids of the snapshots that an expiry would remove."""
-        found = table.expireSnapshots().expireOlderThan(expiry_time(hours)).apply()
-        return [int(snapshot.snapshotId()) for snapshot in found]
+        result = table.expireSnapshots().expireOlderThan(expiry_time(hours)).apply()
+        return [int(snapshot.snapshotId()) for snapshot in result]
 
     def _find_files_of(self, expired: Collection[int]) -> dict[str, int]:
         """Return the data and delete files that only expired snapshots have, with their sizes.
@@ -179,11 +179,11 @@ class IcebergMaintenance(TableMaintenance):
         location = str(self._read().table.location()).rstrip("/")
         folder = urlsplit(location).path
         # Iceberg lists `file:/…` for a location without a scheme, but removes only what starts with it.
-        found = [f"{location}{str(row['orphan_file_location']).split(folder, 1)[1]}" for row in rows]
+        result = [f"{location}{str(row['orphan_file_location']).split(folder, 1)[1]}" for row in rows]
         data, metadata = f"{location}/data/", f"{location}/metadata/"
         return [
             path
-            for path in found
+            for path in result
             if path.startswith(data) or (path.startswith(metadata) and path.endswith(".avro"))
         ]
 

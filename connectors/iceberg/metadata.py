@@ -51,13 +51,13 @@ class IcebergSinkState:
 
     def text(self) -> str:
         """Return the property's value."""
-        found = self.record.to_json() if self.record is not None else None
+        result = self.record.to_json() if self.record is not None else None
         data = {
             "headrace": _FORMAT,
             "generation": self.generation,
             "snapshot": self.snapshot,
             "sequence": self.sequence,
-            "record": found,
+            "record": result,
         }
         return json.dumps(data | ({"share": True} if self.share else {}))
 
@@ -96,10 +96,10 @@ class IcebergMetadata:
     def number(self) -> int:
         """The number of this version of the metadata."""
         location = str(self._base.metadataFileLocation())
-        if (found := _VERSION.fullmatch(location)) is None:
+        if (match := _VERSION.fullmatch(location)) is None:
             msg = f"the metadata file {location} of the Iceberg table `{self._name}` has no version"
             raise InternalError(msg)
-        return int(found[1])
+        return int(match[1])
 
     @property
     def version(self) -> int:

@@ -147,12 +147,12 @@ class MetadataFiles:
         """Return the names of all metadata files by version."""
         pattern = java_class(self._jvm, "org.apache.hadoop.fs.GlobFilter")("v*.metadata.json*")
         try:
-            found = self._files.listStatus(self._folder, pattern)
+            result = self._files.listStatus(self._folder, pattern)
         except Exception as error:
             if _is_missing(error):
                 return {}
             raise
-        paths = java_class(self._jvm, "org.apache.hadoop.fs.FileUtil").stat2Paths(found)
+        paths = java_class(self._jvm, "org.apache.hadoop.fs.FileUtil").stat2Paths(result)
         # One string, "Array(…, …)", because a call per file is slow.
         text = java_class(self._jvm, "scala.runtime.ScalaRunTime").stringOf(paths)
         return {int(version): name for name, version in _LISTED.findall(text)}
@@ -208,6 +208,6 @@ def _start_of_run(versions: set[int]) -> int:
 
 def _is_missing(error: Exception) -> bool:
     """Return whether Hadoop reports a missing file, or one that changes while it is read."""
-    found = getattr(error, "java_exception", None)
+    result = getattr(error, "java_exception", None)
     names = ("FileNotFoundException", "ChecksumException")
-    return found is not None and str(found.getClass().getSimpleName()) in names
+    return result is not None and str(result.getClass().getSimpleName()) in names

@@ -43,11 +43,11 @@ class IcebergVersions(VersionedTable):
 
     def files(self, spark: SparkSession, version: Json) -> Mapping[str, TableFile]:
         """See `VersionedTable.files`."""
-        found = {}
+        result = {}
         for location, task in self._table.files(spark, version[_SNAPSHOT]).items():
             rows = None if task.deletes().size() else int(task.file().recordCount())
-            found[location] = TableFile(rows, int(task.file().fileSizeInBytes()))
-        return found
+            result[location] = TableFile(rows, int(task.file().fileSizeInBytes()))
+        return result
 
     def read_files(self, spark: SparkSession, version: Json, locations: Iterable[str]) -> DataFrame:
         """See `VersionedTable.read_files`."""

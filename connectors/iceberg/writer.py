@@ -109,10 +109,10 @@ def read_counts(staged: Any, begun: int | None, *, keyed: bool) -> WriteCounts:
     """
     if int(staged.snapshotId()) == begun:
         return WriteCounts()
-    found = {str(entry.getKey()): str(entry.getValue()) for entry in staged.summary().entrySet()}
+    result = {str(entry.getKey()): str(entry.getValue()) for entry in staged.summary().entrySet()}
 
     def number(name: str) -> int:
-        return int(found.get(name, "0"))
+        return int(result.get(name, "0"))
 
     added = number("added-records")
     if not keyed:
@@ -123,10 +123,10 @@ def read_counts(staged: Any, begun: int | None, *, keyed: bool) -> WriteCounts:
     # A rewritten delete file with more positions counts its old positions as added and as removed.
     gone = number("added-position-deletes") - number("removed-position-deletes") + number("deleted-records")
     if (
-        _MERGED + "inserted" not in found
+        _MERGED + "inserted" not in result
         or inserted + updated + max(copied, 0) != added
         or updated + deleted + max(copied, 0) != gone
     ):
-        log.warning("event=snapshot_summary_inconsistent summary=%s", found)
+        log.warning("event=snapshot_summary_inconsistent summary=%s", result)
         return WriteCounts(added, None, None, None)
     return WriteCounts(inserted + updated + deleted, inserted, updated, deleted)

@@ -87,10 +87,10 @@ class TopicCluster:
 
         Raise TargetError if there is no such topic, and TransientError if no broker answers.
         """
-        found = self.find(timeout)
-        if found is None:
+        result = self.find(timeout)
+        if result is None:
             raise self._missing()
-        return found
+        return result
 
     def find(self, timeout: float = _TIMEOUT) -> Topic | None:
         """Return identity and partitions, or None if there is no such topic. Never creates a topic."""
@@ -101,13 +101,13 @@ class TopicCluster:
         try:
             if cluster is not None:
                 self._cluster_id = str(cluster.result().cluster_id)
-            found = asked.result()
+            result = asked.result()
         except KafkaException as error:
             if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
                 return None
             raise self.explain(error) from error
         return Topic(
-            str(found.topic_id), self._cluster_id, tuple(sorted(part.id for part in found.partitions))
+            str(result.topic_id), self._cluster_id, tuple(sorted(part.id for part in result.partitions))
         )
 
     def knock(self, timeout: float) -> None:
@@ -149,17 +149,19 @@ class TopicCluster:
         """Return the first offset at or after a separate time for each partition."""
         from confluent_kafka.admin import OffsetSpec  # pyright: ignore[reportPrivateImportUsage]
 
-        found = self._list_offsets(
+        offsets = self._list_offsets(
             {part: OffsetSpec.for_timestamp(moment) for part, moment in moments.items()}, committed=True
         )
-        return {part: offset for part, (offset, _) in found.items()}
+        return {part: offset for part, (offset, _) in offsets.items()}
 
     def newest_ms(self, partitions: Iterable[int]) -> dict[int, int]:
         """Return the time of the newest row of each partition, without those that have none."""
         from confluent_kafka.admin import OffsetSpec  # pyright: ignore[reportPrivateImportUsage]
 
-        found = self._list_offsets({part: OffsetSpec.max_timestamp() for part in partitions}, committed=False)
-        return {part: moment for part, (_, moment) in found.items() if moment >= 0}
+        offsets = self._list_offsets(
+            {part: OffsetSpec.max_timestamp() for part in partitions}, committed=False
+        )
+        return {part: moment for part, (_, moment) in offsets.items() if moment >= 0}
 
     def _offsets(self, partitions: Iterable[int], what: str | int, *, committed: bool) -> dict[int, int]:
         """Return the offset of each partition; `what` is `earliest`, `latest` or epoch milliseconds."""
@@ -182,7 +184,7 @@ class TopicCluster:
         if not wanted:
             return {}
         level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
-        found: dict[int, tuple[int, int]] = {}
+        offsets: dict[int, tuple[int, int]] = {}
         try:
             for attempt in stamina.retry_context(
                 on=is_moving, wait_initial=0.05, wait_max=1.0, attempts=None, timeout=_TIMEOUT
@@ -190,16 +192,16 @@ class TopicCluster:
                 with attempt:
                     asked = self.admin.list_offsets(wanted, isolation_level=level, request_timeout=_TIMEOUT)
                     answers = {part.partition: answer.result() for part, answer in asked.items()}
-                    found = {part: (answer.offset, answer.timestamp) for part, answer in answers.items()}
+                    offsets = {part: (answer.offset, answer.timestamp) for part, answer in answers.items()}
         except KafkaException as error:
             raise self.explain(error) from error
-        return found
+        return offsets
 
     def retention_ms(self) -> int | None:
         """Return how long the topic keeps rows by their time, or None if unlimited or unreadable."""
-        found = self._config()
-        kept = int(found.get("retention.ms", -1))
-        return kept if "delete" in found.get("cleanup.policy", "") and kept >= 0 else None
+        result = self._config()
+        kept = int(result.get("retention.ms", -1))
+        return kept if "delete" in result.get("cleanup.policy", "") and kept >= 0 else None
 
     def cleanup_policy(self) -> frozenset[str]:
         """Return the parts of the topic's cleanup.policy; empty if unreadable."""
@@ -210,8 +212,8 @@ class TopicCluster:
 
         Another process may create it at the same time.
         """
-        if (found := self.find()) is not None:
-            return found
+        if (result := self.find()) is not None:
+            return result
         from confluent_kafka import KafkaError, KafkaException
         from confluent_kafka.cimpl import NewTopic
 
@@ -227,11 +229,11 @@ class TopicCluster:
                 raise self.explain(error) from error
         # The controller has the topic before every broker knows it.
         deadline = time.monotonic() + _TIMEOUT
-        while (found := self.find()) is None:
+        while (result := self.find()) is None:
             if time.monotonic() > deadline:
                 raise self._missing()
             time.sleep(0.02)
-        return found
+        return result
 
     def has_broker_time(self) -> bool:
         """Return whether the broker sets the time of every message (LogAppendTime). False if unreadable."""
@@ -244,7 +246,7 @@ class TopicCluster:
 
         resource = ConfigResource(ResourceType.TOPIC, self.topic)
         try:
-            found = self.admin.describe_configs([resource], request_timeout=_TIMEOUT)[resource].result()
+            result = self.admin.describe_configs([resource], request_timeout=_TIMEOUT)[resource].result()
         except KafkaException as error:
             log.warning(
                 "event=topic_configuration_unknown node=%s topic=%s error=%s",
@@ -253,7 +255,7 @@ class TopicCluster:
                 error.args[0],
             )
             return {}
-        return {name: str(entry.value) for name, entry in found.items()}
+        return {name: str(entry.value) for name, entry in result.items()}
 
     def longest_transaction_s(self) -> float:
         """Return the brokers' transaction.max.timeout.ms in seconds; Kafka's default if unreadable."""
@@ -264,11 +266,11 @@ class TopicCluster:
         try:
             broker = min(self.admin.list_topics(self.topic, timeout=_TIMEOUT).brokers)
             resource = ConfigResource(ResourceType.BROKER, str(broker))
-            found = self.admin.describe_configs([resource], request_timeout=_TIMEOUT)[resource].result()
+            result = self.admin.describe_configs([resource], request_timeout=_TIMEOUT)[resource].result()
         except (KafkaException, ValueError) as error:
             log.info("event=transaction_timeout_unknown node=%s error=%s", self.node, error)
             return default / 1000
-        entry = found.get("transaction.max.timeout.ms")
+        entry = result.get("transaction.max.timeout.ms")
         return int(entry.value if entry is not None else default) / 1000
 
     def commit(self, group: str, offsets: Mapping[int, int]) -> None:

@@ -44,14 +44,14 @@ def spark_options(connection: KafkaCluster) -> dict[str, str]:
     The user's options with the prefix `kafka.` are passed through and take precedence.
     """
     given = _plain(connection)
-    found = {
+    result = {
         "bootstrap.servers": connection.brokers,
         "security.protocol": connection.security_protocol.upper(),
     }
-    found |= {key: given[key] for key in _SAME if key in given} | _login(given) | _tls(given)
-    if found.get("ssl.endpoint.identification.algorithm") == "none":
-        found["ssl.endpoint.identification.algorithm"] = ""
-    return {f"kafka.{key}": value for key, value in found.items()} | {
+    result |= {key: given[key] for key in _SAME if key in given} | _login(given) | _tls(given)
+    if result.get("ssl.endpoint.identification.algorithm") == "none":
+        result["ssl.endpoint.identification.algorithm"] = ""
+    return {f"kafka.{key}": value for key, value in result.items()} | {
         k: v for k, v in given.items() if k.startswith(_JVM_ONLY)
     }
 
@@ -85,19 +85,19 @@ def _tls(given: dict[str, str]) -> dict[str, str]:
 
     Certificate and key are passed as strings, because the JVM would otherwise need them in one file.
     """
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     if path := given.get("ssl.ca.location"):
-        found |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": path}
+        result |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": path}
     elif pem := given.get("ssl.ca.pem"):
-        found |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": pem}
+        result |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": pem}
     chain, key = _pem(given, "ssl.certificate"), _pem(given, "ssl.key")
     if chain and key:
-        found |= {
+        result |= {
             "ssl.keystore.type": "PEM",
             "ssl.keystore.certificate.chain": chain,
             "ssl.keystore.key": key,
         }
-    return found
+    return result
 
 
 def _pem(given: dict[str, str], name: str) -> str | None:

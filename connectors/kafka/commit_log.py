@@ -62,8 +62,8 @@ class TopicSinkState:
     @classmethod
     def from_json(cls, data: Json) -> TopicSinkState:
         """Create an entry from the output of `to_json`. Raise InternalError for an unknown format."""
-        if (found := data.get("format")) != _FORMAT:
-            msg = f"an entry of topic `{COMMIT_TOPIC}` has format {found}, this Headrace knows {_FORMAT}"
+        if (result := data.get("format")) != _FORMAT:
+            msg = f"an entry of topic `{COMMIT_TOPIC}` has format {result}, this Headrace knows {_FORMAT}"
             raise InternalError(msg, hint="Run the Headrace version that wrote it, or a newer one.")
         record = data["record"]
         return cls(
@@ -131,16 +131,18 @@ class CommitLog:
         Wait for open ones, and raise TransientError if one stays open. Without `waits` leave them out, and
         what follows them in the partition.
         """
-        found = self._read(_state_partition(sink), waits=waits).get(self._key("state", sink))
-        return None if found is None else TopicSinkState.from_json(json.loads(found))
+        result = self._read(_state_partition(sink), waits=waits).get(self._key("state", sink))
+        return None if result is None else TopicSinkState.from_json(json.loads(result))
 
     def read_claims(self, topic_id: str) -> list[Claim]:
         """Return the claims to the topic with this identity, like `read_state`. They have no epoch."""
         values = self._read(self._claim_partition, waits=True)
         mine = self._key("claim", "")[:-2]
-        found = [json.loads(value) for key, value in values.items() if key.startswith(mine)]
+        result = [json.loads(value) for key, value in values.items() if key.startswith(mine)]
         return [
-            Claim(SinkKey(**claim["key"]), claim["share"]) for claim in found if claim["topic_id"] == topic_id
+            Claim(SinkKey(**claim["key"]), claim["share"])
+            for claim in result
+            if claim["topic_id"] == topic_id
         ]
 
     def close(self) -> None:
@@ -175,14 +177,14 @@ class CommitLog:
     def _consume(self, consumer: Consumer, partition: int, start: int, end: int) -> dict[bytes, bytes]:
         from confluent_kafka import KafkaError, KafkaException
 
-        found: dict[bytes, bytes] = {}
+        result: dict[bytes, bytes] = {}
         reached, deadline = start, time.monotonic() + _PATIENCE_S
         while reached < end:
             for message in consumer.consume(_AT_ONCE, 0.02):
                 error, offset = message.error(), message.offset() or 0
                 if error is None:
                     reached = offset + 1
-                    _apply(found, message.key(), message.value())
+                    _apply(result, message.key(), message.value())
                 elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  librdkafka's local codes have no other name
                     # Markers and messages of aborted transactions are not returned.
                     reached = max(reached, offset)
@@ -198,7 +200,7 @@ class CommitLog:
                     " its `transaction_timeout`."
                 )
                 raise TransientError(msg, hint=hint, node=self._node)
-        return found
+        return result
 
     def _options(self) -> dict[str, Any]:
         return {
@@ -213,12 +215,12 @@ class CommitLog:
         }
 
 
-def _apply(found: dict[bytes, bytes], key: bytes | str | None, value: bytes | str | None) -> None:
+def _apply(result: dict[bytes, bytes], key: bytes | str | None, value: bytes | str | None) -> None:
     raw = key.encode() if isinstance(key, str) else key or b""
     if value is None:
-        found.pop(raw, None)
+        result.pop(raw, None)
     else:
-        found[raw] = value.encode() if isinstance(value, str) else value
+        result[raw] = value.encode() if isinstance(value, str) else value
 
 
 def _state_partition(sink: str) -> int:

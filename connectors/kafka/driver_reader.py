@@ -118,15 +118,15 @@ class DriverReader:
             return None
 
         try:
-            found = self._read(ranges)
+            result = self._read(ranges)
         except KafkaException as error:
             log.info(
                 "event=driver_read_failed node=%s topic=%s error=%s", self._node, self._topic, error.args[0]
             )
-            found = None
-        if found is None:
+            result = None
+        if result is None:
             self.release()
-        return found
+        return result
 
     def release(self) -> None:
         """Close the connections until the next `read`."""
@@ -140,21 +140,21 @@ class DriverReader:
 
     def _read(self, ranges: Mapping[int, Range]) -> MessageBatch | None:
         self._assign({part: start for part, (start, _) in ranges.items()})
-        found = {part: self._take_ahead(part, end) for part, (_, end) in ranges.items()}
-        size = sum(batch.size for batch in found.values())
+        result = {part: self._take_ahead(part, end) for part, (_, end) in ranges.items()}
+        size = sum(batch.size for batch in result.values())
         deadline = time.monotonic() + PATIENCE_S
         while any(self._seen[part] < end for part, (_, end) in ranges.items()):
             received = self._receive()
             if received is None:
                 return None
-            size += self._keep(received, ranges, found)
+            size += self._keep(received, ranges, result)
             if size > DRIVER_BYTES or self._is_far_ahead() or time.monotonic() > deadline:
-                self.mean_size = size / max(1, sum(map(len, found.values())))
+                self.mean_size = size / max(1, sum(map(len, result.values())))
                 return None
         self._returned |= {part: end for part, (_, end) in ranges.items()}
         whole = MessageBatch()
-        for part in sorted(found):
-            whole.extend(found[part])
+        for part in sorted(result):
+            whole.extend(result[part])
         if len(whole):
             self.mean_size = size / len(whole)
         return whole
@@ -297,7 +297,7 @@ class DriverReader:
         return True
 
     def _keep(
-        self, messages: list[Message], ranges: Mapping[int, Range], found: Mapping[int, MessageBatch]
+        self, messages: list[Message], ranges: Mapping[int, Range], result: Mapping[int, MessageBatch]
     ) -> int:
         """Add messages to their ranges, or to those after them. Return the bytes of those in ranges."""
         from confluent_kafka import Message
@@ -310,7 +310,7 @@ class DriverReader:
             self._seen[part] = max(self._seen[part], batch.offsets[-1] + 1)
             if part in ranges:
                 here, batch = batch.split_at(bisect.bisect_left(batch.offsets, ranges[part][1]))
-                found[part].extend(here)
+                result[part].extend(here)
                 size += here.size
             self._keep_ahead(part, batch)
         return size

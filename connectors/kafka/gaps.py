@@ -45,10 +45,10 @@ def find_filled_gaps(
     deadline = time.monotonic() + PATIENCE_S
     consumer = Consumer(options)
     try:
-        found = {part: _first(consumer, topic, int(part), listed, deadline) for part, listed in gaps.items()}
+        result = {part: _first(consumer, topic, int(part), listed, deadline) for part, listed in gaps.items()}
     finally:
         consumer.close()
-    return {part: at for part, at in found.items() if at is not None}
+    return {part: at for part, at in result.items() if at is not None}
 
 
 def _first(

@@ -62,8 +62,8 @@ def barriers_left(after: Json, growing: Json, high: Mapping[int, int]) -> list[J
 
 def barrier(offsets: Mapping[str, int], at: Mapping[int, int], high: Mapping[int, int]) -> dict[str, int]:
     """Return offsets for partitions, never below `offsets`; -1 in `at` means the end."""
-    found = {part: at[int(part)] if at[int(part)] >= 0 else high[int(part)] for part in offsets}
-    return {part: max(offset, found[part]) for part, offset in offsets.items()}
+    result = {part: at[int(part)] if at[int(part)] >= 0 else high[int(part)] for part in offsets}
+    return {part: max(offset, result[part]) for part, offset in offsets.items()}
 
 
 @dataclass(frozen=True)
@@ -115,10 +115,10 @@ def first_grown(first_ms: Mapping[int, int]) -> tuple[list[int], int | None]:
 
 def complete_times(partitions: Iterable[int], first_ms: Mapping[int, int]) -> dict[int, int]:
     """Return a time for each partition. One without a readable row has the time of the next higher one."""
-    found, following = {}, max(first_ms.values())
+    result, following = {}, max(first_ms.values())
     for part in sorted(partitions, reverse=True):
-        found[part] = following = first_ms.get(part, following)
-    return found
+        result[part] = following = first_ms.get(part, following)
+    return result
 
 
 class TopicGrowth:
@@ -183,9 +183,9 @@ class TopicGrowth:
         """Return the barrier of the first time that is not reached yet, and the times after it."""
         parts = [int(part) for part in offsets]
         for place, moment in enumerate(moments):
-            found = barrier(offsets, self._cluster.at_time(parts, moment), high)
-            if not is_reached(offsets, found, high):
-                return [found], list(moments[place + 1 :])
+            result = barrier(offsets, self._cluster.at_time(parts, moment), high)
+            if not is_reached(offsets, result, high):
+                return [result], list(moments[place + 1 :])
         return [], []
 
     def _grown(self, known: Mapping[str, int], new: Sequence[int], ends: Mapping[int, int]) -> Json:
@@ -218,5 +218,5 @@ class TopicGrowth:
 
 
 def _growing(partitions: Sequence[int | str], ends: Sequence[Json], moments: Sequence[int]) -> Json:
-    found: Json = {"partitions": [str(part) for part in sorted(map(int, partitions))], "ends": list(ends)}
-    return found | {"moments": list(moments)} if moments else found
+    result: Json = {"partitions": [str(part) for part in sorted(map(int, partitions))], "ends": list(ends)}
+    return result | {"moments": list(moments)} if moments else result

@@ -87,10 +87,10 @@ def _as_spark(node: str, name: str, text: str) -> pa.DataType:
             hint="Declare lists and objects as string: they stay JSON text, which a transform parses.",
             node=node,
         ) from None
-    if (found := arrives_as(kind)) is None:
+    if (result := arrives_as(kind)) is None:
         msg = f"column `{name}`: JSON messages cannot carry {text}"
         raise SchemaError(msg, hint="Declare it as string and convert it in a transform.", node=node)
-    return found
+    return result
 
 
 def arrives_as(kind: pa.DataType) -> pa.DataType | None:
@@ -253,18 +253,18 @@ def _describe_misfit(declared: Mapping[str, str]) -> Column:
     """
     from pyspark.sql import functions as F  # noqa: N812
 
-    found = F.when(F.try_parse_json(_wrap_text(F.col("text"))).isNull(), ": it is not valid JSON").when(
+    result = F.when(F.try_parse_json(_wrap_text(F.col("text"))).isNull(), ": it is not valid JSON").when(
         ~F.schema_of_variant(F.try_parse_json("text")).startswith("OBJECT"), ": it is not an object"
     )
     for name, kind in declared.items():
         one, read = _quote_name(name), _read_as(parse_type(kind))
         raw = F.from_json("text", f"{one} string")[name]
         fits = F.from_json("text", f"{one} {read}")[name].isNotNull()
-        found = found.when(
+        result = result.when(
             raw.isNotNull() & ~fits,
             F.concat(F.lit(f": column `{name}` is {kind}, found `"), F.substring(raw, 1, 100), F.lit("`")),
         )
-    return found.otherwise("")
+    return result.otherwise("")
 
 
 def _has_half_surrogate() -> Column:

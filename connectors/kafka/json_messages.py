@@ -70,8 +70,8 @@ class JsonMessages:
 
         With dead letters, Spark decodes them in the driver if one is broken, or looks so.
         """
-        found = self._arrow.decode(batch)
-        rows = None if found is None else accept_rows(found, self._node)
+        result = self._arrow.decode(batch)
+        rows = None if result is None else accept_rows(result, self._node)
         if rows is not None or not self._has_dead_letters or spark is None or len(batch) > _DRIVER_ROWS:
             return rows
         messages = frame_of_table(spark, batch.as_table(topic))
@@ -84,7 +84,7 @@ class JsonMessages:
     def _decoder_of(self, messages: DataFrame) -> JsonMessageDecoder:
         context = messages.sparkSession.sparkContext
         if self._decoder is None or self._decoder[0] is not context:
-            found = JsonMessageDecoder(
+            result = JsonMessageDecoder(
                 self._name,
                 self._declared_types,
                 self._ordinal,
@@ -93,7 +93,7 @@ class JsonMessages:
                 dead_letters=self._has_dead_letters,
                 key=self._node.primary_key,
             )
-            self._decoder = context, found
+            self._decoder = context, result
         return self._decoder[1]
 
     def close(self) -> None:

@@ -83,21 +83,21 @@ def declared_json_columns(name: str, node: Any) -> pa.Schema:
 
 
 def _column_type(schema: Any, root: Any, others: Mapping[str, Any]) -> str:
-    found = _resolve(schema, root, others)
-    if own := found.get("headrace.type"):
+    result = _resolve(schema, root, others)
+    if own := result.get("headrace.type"):
         return str(own)
-    kind = found.get("type")
+    kind = result.get("type")
     if isinstance(kind, list):
         kinds = [one for one in kind if one != "null"]
         kind = kinds[0] if len(kinds) == 1 else None
-    if kind == "number" and found.get("title") == _DECIMAL:
-        scale = (found.get("connect.parameters") or {}).get("scale")
+    if kind == "number" and result.get("title") == _DECIMAL:
+        scale = (result.get("connect.parameters") or {}).get("scale")
         return f"decimal(38, {scale})" if str(scale).isdigit() else "string"
     if kind in ("integer", "number"):
-        width = found.get("connect.type")
+        width = result.get("connect.type")
         return width if width in _CONNECT else _PLAIN[kind]
     if kind == "string":
-        return _FORMATS.get(str(found.get("format")), "string")
+        return _FORMATS.get(str(result.get("format")), "string")
     return _PLAIN.get(str(kind), "string")
 
 

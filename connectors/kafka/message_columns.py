@@ -123,8 +123,8 @@ def rejection(checks: RowConditions, key: Sequence[str], columns: Iterable[str])
     value = F.when(~F.col(OF_MESSAGE + TOMBSTONE), F.col(OF_MESSAGE + "value"))
     original = [*(F.col(OF_MESSAGE + name) for name in (*PLACE, "timestamp", "key")), value]
     named = zip(original, KafkaSourceConfig.error_columns, strict=True)
-    found = F.struct(reason.alias(dead_letters.REASON), *[column.alias(name) for column, name in named])
-    return F.when(reason.isNotNull(), found).alias(dead_letters.ERROR)
+    result = F.struct(reason.alias(dead_letters.REASON), *[column.alias(name) for column, name in named])
+    return F.when(reason.isNotNull(), result).alias(dead_letters.ERROR)
 
 
 def _operation(checks: RowConditions, key: Sequence[str], *, own: bool) -> Column:
@@ -142,13 +142,13 @@ def _operation(checks: RowConditions, key: Sequence[str], *, own: bool) -> Colum
     what = F.concat(
         F.lit(f"{'column `' + OP + '`' if own else 'header ' + OP_HEADER} says `"), said, F.lit("`")
     )
-    found = F.when(said.isNull(), F.lit("i"))
+    result = F.when(said.isNull(), F.lit("i"))
     for name, operation in OPERATIONS.items():
-        found = found.when(known == name, F.lit(operation))
+        result = result.when(known == name, F.lit(operation))
     tombstone = F.col(OF_MESSAGE + TOMBSTONE) if key else F.lit(False)
     hint = "Known: r, c (insert), u (update), d (delete); without the header a message is an insert."
     is_known = said.isNull() | known.isin(*OPERATIONS)
-    operation = checks.guard(found, checks.require(tombstone | is_known, what, hint, **place_columns()))
+    operation = checks.guard(result, checks.require(tombstone | is_known, what, hint, **place_columns()))
     if not key:
         return operation
     missing = F.lit(False)

@@ -57,9 +57,9 @@ class MessagePeeker:
         """
         from confluent_kafka import KafkaException, TopicPartition
 
-        found: dict[int, list[MessageInfo]] = {}
+        result: dict[int, list[MessageInfo]] = {}
         if not at:
-            return found
+            return result
         open_ones, deadline = set(at), time.monotonic() + _PATIENCE
         try:
             consumer = self._connect()
@@ -69,7 +69,7 @@ class MessagePeeker:
                     continue
                 before = set(open_ones)
                 for message in (first, *consumer.consume(_AT_ONCE, 0)):
-                    self._note(message, found, open_ones)
+                    self._note(message, result, open_ones)
                 # The client drops the rest of their batches, which can be thousands of messages.
                 consumer.incremental_unassign(
                     [TopicPartition(self._topic, part) for part in before - open_ones]
@@ -77,13 +77,13 @@ class MessagePeeker:
             consumer.unassign()
         except KafkaException as error:
             log.warning("event=peek_failed node=%s topic=%s error=%s", self._node, self._topic, error.args[0])
-        return found
+        return result
 
     def first(self, at: Mapping[int, int]) -> dict[int, MessageInfo]:
         """Return the first message at or after an offset, per partition."""
         return {part: messages[0] for part, messages in self.look(at).items()}
 
-    def _note(self, message: Message, found: dict[int, list[MessageInfo]], open_ones: set[int]) -> None:
+    def _note(self, message: Message, result: dict[int, list[MessageInfo]], open_ones: set[int]) -> None:
         """Store a message. A partition is done after its first messages, or at its end."""
         from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, TIMESTAMP_NOT_AVAILABLE, KafkaError
 
@@ -111,7 +111,7 @@ class MessagePeeker:
             + sum(len(k) + len(v or b"") for k, v in message.headers() or ())
         )
         none = kind == TIMESTAMP_NOT_AVAILABLE
-        found.setdefault(part, []).append(
+        result.setdefault(part, []).append(
             MessageInfo(offset, size, None if none else written, kind == TIMESTAMP_LOG_APPEND_TIME)
         )
         open_ones.discard(part)

@@ -90,13 +90,13 @@ class PlainMessages:
         """Return the rows of messages that are in the driver, or None if Spark must decide about one."""
         del spark, topic
         keys = batch.keys or [None] * len(batch)
-        found = {KEY: pa.array(keys, pa.binary()), VALUE: pa.array(batch.values, pa.binary())}
+        result = {KEY: pa.array(keys, pa.binary()), VALUE: pa.array(batch.values, pa.binary())}
         if self._node.format == "text":
             try:
-                found = {name: column.cast(pa.string()) for name, column in found.items()}
+                result = {name: column.cast(pa.string()) for name, column in result.items()}
             except pa.ArrowInvalid:  # it is not UTF-8
                 return None
-        return complete_batch(found, batch, self._node, self._ordinal)
+        return complete_batch(result, batch, self._node, self._ordinal)
 
     def _read(self, name: str) -> Column:
         from pyspark.sql import functions as F  # noqa: N812

@@ -142,7 +142,7 @@ class MessageReader:
             return None
         most = min(_PIECE, int(DRIVER_BYTES / 2 / mean_size)) if mean_size else min(_PIECE, _FIRST_PIECE)
         decoded = self._driver.take_decoded(ranges)
-        found = {part: [batch.rows for batch in batches] for part, batches in decoded.items()}
+        result = {part: [batch.rows for batch in batches] for part, batches in decoded.items()}
         ends = {part: batches[-1].end for part, batches in decoded.items()}
         left = {part: (ends.get(part, start), end) for part, (start, end) in ranges.items()}
         rows, size = None, 0
@@ -152,12 +152,12 @@ class MessageReader:
             size += 0 if rows is None else rows.nbytes
             if batch is None or rows is None or size > _MOST_BYTES:
                 return None
-            if not found and piece == left:
+            if not result and piece == left:
                 return rows
             for part, some in split_by_partition(batch, rows).items():
-                found.setdefault(part, []).append(some)
-        tables = [table for part in sorted(found) for table in found[part]]
-        return pa.concat_tables(tables, promote_options="default") if found else rows
+                result.setdefault(part, []).append(some)
+        tables = [table for part in sorted(result) for table in result[part]]
+        return pa.concat_tables(tables, promote_options="default") if result else rows
 
     def filter_rows(self, rows: DataFrame, *, marks: bool) -> DataFrame:
         """Return the rows that pass the node's filter, or all of them, marked, if `marks`.
@@ -170,7 +170,7 @@ class MessageReader:
         rows = ensure_started(rows)
         columns = [name for name in rows.columns if name != POS]
         try:
-            found = (
+            result = (
                 mark_filtered_rows(rows, self._node.filter or "")
                 if marks
                 else rows.where(F.expr(self._node.filter or ""))
@@ -188,8 +188,8 @@ class MessageReader:
                 hint=f"Columns: {', '.join(name for name in columns if name != OP)}.{meant}",
                 node=self._name,
             ) from error
-        refuse_relative_timestamps(found, self._node.filter or "", self._name)
-        return found
+        refuse_relative_timestamps(result, self._node.filter or "", self._name)
+        return result
 
     def _messages(self, spark: SparkSession, ranges: Mapping[str, tuple[int, int]]) -> DataFrame:
         if not ranges:
@@ -218,8 +218,8 @@ class MessageReader:
         reader = spark.read.format("kafka")
         for key, value in options.items():
             reader = reader.option(key, value)
-        found = reader.load()
-        return found.coalesce(cores) if total < _SMALL and len(ranges) > cores else found
+        result = reader.load()
+        return result.coalesce(cores) if total < _SMALL and len(ranges) > cores else result
 
 
 def _first_line(error: Exception) -> str:

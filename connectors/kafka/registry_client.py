@@ -110,8 +110,8 @@ class SchemaRegistryClient(Generic[Schema]):
 
     def latest_schema(self, subject: str) -> RegisteredSchema[Schema]:
         """Return the schema of the subject's latest version. Raise SchemaError if there is none."""
-        found = self._latest(subject)
-        return RegisteredSchema(int(found["id"]), self._parse(found, f"schema {found['id']}"))
+        result = self._latest(subject)
+        return RegisteredSchema(int(result["id"]), self._parse(result, f"schema {result['id']}"))
 
     def find_schema(self, schema_id: int) -> Schema | None:
         """Return the schema of an id, or None if the registry does not have the id.
@@ -119,10 +119,10 @@ class SchemaRegistryClient(Generic[Schema]):
         Raise SchemaError if it is in another language or cannot be parsed.
         """
         if schema_id not in self._schemas:
-            found = self._get(f"/schemas/ids/{schema_id}", _NO_SCHEMA, _NO_SUBJECT, _NO_VERSION)
-            if found is None:
+            result = self._get(f"/schemas/ids/{schema_id}", _NO_SCHEMA, _NO_SUBJECT, _NO_VERSION)
+            if result is None:
                 return None
-            self._schemas[schema_id] = self._parse(found, f"schema {schema_id}")
+            self._schemas[schema_id] = self._parse(result, f"schema {schema_id}")
         return self._schemas[schema_id]
 
     def has_subject(self, subject: str) -> bool:
@@ -145,9 +145,9 @@ class SchemaRegistryClient(Generic[Schema]):
             msg = f"the schema registry {self._url} refuses the schema of `{subject}`: {reason}"
             hint = "Write to another topic, or change the columns or the compatibility of the subject."
             raise SchemaError(msg, hint=hint, node=self._node)
-        found = int(self._read_answer(response, path, ())["id"])
-        self._registered[subject, schema] = found
-        return found
+        result = int(self._read_answer(response, path, ())["id"])
+        self._registered[subject, schema] = result
+        return result
 
     def close(self) -> None:
         """Close the connections."""
@@ -160,31 +160,31 @@ class SchemaRegistryClient(Generic[Schema]):
         return self._get(f"/subjects/{quote(subject, safe='')}/versions/latest", _NO_SUBJECT, _NO_VERSION)
 
     def _latest(self, subject: str) -> Any:
-        found = self._find_latest(subject)
-        if found is None:
+        result = self._find_latest(subject)
+        if result is None:
             msg = f"the schema registry {self._url} has no subject `{subject}`"
             hint = (
                 "Register the schema of the topic's values, or set `reader_schema`. Messages in JSON need"
                 " `data_format: json` and a `schema`."
             )
             raise SchemaError(msg, hint=hint, node=self._node)
-        return found
+        return result
 
-    def _parse(self, found: Any, what: str) -> Schema:
-        kind = found.get("schemaType") or "AVRO"
+    def _parse(self, value: Any, what: str) -> Schema:
+        kind = value.get("schemaType") or "AVRO"
         if kind != self._language.kind:
             msg = f"{what} of the schema registry {self._url} is {kind}, not {self._language.title}"
             raise SchemaError(msg, node=self._node)
         try:
-            return self._language.parse(found["schema"], self._references(found))
+            return self._language.parse(value["schema"], self._references(value))
         except SchemaError as error:
             msg = f"{what} of the schema registry {self._url}: {error.message}"
             raise SchemaError(msg, hint=error.hint, node=self._node) from None
 
-    def _references(self, found: Any) -> list[SchemaReference]:
+    def _references(self, value: Any) -> list[SchemaReference]:
         """Return the schemas that a schema refers to, each after those that it needs."""
         schemas: list[SchemaReference] = []
-        for one in found.get("references") or ():
+        for one in value.get("references") or ():
             path = f"/subjects/{quote(one['subject'], safe='')}/versions/{one['version']}"
             referenced = self._get(path, _NO_SUBJECT, _NO_VERSION)
             if referenced is None:

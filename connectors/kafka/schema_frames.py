@@ -39,11 +39,11 @@ def schema_ids(frames: Iterable[bytes], topic: str, node: str, title: str) -> di
 
     Raise DataError for more schemas than a range can have. `title` is the language of the schemas.
     """
-    found = {frame: schema_id for frame in set(frames) if (schema_id := schema_id_of(frame)) is not None}
-    if len(found) > MOST_SCHEMAS:
+    result = {frame: schema_id for frame in set(frames) if (schema_id := schema_id_of(frame)) is not None}
+    if len(result) > MOST_SCHEMAS:
         msg = f"messages of topic `{topic}` have more than {MOST_SCHEMAS:,} schema ids"
         raise DataError(msg, hint=f"Are they {title} in the frame of a schema registry?", node=node)
-    return dict(sorted(found.items()))
+    return dict(sorted(result.items()))
 
 
 def find_frames(values: pa.Array) -> list[bytes]:

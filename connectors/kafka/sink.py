@@ -111,9 +111,9 @@ class KafkaSink(TransactionalSink):
             return _state_in(topic, self._read_own())
         if not self._producer.is_open:
             # First without the producer, which would fence a newer run. An older one may hang in a commit.
-            found = self._read_own(waits=False)
-            if found is not None and found.generation > self._generation:
-                return _state_in(topic, found)
+            result = self._read_own(waits=False)
+            if result is not None and result.generation > self._generation:
+                return _state_in(topic, result)
             self._producer.open()
             self._state = self._read_own()
         return _state_in(topic, self._state)
@@ -240,9 +240,9 @@ class KafkaSink(TransactionalSink):
                 raise GuaranteeError(msg, hint=hint, node=self._name, keys=("topic",))
 
 
-def _state_in(topic: Topic, found: TopicSinkState | None) -> SinkState:
+def _state_in(topic: Topic, result: TopicSinkState | None) -> SinkState:
     """Return the state that holds for a topic: without the record if its rows were in a former topic."""
-    if found is None:
+    if result is None:
         return SinkState(version=topic)
-    record = found.record if found.topic_id == topic.topic_id else None
-    return SinkState(found.generation, record, topic)
+    record = result.record if result.topic_id == topic.topic_id else None
+    return SinkState(result.generation, record, topic)

@@ -58,20 +58,20 @@ class SizeEstimator:
                 sum(self._guess(part, *span) for part, span in ranges.items())
             )
         stretches = self._sample_ranges(ranges, most)
-        sizes = {part: round(_bytes(found)) for part, found in stretches.items()}
+        sizes = {part: round(_bytes(result)) for part, result in stretches.items()}
         shares = fair_shares(sizes, most)
         ends = {
-            part: _end(found, shares[part]) if shares[part] < sizes[part] else ranges[part][1]
-            for part, found in stretches.items()
+            part: _end(result, shares[part]) if shares[part] < sizes[part] else ranges[part][1]
+            for part, result in stretches.items()
         }
-        return ends, round(sum(_bytes(_until(found, ends[part])) for part, found in stretches.items()))
+        return ends, round(sum(_bytes(_until(result, ends[part])) for part, result in stretches.items()))
 
     def total(self, ranges: Mapping[int, Range], most: int) -> int:
         """Estimate the bytes of ranges; `most` decides how many samples are read."""
         filled = {part: span for part, span in ranges.items() if span[1] > span[0]}
         if self._is_small(filled, most):
             return round(sum(self._guess(part, *span) for part, span in filled.items()))
-        return round(sum(_bytes(found) for found in self._sample_ranges(filled, most).values()))
+        return round(sum(_bytes(result) for result in self._sample_ranges(filled, most).values()))
 
     def _is_small(self, ranges: Mapping[int, Range], most: int) -> bool:
         """Return whether ranges need no sample: they are small, or far below the limit by the last samples.
@@ -94,13 +94,13 @@ class SizeEstimator:
 
     def _sample_ranges(self, ranges: Mapping[int, Range], most: int) -> dict[int, list[_Stretch]]:
         """Sample each range in a few stretches, or in many if the bytes are close to the limit."""
-        found = self._look(ranges, _FEW)
-        if sum(_bytes(stretches) for stretches in found.values()) * _FAR < most:
-            return found
+        result = self._look(ranges, _FEW)
+        if sum(_bytes(stretches) for stretches in result.values()) * _FAR < most:
+            return result
         return self._look(ranges, _MANY)
 
     def _look(self, ranges: Mapping[int, Range], places: int) -> dict[int, list[_Stretch]]:
-        found: dict[int, list[_Stretch]] = {part: [] for part in ranges}
+        result: dict[int, list[_Stretch]] = {part: [] for part in ranges}
         self._trusted = _TRUSTED
         for place in range(places):
             spans = {
@@ -113,8 +113,8 @@ class SizeEstimator:
                 sizes = [one.size for one in seen.get(part, ()) if one.offset < ranges[part][1]]
                 if sizes:
                     self._means[part] = sum(sizes) / len(sizes)
-                found[part].append(_Stretch(start, end, max(1.0, self._means.get(part, _UNSEEN))))
-        return found
+                result[part].append(_Stretch(start, end, max(1.0, self._means.get(part, _UNSEEN))))
+        return result
 
 
 def _bytes(stretches: list[_Stretch]) -> float:

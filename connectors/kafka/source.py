@@ -126,9 +126,9 @@ class KafkaStream(UnboundedSource):
         topic, back = self._cluster.describe(), int(time.time() * 1000) - moment_ms
         by_broker = self._cluster.has_broker_time()
         if by_broker:
-            found = self._at_time(topic, moment_ms)
+            result = self._at_time(topic, moment_ms)
         else:
-            found = self.earliest_offsets()
+            result = self.earliest_offsets()
             log.warning(
                 "event=handoff_at_earliest node=%s topic=%s timestamp_type=CreateTime",
                 self._name,
@@ -138,7 +138,7 @@ class KafkaStream(UnboundedSource):
         if kept is not None and back > kept:
             earliest = self._cluster.earliest(topic.partitions)
             if lost := [
-                str(part) for part in topic.partitions if 0 < earliest[part] == found["offsets"][str(part)]
+                str(part) for part in topic.partitions if 0 < earliest[part] == result["offsets"][str(part)]
             ]:
                 msg = (
                     f"the fence lies {back // 1000} s back, topic `{self._node.topic}` keeps rows for"
@@ -150,7 +150,7 @@ class KafkaStream(UnboundedSource):
                     " use an offset_table."
                 )
                 raise RetentionError(msg, hint=hint, node=self._name)
-        return self._no_later(found, back) if by_broker else found
+        return self._no_later(result, back) if by_broker else result
 
     def _no_later(self, fence: Json, back: int) -> Json:
         """Return the position, moved back in partitions where it is later than their recent rows.
@@ -159,11 +159,11 @@ class KafkaStream(UnboundedSource):
         """
         newest = self._cluster.newest_ms(map(int, fence["offsets"]))
         recent = self._cluster.at_times({part: moment - back for part, moment in newest.items()})
-        found = {
+        result = {
             part: min(offset, at) if (at := recent.get(int(part), -1)) >= 0 else offset
             for part, offset in fence["offsets"].items()
         }
-        return fence | {"offsets": found}
+        return fence | {"offsets": result}
 
     def _at_time(self, topic: Topic, moment_ms: int) -> Json:
         """Return the position at a time.
@@ -172,9 +172,9 @@ class KafkaStream(UnboundedSource):
         lost.
         """
         end = self._cluster.stable_end(topic.partitions)
-        found = self._cluster.at_time(topic.partitions, moment_ms)
+        result = self._cluster.at_time(topic.partitions, moment_ms)
         return self._position(
-            topic, {part: found[part] if found[part] >= 0 else end[part] for part in topic.partitions}
+            topic, {part: result[part] if result[part] >= 0 else end[part] for part in topic.partitions}
         )
 
     def high_watermarks(self) -> Json:
@@ -245,8 +245,8 @@ class KafkaStream(UnboundedSource):
             )
             offsets |= bounded
             self._sized = {part: (start, offsets[part]) for part, start in starts.items()}, size
-        self._checked = self._planned = found = self._position(topic, offsets, at.get("growing"))
-        return found
+        self._checked = self._planned = result = self._position(topic, offsets, at.get("growing"))
+        return result
 
     def estimate_bytes(self, start: Json, end: Json, most: int) -> int:
         """Return the estimate of `next_end_offsets` for this range, or a new one from samples."""
@@ -337,13 +337,13 @@ class KafkaStream(UnboundedSource):
 
     def _position(self, topic: Topic, offsets: Mapping[int, int], growing: Json | None = None) -> Json:
         ordered = {str(part): offsets[part] for part in sorted(offsets)}
-        found: Json = {
+        result: Json = {
             "topic": self._node.topic,
             "topic_id": topic.topic_id,
             "cluster_id": topic.cluster_id,
             "offsets": ordered,
         }
-        return found | ({"growing": growing} if growing else {})
+        return result | ({"growing": growing} if growing else {})
 
     def _same_topic(self, at: Json) -> Topic:
         """Return the topic. Raise TargetError if `at` is of another topic or cluster."""

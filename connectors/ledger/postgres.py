@@ -47,12 +47,12 @@ class PostgresStore:
             self._path = _schema_of(tx)
             tx.run("select set_config('search_path', :path, true)", path=self._path)
             tx.run("create table if not exists headrace_ledger_version (version integer not null)")
-            found = tx.one("select version from headrace_ledger_version")
-            if found is None:
+            result = tx.one("select version from headrace_ledger_version")
+            if result is None:
                 for statement in SCHEMA:
                     tx.run(statement)
                 tx.run("insert into headrace_ledger_version values (:version)", version=SCHEMA_VERSION)
-            elif statements := upgrade_statements(found[0], "in Postgres"):
+            elif statements := upgrade_statements(result[0], "in Postgres"):
                 for statement in statements:
                     tx.run(statement)
                 tx.run("update headrace_ledger_version set version = :version", version=SCHEMA_VERSION)
@@ -133,21 +133,21 @@ def _schema_of(tx: _PostgresTx) -> str:
     The meaning of a search path can change: a sink creates the schema `headrace`, which is the first schema
     for a user of this name.
     """
-    found = tx.all(
+    result = tx.all(
         "select n.nspname, quote_ident(n.nspname) from pg_class c join pg_namespace n on n.oid ="
         " c.relnamespace"
         " where c.relname = 'headrace_ledger_version' and n.nspname = any(current_schemas(false)) order by 1"
     )
-    if len(found) > 1:
-        names = " and ".join(name for name, _ in found)
+    if len(result) > 1:
+        names = " and ".join(name for name, _ in result)
         msg = f"the database has two ledgers, in the schemas {names}"
         hint = (
             "Drop the tables headrace_ledger_* in the schema of the one that is not wanted. Sinks that"
             " are refused then name the command."
         )
         raise SettingsError(msg, hint=hint)
-    if found:
-        return found[0][1]
+    if result:
+        return result[0][1]
     schema = tx.one("select quote_ident(current_schema())")
     if schema is None or schema[0] is None:
         msg = "the search path of the ledger's user names no schema that exists"

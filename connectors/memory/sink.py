@@ -56,15 +56,16 @@ class MemorySink(StatelessSink):
         )
         sink = self._context.key
 
-        def change(found: MemoryTableState | None) -> MemoryTableState:
-            if found is None:
+        def change(table_state: MemoryTableState | None) -> MemoryTableState:
+            if table_state is None:
                 return MemoryTableState(wanted.empty_table(), sink, generation)
-            self._check_owner(found, generation)
-            if not found.rows.schema.equals(wanted):
-                msg = f"memory table `{self._table}` has other columns: {', '.join(found.rows.schema.names)}"
+            self._check_owner(table_state, generation)
+            if not table_state.rows.schema.equals(wanted):
+                names = ", ".join(table_state.rows.schema.names)
+                msg = f"memory table `{self._table}` has other columns: {names}"
                 hint = "Name another `table`, or call headrace.connectors.memory.tables.drop_table first."
                 raise SchemaError(msg, hint=hint, node=sink.sink)
-            return replace(found, sink=sink, generation=generation)
+            return replace(table_state, sink=sink, generation=generation)
 
         change_table(self._table, change)
         self._generation = generation
@@ -74,8 +75,10 @@ class MemorySink(StatelessSink):
         rows = self._collect_rows(frame)
         counts = WriteCounts(rows.num_rows, None, None, None)
 
-        def change(found: MemoryTableState | None) -> MemoryTableState:
-            table = found or MemoryTableState(rows.schema.empty_table(), self._context.key, self._generation)
+        def change(table_state: MemoryTableState | None) -> MemoryTableState:
+            table = table_state or MemoryTableState(
+                rows.schema.empty_table(), self._context.key, self._generation
+            )
             self._check_owner(table, self._generation)
             if table.sink == self._context.key and table.plan == plan:
                 return table
@@ -99,15 +102,15 @@ class MemorySink(StatelessSink):
     def _collect_rows(self, frame: EpochFrame) -> pa.Table:
         """Return the payload and `_gs_op`: the last row of each key, or all rows in their order."""
         names = [*frame.schema.names, OP]
-        found = frame.table
-        if found is None:
+        result = frame.table
+        if result is None:
             rows = canonical_frame(frame.rows, frame.schema, self._key)
-            found = rows.select(*map(quote_identifier, names), POS).toArrow()
+            result = rows.select(*map(quote_identifier, names), POS).toArrow()
         if self._key:
-            found = last_by_key(self._context.key.sink, found, self._key)
-        elif found.num_rows:
-            found = sort_by_position(found)
-        return found.select(names)
+            result = last_by_key(self._context.key.sink, result, self._key)
+        elif result.num_rows:
+            result = sort_by_position(result)
+        return result.select(names)
 
     def _apply(self, table: pa.Table, rows: pa.Table) -> pa.Table:
         """Return the table with the rows of an epoch."""

@@ -29,11 +29,11 @@ _lock = threading.Lock()
 
 def read_table(name: str) -> pa.Table:
     """Return the rows of a table after its last epoch. Raise TargetError if there is no such table."""
-    found = find_table(name)
-    if found is None:
+    table = find_table(name)
+    if table is None:
         msg = f"there is no memory table `{name}` in this process"
         raise TargetError(msg, hint=f"Tables: {', '.join(sorted(_tables)) or 'none'}.")
-    return found.rows
+    return table.rows
 
 
 def drop_table(name: str) -> None:
@@ -56,5 +56,5 @@ def change_table(
     If `change` raises, the state stays.
     """
     with _lock:
-        _tables[name] = found = change(_tables.get(name))
-        return found
+        _tables[name] = table = change(_tables.get(name))
+        return table

@@ -28,48 +28,48 @@ Made = TypeVar("Made")
 
 def _is(*kinds: type) -> Check:
     names = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
-    return lambda found: "" if isinstance(found, kinds) else f"{type(found).__name__}, and not {names}"
+    return lambda result: "" if isinstance(result, kinds) else f"{type(result).__name__}, and not {names}"
 
 
-def _position(found: Any) -> str:
+def _position(value: Any) -> str:
     """Check an unbounded position: JSON with offsets by partition. Return the problem, or ""."""
-    offsets = found.get("offsets") if isinstance(found, Mapping) else None
+    offsets = value.get("offsets") if isinstance(value, Mapping) else None
     good = isinstance(offsets, Mapping) and all(
         isinstance(key, str) and isinstance(at, int) for key, at in offsets.items()
     )
     return (
-        (_json(found) if good else 'what is no position such as {"offsets": {"0": 12}}')
-        if isinstance(found, Mapping)
-        else _is(dict)(found)
+        (_json(value) if good else 'what is no position such as {"offsets": {"0": 12}}')
+        if isinstance(value, Mapping)
+        else _is(dict)(value)
     )
 
 
-def _json(found: Any) -> str:
+def _json(value: Any) -> str:
     try:
-        same = json.loads(json.dumps(found)) == found
+        same = json.loads(json.dumps(value)) == value
     except (TypeError, ValueError) as error:
         return f"what is no JSON: {error}"
     return "" if same else "what changes on its way through JSON (keys that are no texts, tuples)"
 
 
-def _frame(found: Any) -> str:
-    columns = getattr(found, "columns", None)
+def _frame(value: Any) -> str:
+    columns = getattr(value, "columns", None)
     if columns is None:
-        return f"{type(found).__name__}, and not a DataFrame"
+        return f"{type(value).__name__}, and not a DataFrame"
     lost = [name for name in HIDDEN if name not in columns]
     return f"rows without the hidden column {' and '.join(lost)}" if lost else ""
 
 
-def _splits(found: Any) -> str:
-    if not isinstance(found, list | tuple) or not all(isinstance(split, dict) for split in found):
-        return f"{type(found).__name__}, and not a list of maps"
-    return _json(list(found))
+def _splits(value: Any) -> str:
+    if not isinstance(value, list | tuple) or not all(isinstance(split, dict) for split in value):
+        return f"{type(value).__name__}, and not a list of maps"
+    return _json(list(value))
 
 
 _CHECKS: Mapping[type, Mapping[str, Check]] = {
     BoundedSource: {
         "schema": _is(pa.Schema),
-        "create_snapshot": lambda found: _is(Snapshot)(found) or _json(found.handle),
+        "create_snapshot": lambda result: _is(Snapshot)(result) or _json(result.handle),
         "describe_snapshot": _is(Snapshot),
         "splits": _splits,
         "read": _frame,
@@ -120,7 +120,7 @@ _CHECKS: Mapping[type, Mapping[str, Check]] = {
 def create_checked(
     make: Callable[[], Made],
     contract: type[Made],
-    found: InstalledPlugin,
+    installed_plugin: InstalledPlugin,
     node: str,
     checks: Mapping[str, Check] | None = None,
 ) -> Made:
@@ -128,12 +128,12 @@ def create_checked(
 
     Raise PluginError if it cannot be created or has another type.
     """
-    with_blame = attribute_errors(make, found, node, "being made")
+    with_blame = attribute_errors(make, installed_plugin, node, "being made")
     made = with_blame()
     if not isinstance(made, contract):
         what = f"it made {type(made).__name__}, which is no headrace.{contract.__name__}"
         raise contract_error(
-            found, what, node, f"Its class must be a subclass of headrace.{contract.__name__}."
+            installed_plugin, what, node, f"Its class must be a subclass of headrace.{contract.__name__}."
         )
     names = _CHECKS[contract] if checks is None else checks
     for name, check in names.items():
@@ -141,22 +141,30 @@ def create_checked(
             made,
             name,
             _wrap_call(
-                attribute_errors(getattr(made, name), found, node, f"`{name}`"), check, found, node, name
+                attribute_errors(getattr(made, name), installed_plugin, node, f"`{name}`"),
+                check,
+                installed_plugin,
+                node,
+                name,
             ),
         )
     if "describe" in names:
-        made.describe = _wrap_description(made.describe, found, node)  # pyright: ignore[reportAttributeAccessIssue]
+        made.describe = _wrap_description(made.describe, installed_plugin, node)  # pyright: ignore[reportAttributeAccessIssue]
     setattr(made, GUARDED, tuple(names))
     return made
 
 
-def _wrap_description(describe: Callable[[], Json], found: InstalledPlugin, node: str) -> Callable[[], Json]:
+def _wrap_description(
+    describe: Callable[[], Json], installed_plugin: InstalledPlugin, node: str
+) -> Callable[[], Json]:
     """Wrap a plugin's description so that it is merged over the default one."""
-    return lambda: {"kind": found.id, "asset_key": [*found.id.split("."), node]} | describe()
+    return lambda: (
+        {"kind": installed_plugin.id, "asset_key": [*installed_plugin.id.split("."), node]} | describe()
+    )
 
 
 def attribute_errors(
-    work: Callable[..., Any], found: InstalledPlugin, node: str, doing: str
+    work: Callable[..., Any], installed_plugin: InstalledPlugin, node: str, doing: str
 ) -> Callable[..., Any]:
     """Wrap a function so that its errors name the plugin.
 
@@ -179,7 +187,7 @@ def attribute_errors(
                 raise explained from error
             if _of_spark(error):
                 raise
-            raise plugin_error(error, found, doing=doing, node=node) from error
+            raise plugin_error(error, installed_plugin, doing=doing, node=node) from error
 
     return run
 
@@ -195,14 +203,14 @@ def _of_spark(error: Exception) -> bool:
 
 
 def _wrap_call(
-    work: Callable[..., Any], check: Check, found: InstalledPlugin, node: str, name: str
+    work: Callable[..., Any], check: Check, installed_plugin: InstalledPlugin, node: str, name: str
 ) -> Callable[..., Any]:
     @wraps(work)
     def run(*args: Any, **more: Any) -> Any:
         result = work(*args, **more)
         if wrong := check(result):
             what = f"`{name}` returned {wrong}"
-            raise contract_error(found, what, node)
+            raise contract_error(installed_plugin, what, node)
         return result
 
     return run

@@ -24,7 +24,7 @@ class PickledPlugin:
     Raises PluginError for one that cannot be pickled.
     """
 
-    def __init__(self, what: Any, found: InstalledPlugin, node: str) -> None:
+    def __init__(self, what: Any, installed_plugin: InstalledPlugin, node: str) -> None:
         from pyspark import cloudpickle
 
         bare = what
@@ -36,13 +36,13 @@ class PickledPlugin:
             self._body = cloudpickle.dumps(bare)
         except Exception as error:
             msg = (
-                f"the plugin `{found.id}` ({found.origin}) cannot be sent to Spark's workers:"
-                f" {type(error).__name__}: {error}"
+                f"the plugin `{installed_plugin.id}` ({installed_plugin.origin}) cannot be sent to Spark's"
+                f" workers: {type(error).__name__}: {error}"
             )
             hint = "Open connections, files and locks in the method that uses them, and not in `__init__`."
             raise PluginError(msg, hint=hint, node=node) from error
         self._paths = [path for path in sys.path if path]
-        self.found = found
+        self.found = installed_plugin
         self.node = node
 
     def open(self) -> Any:
@@ -103,18 +103,18 @@ class PickledPlugin:
                 )
             batch = batch.select(schema.names)
         for field in schema:
-            found = batch.schema.field(field.name).type
-            if found != field.type:
+            result = batch.schema.field(field.name).type
+            if result != field.type:
                 self.refuse(
-                    f"{doing} gave column `{field.name}` as {found}, and announced {field.type}",
+                    f"{doing} gave column `{field.name}` as {result}, and announced {field.type}",
                     "Cast it, or announce it so.",
                 )
         return batch
 
 
-def contract_error(found: InstalledPlugin, what: str, node: str, hint: str = "") -> PluginError:
+def contract_error(installed_plugin: InstalledPlugin, what: str, node: str, hint: str = "") -> PluginError:
     """Return the error for a broken contract, with plugin, package and violation."""
-    msg = f"the plugin `{found.id}` ({found.origin}) broke its contract: {what}"
+    msg = f"the plugin `{installed_plugin.id}` ({installed_plugin.origin}) broke its contract: {what}"
     return PluginError(msg, hint=hint, node=node)
 
 

@@ -177,15 +177,15 @@ class ArrowStream(UnboundedSource):
         return {"offsets": self._ends()}
 
     def _ends(self) -> dict[str, int]:
-        found = dict(self.partition_ends())
+        result = dict(self.partition_ends())
         if wrong := [
-            part for part in found if not (isinstance(part, str) and part.isascii() and part.isdigit())
+            part for part in result if not (isinstance(part, str) and part.isascii() and part.isdigit())
         ]:
             what = f"`partition_ends` named the partition {wrong[0]!r}"
             raise contract_error(
                 self.context.found, what, self.context.name, 'Partitions are whole numbers as text: "0", "1".'
             )
-        return found
+        return result
 
     def next_end_offsets(self, after: Json, limits: ReadLimits) -> Json:
         """Return the furthest end that `limits` allow; partitions share them."""
@@ -194,11 +194,11 @@ class ArrowStream(UnboundedSource):
             part: end - offsets.get(part, 0) for part, end in ends.items() if end > offsets.get(part, 0)
         }
         share = max(1, limits.rows // max(1, len(waiting)))
-        found = {
+        result = {
             part: offsets.get(part, 0) + min(rows, share, limits.per_partition or rows)
             for part, rows in waiting.items()
         }
-        return {"offsets": {**offsets, **found}}
+        return {"offsets": {**offsets, **result}}
 
     def backlog(self, at: Json) -> int | None:
         """See `UnboundedSource.backlog`."""

@@ -80,10 +80,10 @@ class StagingCopyTask:
         return [StagedAttempt(0, *self._load(iter(rows.to_batches()), 0))]
 
     def _load(self, batches: Iterator[pa.RecordBatch], attempt: int) -> tuple[int, int]:
-        found = next((batch for batch in batches if batch.num_rows), None)
-        if found is None:
+        result = next((batch for batch in batches if batch.num_rows), None)
+        if result is None:
             return 0, 0
-        first, deletes = self.load.screen(found)
+        first, deletes = self.load.screen(result)
         rows = first.num_rows
 
         def screen_batches() -> Iterator[pa.RecordBatch]:

@@ -96,10 +96,10 @@ class PostgresAggregateSinkConfig(KeyedSinkConfig):
     @property
     def total_columns(self) -> list[str]:
         """The columns of `aggregate` in the table."""
-        found: list[str] = []
+        columns: list[str] = []
         for name, column in self.aggregate.items():
-            found += [f"{name}_sum", f"{name}_count", name] if column.fn == "avg" else [name]
-        return found
+            columns += [f"{name}_sum", f"{name}_count", name] if column.fn == "avg" else [name]
+        return columns
 
     @property
     def landing(self) -> PostgresSinkConfig:

@@ -51,9 +51,9 @@ class PostgresAggregateSink(PostgresSink):
     def describe(self) -> Json:
         """Return the type, and asset key and name of the table of totals."""
         schema, table = self._totals_node.schema_, self._totals_node.agg_table
-        found = super().describe()
-        database = found["table_name"].split(".")[0]
-        return found | {
+        result = super().describe()
+        database = result["table_name"].split(".")[0]
+        return result | {
             "kind": "postgres_aggregate",
             "asset_key": ["postgres", schema, table],
             "table_name": f"{database}.{schema}.{table}",

@@ -69,23 +69,23 @@ class TotalsTable:
         if int(session.run("SHOW server_version_num")[0][0]) < _OLDEST_SERVER:
             msg = "type `postgres_aggregate` needs Postgres 15 or newer"
             raise TargetError(msg, hint="Use a `postgres` sink and a view.", node=self._name)
-        found = session.run(
+        result = session.run(
             "SELECT coalesce(obj_description(c.oid, 'pg_class'), '') FROM pg_class c JOIN pg_namespace n ON"
             " n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname = $2",
             self._node.schema_,
             self._node.agg_table,
         )
-        if not found:
+        if not result:
             return ""
-        if not found[0][0].startswith(self._owner):
+        if not result[0][0].startswith(self._owner):
             where = f"{self._node.schema_}.{self._node.agg_table}"
-            said = found[0][0].removeprefix(_MARK).split(",")[0]
+            said = result[0][0].removeprefix(_MARK).split(",")[0]
             whose = (
-                f"has the totals of {said}" if found[0][0].startswith(_MARK) else "was not made by Headrace"
+                f"has the totals of {said}" if result[0][0].startswith(_MARK) else "was not made by Headrace"
             )
             msg = f"the table {where} {whose}, not of {self._node.landing_table}"
             raise TargetError(msg, hint="Choose another `agg_table`.", node=self._name, keys=("agg_table",))
-        return found[0][0]
+        return result[0][0]
 
     def create(self, session: Session) -> None:
         """Create table and triggers, or nothing if they are there as the node defines them.
@@ -117,10 +117,10 @@ class TotalsTable:
             kind = given or SQL("numeric")
             amount = SQL("sum({}::{})").format(source, kind)
             name = column if total.fn == "sum" else f"{column}_sum"
-            found = {name: _Total(kind, lambda rows: _add_filter(amount, rows, empty="0"), "+")}
+            result = {name: _Total(kind, lambda rows: _add_filter(amount, rows, empty="0"), "+")}
             if total.fn == "avg":
-                found[f"{column}_count"] = _counter(SQL("count({})").format(source))
-            return found
+                result[f"{column}_count"] = _counter(SQL("count({})").format(source))
+            return result
         kind = given or trusted_sql(self._types[total.from_ or column])
         extreme = SQL(f"{total.fn}({{}}::{{}})").format(source, kind)
         joins = "LEAST" if total.fn == "min" else "GREATEST"
@@ -298,8 +298,8 @@ def _counter(count: Composable, kind: Composable | None = None) -> _Total:
 
 
 def _add_filter(aggregate: Composable, rows: Composable, empty: str = "") -> Composable:
-    found = SQL("{} FILTER (WHERE {})").format(aggregate, rows)
-    return SQL("coalesce({}, {})").format(found, sql.SQL("0")) if empty else found
+    result = SQL("{} FILTER (WHERE {})").format(aggregate, rows)
+    return SQL("coalesce({}, {})").format(result, sql.SQL("0")) if empty else result
 
 
 def _equal(one: Composable, other: Composable) -> Composable:

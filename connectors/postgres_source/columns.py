@@ -46,22 +46,22 @@ class PostgresColumn:
     type: pa.DataType
 
 
-def read_column(found: ResultColumn) -> PostgresColumn:
+def read_column(result: ResultColumn) -> PostgresColumn:
     """Return how a column is read. A domain has its base type."""
-    info, column = builtin_types.get(found.type_code), sql.Identifier(found.name)
+    info, column = builtin_types.get(result.type_code), sql.Identifier(result.name)
     name = info.name if info else ""
-    if info is not None and info.array_oid == found.type_code:
+    if info is not None and info.array_oid == result.type_code:
         if name in LISTS:
-            return PostgresColumn(found.name, _flat(column, found.name, f"{name}[]"), pa.list_(LISTS[name]))
-        text = _flat(_cast(column, "text[]"), found.name, "text[]")
-        return PostgresColumn(found.name, text, pa.list_(pa.string()))
+            return PostgresColumn(result.name, _flat(column, result.name, f"{name}[]"), pa.list_(LISTS[name]))
+        text = _flat(_cast(column, "text[]"), result.name, "text[]")
+        return PostgresColumn(result.name, text, pa.list_(pa.string()))
     if name in _FINITE:
-        return PostgresColumn(found.name, _finite(column, found.name, name), PLAIN[name])
+        return PostgresColumn(result.name, _finite(column, result.name, name), PLAIN[name])
     if name in PLAIN:
-        return PostgresColumn(found.name, column, PLAIN[name])
+        return PostgresColumn(result.name, column, PLAIN[name])
     if name == "numeric":
-        return PostgresColumn(found.name, _cast(column, "text"), _decimal(found.precision, found.scale))
-    return PostgresColumn(found.name, _cast(column, "text"), pa.string())
+        return PostgresColumn(result.name, _cast(column, "text"), _decimal(result.precision, result.scale))
+    return PostgresColumn(result.name, _cast(column, "text"), pa.string())
 
 
 def find_unique_keys(
@@ -72,7 +72,7 @@ def find_unique_keys(
     An index with a condition or of expressions does not. The index of a table that others inherit from does
     not have their rows.
     """
-    found = session.run(
+    result = session.run(
         "SELECT array_agg(a.attname::text ORDER BY a.attnum) FROM pg_index i"
         " JOIN pg_class c ON c.oid = i.indrelid JOIN pg_namespace n ON n.oid = c.relnamespace"
         " JOIN pg_attribute a ON a.attrelid = c.oid"
@@ -84,7 +84,7 @@ def find_unique_keys(
         schema,
         table,
     )
-    return tuple(tuple(columns) for (columns,) in found)
+    return tuple(tuple(columns) for (columns,) in result)
 
 
 def _decimal(precision: int | None, scale: int | None) -> pa.DataType:

@@ -66,12 +66,12 @@ class PostgresTableSource(StagedSource):
         with self._control.transaction() as session:
             self._check_table(session)
             session.run(query)
-            found = {column.name: read_column(column) for column in session.result_columns}
-        wanted = self.node.columns or tuple(found)
-        if absent := [name for name in wanted if name not in found]:
+            result = {column.name: read_column(column) for column in session.result_columns}
+        wanted = self.node.columns or tuple(result)
+        if absent := [name for name in wanted if name not in result]:
             msg = f"`{self.node.schema_}.{self.node.table}` has no column {', '.join(absent)}"
-            raise SchemaError(msg, hint=f"It has: {', '.join(found)}.", node=self.name)
-        return [found[name] for name in wanted]
+            raise SchemaError(msg, hint=f"It has: {', '.join(result)}.", node=self.name)
+        return [result[name] for name in wanted]
 
     @property
     def unique_keys(self) -> tuple[tuple[str, ...], ...]:
@@ -97,7 +97,7 @@ class PostgresTableSource(StagedSource):
             "SELECT c.relname::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
             " WHERE n.nspname = $1::text AND c.relkind IN ('r', 'p', 'v', 'm', 'f')"
         )
-        tables = [found for (found,) in session.run(query, schema)]
+        tables = [result for (result,) in session.run(query, schema)]
         if name in tables:
             return
         near = difflib.get_close_matches(name, tables, n=2)
@@ -154,14 +154,14 @@ class PostgresTableSource(StagedSource):
 
     def _convert(self, values: pa.Array, column: PostgresColumn) -> pa.ChunkedArray:
         field = pa.field(column.name, column.type)
-        found = cast_column(self.name, values, field, f"`{self.node.schema_}.{self.node.table}`")
+        result = cast_column(self.name, values, field, f"`{self.node.schema_}.{self.node.table}`")
         if pa.types.is_string(column.type):
             try:
-                found.validate(full=True)
+                result.validate(full=True)
             except pa.ArrowInvalid:
                 msg = f"column `{column.name}` has a text that is not UTF-8"
                 raise DataError(msg, node=self.name) from None
-        return found
+        return result
 
     def describe(self) -> Json:
         """Return the type, asset key and table name, which are those of a sink into the same table."""

@@ -42,8 +42,8 @@ def mark_rows(checks: RowChecks, rows: Rows) -> tuple[Rows, int]:
     if reasons:
         lines = {at: json.dumps(_payload(rows.slice(at, 1)), default=_plain) for at in reasons}
         marks = [
-            pa.array([found.get(at) for at in range(rows.num_rows)], pa.string())
-            for found in (reasons, lines)
+            pa.array([result.get(at) for at in range(rows.num_rows)], pa.string())
+            for result in (reasons, lines)
         ]
         kept = pc.is_null(marks[0])
         columns = [
@@ -78,8 +78,8 @@ def _explain(checks: RowChecks, rows: Rows) -> str | None:
 
 def _payload(row: Any) -> dict[str, Any]:
     """Return the payload of a single row."""
-    (found,) = row.to_pylist()
-    return {name: value for name, value in found.items() if name not in (OP, *POSITION)}
+    (result,) = row.to_pylist()
+    return {name: value for name, value in result.items() if name not in (OP, *POSITION)}
 
 
 def _plain(value: object) -> str:

@@ -57,8 +57,8 @@ class RefusedRows:
             "SELECT attname::text FROM pg_attribute WHERE attrelid = to_regclass($1::text)"
             " AND attnum > 0 AND NOT attisdropped"
         )
-        found = {name for (name,) in session.run(query, self.identifier.as_string(None))}
-        if found and (missing := [name for name in _COLUMNS if name not in found]):
+        result = {name for (name,) in session.run(query, self.identifier.as_string(None))}
+        if result and (missing := [name for name in _COLUMNS if name not in result]):
             msg = f"{self.schema}.{self.table} is no table of refused rows: it has no column `{missing[0]}`"
             hint = "Set `errors_table` to a table that does not exist."
             raise SchemaError(msg, hint=hint, node=self.node, keys=("errors_table",))

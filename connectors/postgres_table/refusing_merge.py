@@ -95,22 +95,22 @@ class RefusingMerge:
             low, high, error = first, last, None
             while low < high:
                 middle = (low + high - 1) // 2
-                found = self._try(StagingTable(numbered, span=(low, middle)))
-                if isinstance(found, DataError):
-                    high, error = middle, found if low == middle else None
+                result = self._try(StagingTable(numbered, span=(low, middle)))
+                if isinstance(result, DataError):
+                    high, error = middle, result if low == middle else None
                 else:
-                    counts, low = counts + found, middle + 1
+                    counts, low = counts + result, middle + 1
             # By itself, because the error of several rows may be that of another one.
-            found = error or self._try(StagingTable(numbered, span=(low, low)))
-            if isinstance(found, DataError):
-                self._store(numbered, low, found.message)
+            result = error or self._try(StagingTable(numbered, span=(low, low)))
+            if isinstance(result, DataError):
+                self._store(numbered, low, result.message)
             else:
-                counts += found
+                counts += result
             first = low + 1
             if first <= last:
-                found = self._try(StagingTable(numbered, span=(first, last)))
-                if not isinstance(found, DataError):
-                    return counts + found
+                result = self._try(StagingTable(numbered, span=(first, last)))
+                if not isinstance(result, DataError):
+                    return counts + result
         return counts
 
     def _try(self, stage: StagingTable) -> WriteCounts | DataError:

@@ -47,20 +47,20 @@ class PythonRowSource(StagedSource):
         batches = self._call()
         while True:
             try:
-                found: Any = next(batches, _END)
+                result: Any = next(batches, _END)
             except HeadraceError:
                 raise
             except (Exception, SystemExit) as error:  # noqa: BLE001  errors of the user's function are reported
                 msg = f"`{path}` failed after {rows} rows: {self._describe(error)}"
                 hint = "Fix the function. Nothing was stored; the next run calls it again."
                 raise DataError(msg, hint=hint, node=self.name) from None
-            if found is _END:
+            if result is _END:
                 return
-            if not isinstance(found, pa.RecordBatch | pa.Table):
-                raise self._wrong_result(found)
-            columns = [self._column(found, field) for field in schema]
+            if not isinstance(result, pa.RecordBatch | pa.Table):
+                raise self._wrong_result(result)
+            columns = [self._column(result, field) for field in schema]
             yield pa.table(columns, names=schema.names)
-            rows += found.num_rows
+            rows += result.num_rows
 
     def _load(self) -> Any:
         path = self.node.function
@@ -71,13 +71,13 @@ class PythonRowSource(StagedSource):
 
     def _call(self) -> Iterator[Any]:
         """Return what the function returns as an iterator. The call itself is its first step."""
-        found = self._load()(**self.node.options)
-        if isinstance(found, pa.RecordBatch | pa.Table):
-            yield found
-        elif isinstance(found, Iterable):
-            yield from found
+        result = self._load()(**self.node.options)
+        if isinstance(result, pa.RecordBatch | pa.Table):
+            yield result
+        elif isinstance(result, Iterable):
+            yield from result
         else:
-            raise self._wrong_result(found)
+            raise self._wrong_result(result)
 
     def _column(self, rows: pa.RecordBatch | pa.Table, field: pa.Field) -> pa.ChunkedArray:
         names = rows.schema.names
@@ -88,8 +88,8 @@ class PythonRowSource(StagedSource):
             raise SchemaError(msg, hint=hint, node=self.name)
         return cast_column(self.name, rows.column(field.name), field, f"`{self.node.function}`")
 
-    def _wrong_result(self, found: object) -> SchemaError:
-        msg = f"`{self.node.function}` returned {type(found).__name__}"
+    def _wrong_result(self, result: object) -> SchemaError:
+        msg = f"`{self.node.function}` returned {type(result).__name__}"
         return SchemaError(
             msg, hint="Return or yield pyarrow.RecordBatch or pyarrow.Table objects.", node=self.name
         )

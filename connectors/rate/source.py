@@ -142,8 +142,8 @@ class RateStream(UnboundedSource):
         if speed is None:
             return rows
         moment, offset = self._begun or (self._clock(), 0)
-        found = offset + int((self._clock() - moment) * speed)
-        return found if rows is None else min(found, rows)
+        result = offset + int((self._clock() - moment) * speed)
+        return result if rows is None else min(result, rows)
 
 
 def _position(offset: int) -> Json:

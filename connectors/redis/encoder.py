@@ -135,8 +135,8 @@ class RowEncoder:
             values = [write_texts(columns[name]) for name in self._columns]
         else:
             values = [write_objects(columns)]
-        found = {_KEY: key, OP: last[OP]}
-        return pa.table(found | {f"{_VALUE}{at}": value for at, value in enumerate(values)})
+        result = {_KEY: key, OP: last[OP]}
+        return pa.table(result | {f"{_VALUE}{at}": value for at, value in enumerate(values)})
 
     def _select(self, rows: DataFrame, frame: EpochFrame) -> DataFrame:
         """Return the name of each entry, its value or its fields as text, and the operation."""

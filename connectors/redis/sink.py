@@ -114,9 +114,9 @@ class RedisSink(TransactionalSink):
         """Remove claims and states of these sinks: their next script is refused."""
         keys = {claim.key for claim in claims}
         for _ in range(_ATTEMPTS):
-            text, found = self._store.read_claims()
-            ended = [one.key for one in found if one.prefix == self._node.prefix and one.key in keys]
-            rest = [one for one in found if one.prefix != self._node.prefix or one.key not in keys]
+            text, result = self._store.read_claims()
+            ended = [one.key for one in result if one.prefix == self._node.prefix and one.key in keys]
+            rest = [one for one in result if one.prefix != self._node.prefix or one.key not in keys]
             if not ended or self._store.set_claims(text, rest, ended):
                 return
         raise self._busy_error()

@@ -51,8 +51,8 @@ class RedisState:
 
     def read(self, key: SinkKey) -> SinkState:
         """Return the state of a sink. Its `version` is a StateText."""
-        found = self._client.run("HMGET", self._name(key), "generation", "record", "changes")
-        generation, record, changes = ((value or b"").decode() for value in found)
+        result = self._client.run("HMGET", self._name(key), "generation", "record", "changes")
+        generation, record, changes = ((value or b"").decode() for value in result)
         return SinkState(
             int(generation) if generation else None,
             _read_record(record, changes) if record else None,
@@ -100,18 +100,18 @@ class RedisState:
             str(upserts),
             *columns,
         ]
-        found = self._client.run_packed(pack_script(scripts.WRITE, self._name(key), arguments, rows))
-        return None if found is None else WriteCounts(0, *found)
+        result = self._client.run_packed(pack_script(scripts.WRITE, self._name(key), arguments, rows))
+        return None if result is None else WriteCounts(0, *result)
 
     def read_claims(self) -> tuple[str, list[PrefixClaim]]:
         """Return all claims of the database: their text, which `set_claims` compares, and their values."""
         text = (self._client.run("GET", _CLAIMS) or b"").decode()
-        found = json.loads(text) if text else []
+        result = json.loads(text) if text else []
         return text, [
             PrefixClaim(
                 SinkKey(**one["key"]), one["share"], one["prefix"], one["format"], tuple(one["primary_key"])
             )
-            for one in found
+            for one in result
         ]
 
     def set_claims(self, expected: str, claims: Sequence[PrefixClaim], ended: Sequence[SinkKey] = ()) -> bool:
@@ -122,12 +122,12 @@ class RedisState:
 
     def list_claims(self) -> list[Claim]:
         """Return the claims to the prefix, each with the epoch of its sink's record."""
-        found = []
+        claims = []
         for one in self.read_claims()[1]:
             if one.prefix == self._prefix:
                 record = self.read(one.key).record
-                found.append(Claim(one.key, one.share, record.epoch if record is not None else None))
-        return found
+                claims.append(Claim(one.key, one.share, record.epoch if record is not None else None))
+        return claims
 
     def scan_keys(self) -> Iterator[list[bytes]]:
         """Yield the names of all entries of the prefix, in lists. A name can come twice."""

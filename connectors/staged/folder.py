@@ -86,8 +86,8 @@ def drop_folders(root: Path, owner: str, generation: int, keep: Collection[str])
     if not root.is_dir():
         return
     for folder in list(root.iterdir()):
-        found = _FOLDER.fullmatch(folder.name)
-        if found and found[1] == owner and int(found[2]) <= generation and str(folder) not in keep:
+        match = _FOLDER.fullmatch(folder.name)
+        if match and match[1] == owner and int(match[2]) <= generation and str(folder) not in keep:
             drop_folder(root, str(folder))
 
 

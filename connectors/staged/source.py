@@ -125,9 +125,9 @@ class StagedSource(BoundedSource):
         """Return row groups of the stored rows, with exact row counts."""
         if snapshot == UNREAD:
             return preview_splits(window, _PREVIEW_ROWS)
-        found = self._reader_of(snapshot).splits(spark, snapshot, window, cut)
+        result = self._reader_of(snapshot).splits(spark, snapshot, window, cut)
         unique = json.loads(read_metadata(Path(snapshot.handle["root"])).get(_UNIQUE, b"[]"))
-        return [{**split, "unique": unique} for split in found] if unique else found
+        return [{**split, "unique": unique} for split in result] if unique else result
 
     def read(
         self,
@@ -246,11 +246,11 @@ def _is_unique(unique_keys: Iterable[Sequence[str]], key: Sequence[str]) -> bool
 
 
 def cast_column(
-    node: str, found: pa.Array | pa.ChunkedArray, field: pa.Field, origin: str
+    node: str, result: pa.Array | pa.ChunkedArray, field: pa.Field, origin: str
 ) -> pa.ChunkedArray:
     """Return a column in its declared type. Raise DataError if values would be lost."""
     wanted = storage_schema(pa.schema([field])).field(0).type
-    values = found if isinstance(found, pa.ChunkedArray) else pa.chunked_array([found])
+    values = result if isinstance(result, pa.ChunkedArray) else pa.chunked_array([result])
     if isinstance(values.type, pa.ExtensionType):
         values = pa.chunked_array([chunk.storage for chunk in values.chunks], values.type.storage_type)
     try:

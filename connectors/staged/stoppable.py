@@ -62,8 +62,8 @@ class _Reading(Generic[T]):
         """Put all items, then the end."""
         end = _End()
         try:
-            with closing(self._read()) as found:
-                for item in found:
+            with closing(self._read()) as result:
+                for item in result:
                     if not self._put(item):
                         return
         except BaseException as error:  # noqa: BLE001  raised in the thread that takes the items

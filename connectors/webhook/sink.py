@@ -108,15 +108,15 @@ class WebhookSink(StatelessSink):
                 msg = f"column `{field.name}`: JSON cannot carry {field.type}"
                 raise SchemaError(msg, hint="Convert it in a transform.", node=self._name)
         node = self._node
-        found = resolve_endpoint(self._name, node, self._context.settings)
+        result = resolve_endpoint(self._name, node, self._context.settings)
         retry = node.retry.timeout
         return HttpCaller(
             Service(
                 node=self._name,
-                url=found.url,
+                url=result.url,
                 shown=redact_url(node.url),
-                headers=found.headers | {"Headrace-Generation": str(self._generation)},
-                secrets=found.secrets,
+                headers=result.headers | {"Headrace-Generation": str(self._generation)},
+                secrets=result.secrets,
                 timeout=node.timeout.total_seconds(),
                 retry_timeout=retry.total_seconds() if isinstance(retry, timedelta) else None,
                 max_attempts=node.retry.max_attempts,

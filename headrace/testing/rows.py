@@ -112,11 +112,11 @@ def check_side_output(
     source: str = "src",
 ) -> None:
     """Pass the rows as epochs 1 and 2. Epoch 2 comes again from a second object, as after a crash."""
-    with temporary_plugin(plugin), temporary_settings() as found:
+    with temporary_plugin(plugin), temporary_settings() as result:
         plugin_settings = PluginSettings(
             side_output_ids=(plugin.id,), side_output_options={plugin.id: dict(options)}
         )
-        side_output_settings = found.model_copy(update={"plugin": plugin_settings})
+        side_output_settings = result.model_copy(update={"plugin": plugin_settings})
         for numbers in ((1, 2), (2,)):
             outputs = SideOutputs("contract", side_output_settings)
             for number in numbers:

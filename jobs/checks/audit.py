@@ -79,14 +79,14 @@ def audit(
     try:
         declared = DeclaredChecks(file, ledger, state)
         walk = walk_epochs(ledger, state, _restarts(ledger, state), all_epochs=all_epochs)
-        found = [
+        outcome = [
             result
             for name in names
             for result in _sink_checks(file, settings, ledger, state, name, walk, spark, declared)
         ]
         if content is not None:
-            found += _content(file, settings, ledger, state, names, spark, content)
-        return found
+            outcome += _content(file, settings, ledger, state, names, spark, content)
+        return outcome
     finally:
         ledger.close()
         if own.started_session is not None:
@@ -225,8 +225,8 @@ def _record_problems(
 
 
 def _count(name: str, sink: Sink) -> CheckResult:
-    found = sink.read_row_count()
-    record, rows = found or (None, 0)
+    result = sink.read_row_count()
+    record, rows = result or (None, 0)
     if record is None:
         return CheckResult(
             "row_count_matches", name, None, "not applicable: the sink cannot tell its own rows from others"

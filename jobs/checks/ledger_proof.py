@@ -51,11 +51,11 @@ def verify_epochs(
 
     `restarts` are epochs that may start at another position than the one before ended at.
     """
-    found = LedgerProof()
+    result = LedgerProof()
     for _ in range(_TRIES):
         ranges = ledger.rolled_up(state.name, state.lane)
         try:
-            found = _walk(
+            result = _walk(
                 ledger,
                 state,
                 ranges,
@@ -63,17 +63,17 @@ def verify_epochs(
                 None if all_epochs else ledger.read_audit_progress(state.name, state.lane),
             )
         except _NeedsAll as known:
-            found = _walk(ledger, state, ranges, restarts, None)
-            found.problems[:0] = known.args
+            result = _walk(ledger, state, ranges, restarts, None)
+            result.problems[:0] = known.args
         # A running lane may have rolled up rows that were about to be read.
-        if not found.problems or ledger.rolled_up(state.name, state.lane) == ranges:
+        if not result.problems or ledger.rolled_up(state.name, state.lane) == ranges:
             break
-    if not found.problems and found.last:
+    if not result.problems and result.last:
         try:
-            ledger.store_audit_progress(state.pipeline, state.lane, AuditProgress(found.last, found.link))
+            ledger.store_audit_progress(state.pipeline, state.lane, AuditProgress(result.last, result.link))
         except TransientError as error:
             log.info("event=verified_point_not_stored pipeline=%s error=%s", state.name, error.message)
-    return found
+    return result
 
 
 def _walk(
@@ -184,12 +184,12 @@ def _joins(seen: LedgerProof, number: int, start: Position, restarts: Collection
 
 def _spell_skipped(end: Position, start: Position) -> str:
     """Return the offsets that are between two epochs that do not join."""
-    found = []
+    result = []
     for source, position in start.items():
         had, has = (positions.offsets(one.get("stream")) for one in (end.get(source, {}), position))
-        found += [
+        result += [
             f"{source} partition {part}: {had.get(part)} to {offset}"
             for part, offset in has.items()
             if had.get(part) != offset
         ]
-    return f" ({', '.join(found)})" if found else ""
+    return f" ({', '.join(result)})" if result else ""

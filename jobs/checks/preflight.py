@@ -115,32 +115,32 @@ def _check_sources(
             calls[name, -1] = source.unbounded.check
             continue
         if source.unbounded is not None:
-            found = _collect_error(file, name, partial(_stream_schema, source.unbounded, spark), findings)
-            findings.schemas |= {name: found} if found is not None else {}
+            result = _collect_error(file, name, partial(_stream_schema, source.unbounded, spark), findings)
+            findings.schemas |= {name: result} if result is not None else {}
             calls[name, -1] = source.unbounded.check
         for rank, part in enumerate(source.bounded):
             calls[name, rank] = _phase(file, source, part, rank, spark)
     for (name, rank), answer in _run_concurrently(calls).items():
-        found = _collect_error(file, name, answer, findings)
-        if rank >= 0 and sources[name].unbounded is None and found is not None:
-            findings.schemas[name] = found
+        result = _collect_error(file, name, answer, findings)
+        if rank >= 0 and sources[name].unbounded is None and result is not None:
+            findings.schemas[name] = result
 
 
 def _stream_schema(stream: UnboundedSource, spark: Any) -> pa.Schema:
-    found = stream.schema()
+    schema = stream.schema()
     stream.check_filter(spark)
-    return found
+    return schema
 
 
 def _phase(
     file: PipelineFile, source: PipelineSource, part: BoundedSource, rank: int, spark: Any
 ) -> Callable[[], pa.Schema]:
     def ask() -> pa.Schema:
-        found = part.schema(spark)
+        schema = part.schema(spark)
         if source.unbounded is not None:
-            source.check_history_columns(part, found)
+            source.check_history_columns(part, schema)
         part.check(spark, list(_columns_of_history(file, source, rank)))
-        return found
+        return schema
 
     return ask
 
@@ -304,8 +304,8 @@ def _run_concurrently(
 
     def put(key: tuple[str, int], ask: Callable[[], Any]) -> None:
         try:
-            found = ask()
-            answers[key] = lambda: found
+            result = ask()
+            answers[key] = lambda: result
         except BaseException as error:  # noqa: BLE001  raised in the thread that reads the answer
             answers[key] = _raiser(error)
         if len(answers) == len(calls):

@@ -122,17 +122,17 @@ def _each(lookup: ValueLookup, values: pa.Array) -> pa.Array:
 
 def _any(lookup: ValueLookup, lists: pa.Array) -> pa.Array:
     """Return whether a list has any value of the table. Elements that are null are ignored."""
-    found = pc.fill_null(_each(lookup, pc.list_flatten(lists)), fill_value=False)
-    rows = pc.list_parent_indices(lists).filter(found)
+    result = pc.fill_null(_each(lookup, pc.list_flatten(lists)), fill_value=False)
+    rows = pc.list_parent_indices(lists).filter(result)
     hits = pc.is_in(pa.array(range(len(lists)), rows.type), value_set=rows)
     return pc.if_else(lists.is_null(), pa.scalar(None, pa.bool_()), hits)
 
 
 def check_arguments(frame: DataFrame, node: str) -> None:
     """Raise SchemaError if a call in an analysed frame has another argument than strings or lists of them."""
-    for found in expressions(frame):
-        if found.nodeName() == "PythonUDF" and found.name() == FUNCTION:
-            kind: str = inner(found.children())[1].dataType().catalogString()
+    for result in expressions(frame):
+        if result.nodeName() == "PythonUDF" and result.name() == FUNCTION:
+            kind: str = inner(result.children())[1].dataType().catalogString()
             if kind not in ("string", "array<string>", "void", "array<void>"):
                 msg = f"{FUNCTION} takes a string or a list of strings, not {kind}"
                 raise SchemaError(msg, hint="Cast it: CAST(column AS STRING).", node=node)

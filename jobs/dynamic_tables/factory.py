@@ -37,21 +37,21 @@ def open_tables(
 
     Raises SinkStateError, SchemaError, TargetError or TransientError, naming the node.
     """
-    found: dict[str, DynamicTableBackend] = {}
+    result: dict[str, DynamicTableBackend] = {}
     path = store_path(settings, pipeline, lane)
     try:
         for name, node in graph.dynamic_tables(model).items():
-            found[name] = (
+            result[name] = (
                 MemoryTable(name, node.backend_entity_name, ValueStore(path, known.generation), spark, known)
                 if node.in_memory
                 else _outside(name, node, settings, spark, pipeline, known.committed)
             )
-            found[name].prepare()
+            result[name].prepare()
     except BaseException:
-        for table in found.values():
+        for table in result.values():
             table.close()
         raise
-    return found
+    return result
 
 
 def store_path(settings: Settings, pipeline: str, lane: str) -> Path:

@@ -92,8 +92,8 @@ class ValueTable:
         control = ControlConnection(self._address, patient=False)
         try:
             with control.transaction() as session:
-                if found := self._columns(session):
-                    self._check(found)
+                if result := self._columns(session):
+                    self._check(result)
         finally:
             control.close()
 
@@ -207,16 +207,16 @@ class ValueTable:
         if self._time:
             session.run(sql.SQL("CREATE INDEX ON {} ({})").format(self._table, self._time))
 
-    def _check(self, found: dict[str, tuple[str, str]]) -> str:
+    def _check(self, result: dict[str, tuple[str, str]]) -> str:
         """Return the time column's type, or "" without a time column.
 
         Raise SchemaError for columns that are missing or have a wrong type.
         """
         where = self.where
-        if where.column not in found:
-            msg = f"table {where.name} has no column '{where.column}'; it has {', '.join(found)}"
+        if where.column not in result:
+            msg = f"table {where.name} has no column '{where.column}'; it has {', '.join(result)}"
             raise SchemaError(msg, node=self._node, hint="Say the column of the values as `column`.")
-        kind, category = found[where.column]
+        kind, category = result[where.column]
         if category != "S":
             msg = f"column '{where.column}' of table {where.name} is {kind}, and values are texts"
             raise SchemaError(msg, node=self._node, hint="Name a column of type text or varchar as `column`.")
@@ -227,13 +227,13 @@ class ValueTable:
             "Name a timestamp column as `time_column`, or remove"
             f" `time_column`{' and `cache`' if where.cache else ''}."
         )
-        if where.time_column not in found:
+        if where.time_column not in result:
             msg = (
                 f"table {where.name} has no time column '{where.time_column}', and {needs}; it has"
-                f" {', '.join(found)}"
+                f" {', '.join(result)}"
             )
             raise SchemaError(msg, node=self._node, hint=hint)
-        kind, category = found[where.time_column]
+        kind, category = result[where.time_column]
         if category not in _ORDERED:
             msg = (
                 f"time column '{where.time_column}' of table {where.name} is {kind}, which has no order,"
@@ -264,10 +264,10 @@ class PostgresLookup:
         chunks = [wanted[at : at + self.at_most] for at in range(0, len(wanted), self.at_most)]
         if len(chunks) > 1:
             with ThreadPoolExecutor(min(_AT_ONCE, len(chunks))) as pool:
-                found = set().union(*pool.map(self._ask, chunks))
+                result = set().union(*pool.map(self._ask, chunks))
         else:
-            found = self._ask(chunks[0]) if chunks else set()
-        return [value in found for value in values]
+            result = self._ask(chunks[0]) if chunks else set()
+        return [value in result for value in values]
 
     def _ask(self, chunk: list[str]) -> set[str]:
         from psycopg import sql

@@ -95,8 +95,8 @@ class CachedPostgresTableBackend(DynamicTableBackend):
         del plan
         now = self._clock()
         if self._read_at is None or now - self._read_at >= self._debounce:
-            found, self._mark = self._table.since(self._mark)
-            self._take(found)
+            result, self._mark = self._table.since(self._mark)
+            self._take(result)
             self._read_at = now
         return self._values.lookup
 

@@ -61,13 +61,13 @@ def explain(
         file, problems = try_resolving(file, settings)
         unresolved = unreachable_reasons(problems)
     with SchemaDiscovery(file, settings, offline=offline, spark=spark, unresolved=unresolved) as lookup:
-        found = lookup.columns(spark_plan=spark_plan)
+        columns = lookup.columns(spark_plan=spark_plan)
         model = file.model
         return Explanation(
             name=file.name,
             pipeline_hash=file.hash,
             offline=offline,
-            nodes=tuple(_ExplanationBuilder(file, settings, lookup, found).nodes()),
+            nodes=tuple(_ExplanationBuilder(file, settings, lookup, columns).nodes()),
             partitions=(
                 model.partitions.column,
                 partition_length(model.partitions),
@@ -76,7 +76,7 @@ def explain(
             if model.partitions
             else None,
             splits=lookup.splits() if splits else None,
-            spark_plan=found.plan if spark_plan else None,
+            spark_plan=columns.plan if spark_plan else None,
         )
 
 
@@ -84,15 +84,15 @@ class _ExplanationBuilder:
     """Builds the explanation of each node."""
 
     def __init__(
-        self, file: PipelineFile, settings: Settings, lookup: SchemaDiscovery, found: DiscoveredSchemas
+        self, file: PipelineFile, settings: Settings, lookup: SchemaDiscovery, schemas: DiscoveredSchemas
     ) -> None:
         self._file = file
         self._model = file.model
         self._settings = settings
         self._lookup = lookup
-        self._found = found
+        self._found = schemas
         self._errors = errors_outputs(file.model)
-        self._columns = found.columns(lookup.sources)
+        self._columns = schemas.columns(lookup.sources)
         self._lineage = lineage(file.model, self._columns)
 
     def nodes(self) -> Iterator[ExplainedNode]:

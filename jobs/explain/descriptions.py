@@ -28,10 +28,10 @@ _NO_SNAPSHOT = "no snapshot: it must not change until every epoch of it is writt
 
 def parts_of(name: str, node: Any, settings: Settings) -> tuple[SourcePart, ...]:
     """Return the tables and topics that a source reads, in the order in which it reads them."""
-    found = registry.describe(name, node, settings)
+    result = registry.describe(name, node, settings)
     history = positions.bounded_phases(node)
     return tuple(
-        _part(entry, phase="history" if place < history else "stream") for place, entry in enumerate(found)
+        _part(entry, phase="history" if place < history else "stream") for place, entry in enumerate(result)
     )
 
 
@@ -82,19 +82,19 @@ def _part(entry: dict[str, Any], *, phase: str) -> SourcePart:
 def notes_of(model: PipelineModel, name: str) -> tuple[tuple[str, str], ...]:
     """Return the other facts about a source: its handoff, its partitions, and the effect of job_mode."""
     node = model.sources[name]
-    found: list[tuple[str, str]] = []
+    result: list[tuple[str, str]] = []
     if node.type == "hybrid":
-        found.append(("handoff", handoff(node)))
+        result.append(("handoff", handoff(node)))
     if model.partitions and positions.bounded_phases(node):
         keys = positions.windows_of(model)
         by = model.partitions
         zone = by.timezone if isinstance(by, TimePartitionsConfig) else UTC_ZONE
         where = f" in {zone}" if zone != UTC_ZONE else ""
         later = ", more when they have passed" if is_history_open(by) else ""
-        found.append(("partitions", f"{len(keys)} by {by.column}{where}, {describe_keys(keys)}{later}"))
+        result.append(("partitions", f"{len(keys)} by {by.column}{where}, {describe_keys(keys)}{later}"))
     if model.job_mode and positions.is_unbounded(node):
-        found.append(("job_mode", "the stream is never read"))
-    return tuple(found)
+        result.append(("job_mode", "the stream is never read"))
+    return tuple(result)
 
 
 def table_notes(node: DynamicTableConfig, settings: Settings) -> tuple[tuple[str, str], ...]:
@@ -182,9 +182,9 @@ def describe_target(
 
 def _left_out(file: PipelineFile, name: str) -> str:
     """Return what happens at a sink with a key to rows that filters leave out."""
-    found = retractions_of(file.model)
-    nodes = found.marking_nodes(file.model, name) if name in found.sinks else []
-    conditions = file.hide_variables("; ".join(f"{node} ({found.filtering[node]})" for node in nodes))
+    retractions = retractions_of(file.model)
+    nodes = retractions.marking_nodes(file.model, name) if name in retractions.sinks else []
+    conditions = file.hide_variables("; ".join(f"{node} ({retractions.filtering[node]})" for node in nodes))
     if not conditions:
         return ""
     if not follows_updates(file.model.sinks[name]):
@@ -215,7 +215,7 @@ def _guarantee(model: PipelineModel, name: str, able: SinkCapabilities) -> Guara
 
 def _conditions(model: PipelineModel, name: str) -> list[str]:
     """Return the conditions of exactly-once that do not depend on the sink."""
-    found = []
+    result = []
     for source in graph.upstream_sources(model, name):
         node = model.sources[source]
         phases: Sequence[Any] = (
@@ -225,20 +225,20 @@ def _conditions(model: PipelineModel, name: str) -> list[str]:
             if positions.bounded_phases(node)
             else []
         )
-        found += [
+        result += [
             f"`{phase.table_name}` holds still until its history is written"
             for phase in phases
             if getattr(phase, "snapshot", "") == "none"
         ]
         if node.type == "hybrid" and not _exact(node):
-            found.append(_overlap(node, graph.key_of(model, name)))
+            result.append(_overlap(node, graph.key_of(model, name)))
     if staged := nondeterministic_upstream(model, name):
         shown = ", ".join(f"`{node}`" for node in staged)
-        found.append(
+        result.append(
             f"`staging.path` is a folder that every host which runs this pipeline sees: rows of {shown} are"
             " staged there"
         )
-    return found
+    return result
 
 
 def _overlap(node: Any, key: tuple[str, ...]) -> str:

@@ -18,14 +18,14 @@ class Format(StrEnum):
     JSON = "json"
 
 
-def render(found: Explanation, form: Format, *, lineage: bool = False) -> str:
+def render(explanation: Explanation, form: Format, *, lineage: bool = False) -> str:
     """Return the document. `lineage` adds column lineage to the text; the JSON always contains it."""
     from headrace.jobs.explain.json import document
     from headrace.jobs.explain.mermaid import mermaid
     from headrace.jobs.explain.text import text
 
     if form is Format.TEXT:
-        return text(found, lineage=lineage)
+        return text(explanation, lineage=lineage)
     if form is Format.JSON:
-        return json.dumps(document(found), indent=2, ensure_ascii=False)
-    return mermaid(found)
+        return json.dumps(document(explanation), indent=2, ensure_ascii=False)
+    return mermaid(explanation)

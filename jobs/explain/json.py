@@ -18,24 +18,24 @@ from headrace.pipeline.protocol.epochs import Json
 VERSION = 1
 
 
-def document(found: Explanation) -> Json:
+def document(explanation: Explanation) -> Json:
     """Everything that is known, as plain JSON values."""
     return {
         "version": VERSION,
-        "pipeline": found.name,
-        "hash": found.pipeline_hash,
-        "offline": found.offline,
-        "nodes": [_node(node) for node in found.nodes],
-        "edges": [{"from": start, "to": end, "key": list(key)} for start, end, key in found.edges],
+        "pipeline": explanation.name,
+        "hash": explanation.pipeline_hash,
+        "offline": explanation.offline,
+        "nodes": [_node(node) for node in explanation.nodes],
+        "edges": [{"from": start, "to": end, "key": list(key)} for start, end, key in explanation.edges],
         "partitions": {
-            "column": found.partitions[0],
-            "every": found.partitions[1],
-            "keys": list(found.partitions[2]),
+            "column": explanation.partitions[0],
+            "every": explanation.partitions[1],
+            "keys": list(explanation.partitions[2]),
         }
-        if found.partitions
+        if explanation.partitions
         else None,
-        "splits": _splits(found.splits) if found.splits else None,
-        "spark_plan": found.spark_plan,
+        "splits": _splits(explanation.splits) if explanation.splits else None,
+        "spark_plan": explanation.spark_plan,
     }
 
 

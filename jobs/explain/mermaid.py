@@ -17,18 +17,18 @@ _PLAIN = re.compile(r"[^\w .,:/+*()=-]")
 """Characters with a meaning in Mermaid, Markdown or HTML in a label, and other non-alphanumeric ones."""
 
 
-def mermaid(found: Explanation) -> str:
+def mermaid(explanation: Explanation) -> str:
     """Return the Mermaid document. It calls nodes n0, n1, … so that no name is taken for syntax."""
-    ids = {node.name: f"n{place}" for place, node in enumerate(found.nodes)}
+    ids = {node.name: f"n{place}" for place, node in enumerate(explanation.nodes)}
     lines = ["flowchart LR"]
-    lines.append(f'  subgraph pipeline["{escape_label(found.name)}"]')
-    lines += [f"    {_node(node, ids[node.name])}" for node in found.nodes]
+    lines.append(f'  subgraph pipeline["{escape_label(explanation.name)}"]')
+    lines += [f"    {_node(node, ids[node.name])}" for node in explanation.nodes]
     lines.append("  end")
-    for start, end, key in found.edges:
+    for start, end, key in explanation.edges:
         lines.append(
             f'  {ids[start]} -->|"{escape_label("key " + ", ".join(key) if key else "no key")}"| {ids[end]}'
         )
-    lines += [f'  {ids[table]} -.->|"asked"| {ids[asker]}' for table, asker in found.asks]
+    lines += [f'  {ids[table]} -.->|"asked"| {ids[asker]}' for table, asker in explanation.asks]
     return "\n".join(lines)
 
 

@@ -126,26 +126,26 @@ class SchemaDiscovery:
 
         Raises SchemaError or UserError if SQL or keys do not fit them.
         """
-        found = DiscoveredSchemas()
+        schemas = DiscoveredSchemas()
         for name, source in self.sources.items():
-            self._source(source, found)
-            if name not in found.payloads:
+            self._source(source, schemas)
+            if name not in schemas.payloads:
                 continue
-            found.nodes[name] = found.payloads[name]
-            self._check_key(name, found)
-        self._transforms(found, spark_plan=spark_plan)
-        self._sinks(found)
-        return found
+            schemas.nodes[name] = schemas.payloads[name]
+            self._check_key(name, schemas)
+        self._transforms(schemas, spark_plan=spark_plan)
+        self._sinks(schemas)
+        return schemas
 
-    def _source(self, source: PipelineSource, found: DiscoveredSchemas) -> None:
-        unchecked = found.unchecked.setdefault(source.name, [])
+    def _source(self, source: PipelineSource, schemas: DiscoveredSchemas) -> None:
+        unchecked = schemas.unchecked.setdefault(source.name, [])
         for phase, part in enumerate(source.bounded):
             what = f"columns of {_name_of_part(part)}"
             if self._offline:
                 unchecked.append(f"{what}: {OFFLINE}")
                 continue
             try:
-                found.own[source.name, phase] = part.schema(self._session_for(source))
+                schemas.own[source.name, phase] = part.schema(self._session_for(source))
             except _REACH as error:
                 unchecked.append(f"{what}: {error.message}")
         if self._offline and source.unbounded is not None and not source.unbounded.has_declared_columns:
@@ -154,51 +154,51 @@ class SchemaDiscovery:
         if source.unbounded is not None and not source.unbounded.is_resolved:
             unchecked.append(f"columns of the stream: {self._unresolved.get(source.name, OFFLINE)}")
         payload = source.payload(
-            [found.own.get((source.name, phase)) for phase in range(len(source.bounded))]
+            [schemas.own.get((source.name, phase)) for phase in range(len(source.bounded))]
         )
         if payload is not None:
-            found.payloads[source.name] = payload
+            schemas.payloads[source.name] = payload
 
-    def _transforms(self, found: DiscoveredSchemas, *, spark_plan: bool) -> None:
+    def _transforms(self, schemas: DiscoveredSchemas, *, spark_plan: bool) -> None:
         """Spark's analyzer over those transforms whose sources are all known."""
         model = self.file.model
         names = [name for name in model.transforms if graph.inputs_of(model, name)]
         known = [
             name
             for name in names
-            if all(source in found.payloads for source in graph.upstream_sources(model, name))
+            if all(source in schemas.payloads for source in graph.upstream_sources(model, name))
         ]
         for name in names:
             if name not in known:
                 missing = [
-                    source for source in graph.upstream_sources(model, name) if source not in found.payloads
+                    source for source in graph.upstream_sources(model, name) if source not in schemas.payloads
                 ]
-                found.unchecked[name] = [f"SQL and types: the columns of `{missing[0]}` are not known"]
+                schemas.unchecked[name] = [f"SQL and types: the columns of `{missing[0]}` are not known"]
         if not known:
             return
-        sources = {name: FixedSchemaSource(payload) for name, payload in found.payloads.items()}
+        sources = {name: FixedSchemaSource(payload) for name, payload in schemas.payloads.items()}
         try:
             planner = PipelinePlanner(self.file, self._lazy_session(), sources, self._settings)
-            found.nodes |= planner.schemas
-            found.arrow_transforms = planner.arrow_transforms
-            found.plan = planner.plan_text() if spark_plan else ""
+            schemas.nodes |= planner.schemas
+            schemas.arrow_transforms = planner.arrow_transforms
+            schemas.plan = planner.plan_text() if spark_plan else ""
         except ServiceError as error:
-            found.unchecked |= {name: [f"SQL and types: {error.message}"] for name in known}
+            schemas.unchecked |= {name: [f"SQL and types: {error.message}"] for name in known}
 
-    def _sinks(self, found: DiscoveredSchemas) -> None:
-        found.nodes |= with_errors(self.file.model, found.nodes)
+    def _sinks(self, schemas: DiscoveredSchemas) -> None:
+        schemas.nodes |= with_errors(self.file.model, schemas.nodes)
         for name, sink in self.file.model.sinks.items():
-            if (schema := found.nodes.get(sink.from_)) is None:
-                found.unchecked[name] = [f"columns and types: those of `{sink.from_}` are not checked"]
+            if (schema := schemas.nodes.get(sink.from_)) is None:
+                schemas.unchecked[name] = [f"columns and types: those of `{sink.from_}` are not checked"]
             else:
-                found.nodes[name] = schema
-                self._check_key(name, found)
+                schemas.nodes[name] = schema
+                self._check_key(name, schemas)
 
-    def _check_key(self, name: str, found: DiscoveredSchemas) -> None:
+    def _check_key(self, name: str, schemas: DiscoveredSchemas) -> None:
         with self.file.locate_errors():
             for problem in (
-                *missing_key(self.file, name, found.nodes[name].names),
-                *version_problems(self.file, name, found.nodes[name]),
+                *missing_key(self.file, name, schemas.nodes[name].names),
+                *version_problems(self.file, name, schemas.nodes[name]),
             ):
                 raise problem
 

@@ -22,29 +22,30 @@ _PARTITIONS = 24
 """Partitions of a source whose splits are listed; the JSON has all of them."""
 
 
-def text(found: Explanation, *, lineage: bool = False) -> str:
+def text(explanation: Explanation, *, lineage: bool = False) -> str:
     """Return the output of `headrace explain`. `lineage` adds the origin of every column of a sink."""
-    return "\n".join(_lines(found, lineage=lineage))
+    return "\n".join(_lines(explanation, lineage=lineage))
 
 
-def _lines(found: Explanation, *, lineage: bool) -> Iterator[str]:
-    yield f"pipeline {found.name}, file hash {found.pipeline_hash}"
+def _lines(explanation: Explanation, *, lineage: bool) -> Iterator[str]:
+    yield f"pipeline {explanation.name}, file hash {explanation.pipeline_hash}"
     yield ""
-    yield from _graph(found)
-    for node in found.nodes:
+    yield from _graph(explanation)
+    for node in explanation.nodes:
         yield f"\n{node.kind} {node.name}"
-        yield from _node(found, node, lineage=lineage)
-    if found.splits is not None:
-        yield from _splits(found.splits)
-    if found.spark_plan is not None:
-        yield f"\n{found.spark_plan or 'Spark has nothing to plan: no transform whose sources are known.'}"
+        yield from _node(explanation, node, lineage=lineage)
+    if explanation.splits is not None:
+        yield from _splits(explanation.splits)
+    if explanation.spark_plan is not None:
+        empty = "Spark has nothing to plan: no transform whose sources are known."
+        yield f"\n{explanation.spark_plan or empty}"
 
 
-def _graph(found: Explanation) -> Iterator[str]:
+def _graph(explanation: Explanation) -> Iterator[str]:
     """Yield the nodes by type: what each one is, what it reads, and for a sink the load path."""
-    width = min(24, max((len(node.name) for node in found.nodes), default=0))
+    width = min(24, max((len(node.name) for node in explanation.nodes), default=0))
     for kind, title in _TITLES.items():
-        if nodes := [node for node in found.nodes if node.kind == kind]:
+        if nodes := [node for node in explanation.nodes if node.kind == kind]:
             yield title
         for node in nodes:
             first, *rest = _summary(node)
@@ -69,7 +70,7 @@ def _summary(node: ExplainedNode) -> list[str]:
     return [f"{f'{node.type} {target.name}'.rstrip()}{reads}", delivery]
 
 
-def _node(found: Explanation, node: ExplainedNode, *, lineage: bool) -> Iterator[str]:
+def _node(explanation: Explanation, node: ExplainedNode, *, lineage: bool) -> Iterator[str]:
     for part in node.parts:
         yield from _fact(part.phase, _part(part))
     for label, sentence in node.notes:
@@ -86,11 +87,13 @@ def _node(found: Explanation, node: ExplainedNode, *, lineage: bool) -> Iterator
         yield from _fact("reads", ", ".join(node.inputs))
         yield from _target(node)
     yield from _fact("key", _key(node))
-    yield from _fact("columns", _columns(found, node))
+    yield from _fact("columns", _columns(explanation, node))
     for sentence in node.unchecked:
         yield from _fact("unchecked", sentence)
     if lineage and node.kind == "sink":
-        first = next(other for other in found.nodes if other.kind == "sink" and other.inputs == node.inputs)
+        first = next(
+            other for other in explanation.nodes if other.kind == "sink" and other.inputs == node.inputs
+        )
         yield from _lineage(node) if first is node else _fact("lineage", f"as at {first.name}")
 
 
@@ -124,9 +127,9 @@ def _key(node: ExplainedNode) -> str:
     return f"{', '.join(node.key)}; {'its own' if own else 'from ' + ', '.join(node.key_from)}"
 
 
-def _columns(found: Explanation, node: ExplainedNode) -> str:
+def _columns(explanation: Explanation, node: ExplainedNode) -> str:
     if node.kind == "sink":
-        (before,) = (other for other in found.nodes if other.name == node.inputs[0])
+        (before,) = (other for other in explanation.nodes if other.name == node.inputs[0])
         if before.columns == node.columns and node.columns:
             return f"the {len(node.columns)} of {before.name}" + ("" if node.complete else ", and others")
     # A name stays next to its type: lines do not break at these spaces.
@@ -157,11 +160,11 @@ def _origins(derived: ColumnLineage) -> str:
     return ", ".join(f"{origin.node}.{origin.column}" for origin in derived.origins)
 
 
-def _splits(found: HistorySplits) -> Iterator[str]:
+def _splits(result: HistorySplits) -> Iterator[str]:
     yield "\nsplits of history, as they would be cut now; no snapshot was created"
-    for source, part in dict.fromkeys((summary.source, summary.part) for summary in found.summaries):
+    for source, part in dict.fromkeys((summary.source, summary.part) for summary in result.summaries):
         summaries = [
-            summary for summary in found.summaries if (summary.source, summary.part) == (source, part)
+            summary for summary in result.summaries if (summary.source, summary.part) == (source, part)
         ]
         yield f"  {source}, {part}"
         yield f"    {'partition':10}  {'splits':>6}  {'rows':>13}  first, last"
@@ -180,9 +183,9 @@ def _splits(found: HistorySplits) -> Iterator[str]:
             )
             total = (sum(summary.count for summary in summaries), sum(summary.rows for summary in summaries))
             yield f"    {'together':10}  {total[0]:>6,}  {total[1]:>13,}{more}"
-    for source, reason in found.unchecked.items():
+    for source, reason in result.unchecked.items():
         yield from _wrap("  ", f"{source}: unchecked, {reason}")
-    if not found.summaries and not found.unchecked:
+    if not result.summaries and not result.unchecked:
         yield "  no source has a history"
 
 

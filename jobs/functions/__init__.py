@@ -28,7 +28,7 @@ def provide(spark: SparkSession, text: str, node: str = "") -> None:
 
     Raises UserError if a package for one is missing.
     """
-    for name in dict.fromkeys(found.lower() for found in _CALLED.findall(text)):
+    for name in dict.fromkeys(result.lower() for result in _CALLED.findall(text)):
         if function := functions().get(name):
             _register(spark, function, node)
 
@@ -38,26 +38,26 @@ def _register(spark: SparkSession, function: Function, node: str) -> None:
 
     module, _, name = function.arrow.partition(":")
     try:
-        found = getattr(import_module(module), name)
+        result = getattr(import_module(module), name)
     except ImportError as error:
         msg = f"function `{function.name}` needs the package `{error.name}`"
         raise UserError(msg, hint=_NEEDS, node=node) from error
     spark.udf.register(
         ARROW + function.name,
         cast("Any", arrow_udf)(
-            with_argument_errors(function.name, function.signature, found, node), function.returns
+            with_argument_errors(function.name, function.signature, result, node), function.returns
         ),
     )
 
 
 def with_argument_errors(
-    name: str, signature: str, found: Callable[..., pa.Array], node: str = ""
+    name: str, signature: str, result: Callable[..., pa.Array], node: str = ""
 ) -> Callable[..., pa.Array]:
     """Wrap a function to raise SchemaError for argument types that only Spark's analyzer accepts."""
 
     def run(*arrays: pa.Array) -> pa.Array:
         try:
-            return found(*arrays)
+            return result(*arrays)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
             msg = (
                 f"`{name}` cannot take {', '.join(str(array.type) for array in arrays)}:"

@@ -19,8 +19,8 @@ def as_binary(column: pa.Array) -> pa.Array:
     """Return the bytes of a column: strings as UTF-8, NULL as empty bytes."""
     if pa.types.is_null(column.type):
         return pa.array([b""] * len(column), pa.binary())
-    found = column if pa.types.is_binary(column.type) else pc.cast(column, pa.binary())
-    return pc.fill_null(found, b"") if found.null_count else found
+    result = column if pa.types.is_binary(column.type) else pc.cast(column, pa.binary())
+    return pc.fill_null(result, b"") if result.null_count else result
 
 
 def lengths(column: pa.Array) -> Any:
@@ -40,14 +40,14 @@ def flat(column: pa.Array) -> Bytes:
 def matrix(column: pa.Array, width: int, *, right: bool = False) -> Bytes:
     """Return the bytes of each row as a matrix, padded with zeros on the right, or on the left if `right`."""
     counts = lengths(column)
-    found = np.zeros((len(column), width), dtype=np.uint8)
+    result = np.zeros((len(column), width), dtype=np.uint8)
     if len(counts) and (counts == counts[0]).all():
-        cells = found[:, width - counts[0] :] if right else found[:, : counts[0]]
+        cells = result[:, width - counts[0] :] if right else result[:, : counts[0]]
         cells[:] = flat(column).reshape(cells.shape)
-        return found
+        return result
     places = np.arange(width)
-    found[(places >= (width - counts)[:, None]) if right else (places < counts[:, None])] = flat(column)
-    return found
+    result[(places >= (width - counts)[:, None]) if right else (places < counts[:, None])] = flat(column)
+    return result
 
 
 def column_of(cells: Bytes, kept: Any, kind: pa.DataType, valid: Any = None) -> pa.Array:

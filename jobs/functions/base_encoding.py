@@ -42,9 +42,9 @@ def _by_length(
     if len(data) == 0:
         return pa.array([], kind)
     if lengths(data).max() > _LONGEST:
-        found = [one(row) for row in data.to_pylist()]
+        result = [one(row) for row in data.to_pylist()]
         return pa.array(
-            [row if valid is None or valid[place] else None for place, row in enumerate(found)], pa.binary()
+            [row if valid is None or valid[place] else None for place, row in enumerate(result)], pa.binary()
         ).cast(kind)
     parts = []
     for start in range(0, len(data), _AT_ONCE):
@@ -108,11 +108,11 @@ def _leading(cells: Any) -> Any:
 
 
 def _encode(row: bytes) -> bytes:
-    number, found = int.from_bytes(row, "big"), bytearray()
+    number, result = int.from_bytes(row, "big"), bytearray()
     while number:
         number, digit = divmod(number, 58)
-        found.append(_ALPHABET[digit])
-    return b"1" * (len(row) - len(row.lstrip(b"\0"))) + bytes(found[::-1])
+        result.append(_ALPHABET[digit])
+    return b"1" * (len(row) - len(row.lstrip(b"\0"))) + bytes(result[::-1])
 
 
 def _decode(row: bytes) -> bytes:
@@ -154,8 +154,8 @@ def _convert_base(number: str | None, source: str | None, target: str | None) ->
 
 
 def _spell_number(value: int, base: int) -> str:
-    rest, found = abs(value), []
+    rest, result = abs(value), []
     while rest:
         rest, digit = divmod(rest, base)
-        found.append(_DIGITS[digit])
-    return ("-" if value < 0 else "") + ("".join(reversed(found)) or "0")
+        result.append(_DIGITS[digit])
+    return ("-" if value < 0 else "") + ("".join(reversed(result)) or "0")

@@ -29,15 +29,15 @@ def _row(text: str | None, keys: list[str] | None) -> str:
     if text is None or keys is None:
         return "[]"
     try:
-        found = _decode(text)
+        result = _decode(text)
     except (ValueError, RecursionError):
         return _WRONG + text[:_SHOWN]
-    if not isinstance(found, list):
+    if not isinstance(result, list):
         return _WRONG + text[:_SHOWN]
     rows = (
-        found
-        if _OBJECTS.issuperset(map(type, found))
-        else [one if isinstance(one, dict) else {} for one in found]
+        result
+        if _OBJECTS.issuperset(map(type, result))
+        else [one if isinstance(one, dict) else {} for one in result]
     )
     return "[" + ", ".join(["(" + ", ".join(map(_literal, map(one.get, keys))) + ")" for one in rows]) + "]"
 
@@ -49,10 +49,10 @@ def _decode(text: str) -> Any:
     fallback.
     """
     try:
-        found, end = _DECODER.scan_once(text, 0)
+        result, end = _DECODER.scan_once(text, 0)
     except StopIteration:
         return _DECODER.decode(text)
-    return found if end == len(text) else _DECODER.decode(text)
+    return result if end == len(text) else _DECODER.decode(text)
 
 
 def _literal(value: Any) -> str:

@@ -30,8 +30,8 @@ _Number = int | str
 
 def _quotient(a: int, b: int) -> int:
     """Cut off towards zero."""
-    found = abs(a) // abs(b)
-    return found if (a < 0) == (b < 0) else -found
+    result = abs(a) // abs(b)
+    return result if (a < 0) == (b < 0) else -result
 
 
 _COMPUTES: dict[str, Callable[[int, int], int]] = {
@@ -76,11 +76,11 @@ def _numbers(name: str, column: Any, kind: WideInteger) -> list[_Number]:
 def _of_text(name: str, value: str) -> _Number:
     if value.startswith(ERROR):
         return value
-    found = _WHOLE.fullmatch(value)
-    if found is None:
+    match = _WHOLE.fullmatch(value)
+    if match is None:
         return f"{ERROR}{name}: `{value[:100]}` is no whole number"
-    number = int(found[2], 16) if found[2] else int(found[3])
-    return -number if found[1] == "-" else number
+    number = int(match[2], 16) if match[2] else int(match[3])
+    return -number if match[1] == "-" else number
 
 
 def _of_bytes(name: str, value: bytes, kind: WideInteger) -> _Number:
@@ -95,8 +95,8 @@ def _outside(number: int, kind: WideInteger) -> str:
     return "is below -2^255" if kind.signed else "is below 0"
 
 
-def _texts(found: Sequence[_Number]) -> pa.Array:
-    return pa.array(map(str, found), pa.string())
+def _texts(result: Sequence[_Number]) -> pa.Array:
+    return pa.array(map(str, result), pa.string())
 
 
 def _binary(name: str, operation: str, kind: WideInteger) -> Callable[[pa.Array, pa.Array], pa.Array]:
@@ -114,11 +114,11 @@ def _binary(name: str, operation: str, kind: WideInteger) -> Callable[[pa.Array,
         assert isinstance(b, int)  # noqa: S101
         if sign in "/%" and b == 0:
             return f"{ERROR}{name}: division by zero: {a} {sign} 0"
-        found = compute(a, b)
+        result = compute(a, b)
         return (
-            found
-            if low <= found <= high
-            else f"{ERROR}{name} overflow: {a} {sign} {b} {_outside(found, kind)}"
+            result
+            if low <= result <= high
+            else f"{ERROR}{name} overflow: {a} {sign} {b} {_outside(result, kind)}"
         )
 
     def function(a: pa.Array, b: pa.Array) -> pa.Array:
@@ -143,10 +143,10 @@ def _quick(operation: str, a: pa.Array, b: pa.Array, kind: WideInteger) -> pa.Ar
     if 0 in digits or (sum(digits) if operation == "mul" else max(digits) + 1) > _ROOM:
         return None
     x, y = (pc.cast(column, pa.decimal256(count, 0)) for column, count in zip((a, b), digits, strict=True))
-    found = {"add": pc.add, "sub": pc.subtract, "mul": pc.multiply}[operation](x, y)
-    if not kind.signed and operation == "sub" and pc.min(found).as_py() < 0:
+    result = {"add": pc.add, "sub": pc.subtract, "mul": pc.multiply}[operation](x, y)
+    if not kind.signed and operation == "sub" and pc.min(result).as_py() < 0:
         return None
-    return pc.cast(found, pa.string())
+    return pc.cast(result, pa.string())
 
 
 def _digits(column: pa.Array, kind: WideInteger) -> int:
@@ -169,12 +169,12 @@ def _unary(
     def one(value: _Number) -> _Number:
         if isinstance(value, str):
             return value
-        found = compute(value)
-        if low <= value <= high and low <= found <= high:
-            return found
-        if found < 0 and not kind.signed:
+        result = compute(value)
+        if low <= value <= high and low <= result <= high:
+            return result
+        if result < 0 and not kind.signed:
             return f"{ERROR}{name} does not support negative values: {value}"
-        return f"{ERROR}{name} overflow: {said.format(value)} {_outside(found, kind)}"
+        return f"{ERROR}{name} overflow: {said.format(value)} {_outside(result, kind)}"
 
     def function(value: pa.Array) -> pa.Array:
         return _texts([one(number) for number in _numbers(name, value, kind)])

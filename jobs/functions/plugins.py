@@ -29,7 +29,7 @@ def find_called_functions(texts: Iterable[str]) -> dict[str, InstalledPlugin]:
     Packages are searched only for unknown names.
     """
     unknown = {call.name.lower() for text in texts for call in statements.parse(text).find_all(exp.Anonymous)}
-    return {sql_name(found.id): found for found in functions(frozenset(unknown))} if unknown else {}
+    return {sql_name(result.id): result for result in functions(frozenset(unknown))} if unknown else {}
 
 
 def register_functions(spark: SparkSession, texts: Iterable[str]) -> None:
@@ -40,32 +40,36 @@ def register_functions(spark: SparkSession, texts: Iterable[str]) -> None:
     from pyspark.sql import functions as F  # noqa: N812
 
     arrow_udf: Any = F.arrow_udf  # its stubs know no function of several arrays
-    for name, found in find_called_functions(texts).items():
-        plugin = load(found)
+    for name, result in find_called_functions(texts).items():
+        plugin = load(result)
         if plugin.kind != PluginType.FUNCTION:
             continue
-        returns = _type(found, plugin.returns)
-        arguments = [_type(found, argument) for argument in plugin.arguments]
+        returns = _type(result, plugin.returns)
+        arguments = [_type(result, argument) for argument in plugin.arguments]
         (wanted,) = spark_schema(pa.schema([pa.field("x", returns)])).fields
-        work = _work(PickledPlugin(_function(found, plugin), found, ""), name, arguments, returns)
+        work = _work(PickledPlugin(_function(result, plugin), result, ""), name, arguments, returns)
         spark.udf.register(name, arrow_udf(work, wanted.dataType))
 
 
-def _function(found: InstalledPlugin, plugin: Plugin) -> Callable[..., Any]:
+def _function(installed_plugin: InstalledPlugin, plugin: Plugin) -> Callable[..., Any]:
     """Return the function of a plugin. A plugin with options creates it from its context."""
     if plugin.options is Options:
         return plugin.make
-    function = plugin.make(PluginContext(plugin.id, options_of(found, plugin, {}, "<name>"), found))
+    function = plugin.make(
+        PluginContext(plugin.id, options_of(installed_plugin, plugin, {}, "<name>"), installed_plugin)
+    )
     if not callable(function):
-        raise contract_error(found, f"it made {type(function).__name__}, and no function", "")
+        raise contract_error(installed_plugin, f"it made {type(function).__name__}, and no function", "")
     return function
 
 
-def _type(found: InstalledPlugin, text: str) -> pa.DataType:
+def _type(installed_plugin: InstalledPlugin, text: str) -> pa.DataType:
     try:
         return parse_type(text)
     except SchemaError as error:
-        raise contract_error(found, f"it declares the type `{text}`: {error.message}", "") from None
+        raise contract_error(
+            installed_plugin, f"it declares the type `{text}`: {error.message}", ""
+        ) from None
 
 
 def _work(
@@ -87,23 +91,23 @@ def _work(
             msg = f"the function `{name}` takes {', '.join(map(str, wanted))}: {error}"
             raise task_error(PluginError(msg, hint="Cast the argument in the SQL.")) from error
         try:
-            found = shipped.open()(*arguments_of_batch)
+            result = shipped.open()(*arguments_of_batch)
         except HeadraceError as error:
             raise task_error(error) from error
         except Exception as error:
             raise task_error(plugin_error(error, shipped.found, doing=f"the function `{name}`")) from error
-        return _check_result(shipped, name, found, len(arrays[0]), returns)
+        return _check_result(shipped, name, result, len(arrays[0]), returns)
 
     return run
 
 
-def _check_result(shipped: PickledPlugin, name: str, found: Any, rows: int, returns: pa.DataType) -> pa.Array:
-    if isinstance(found, pa.ChunkedArray):
-        found = found.combine_chunks()
-    if not isinstance(found, pa.Array):
-        shipped.refuse(f"the function `{name}` returned {type(found).__name__}, and not pyarrow.Array")
-    if len(found) != rows:
-        shipped.refuse(f"the function `{name}` returned {len(found)} values for {rows} rows")
-    if found.type != returns:
-        shipped.refuse(f"the function `{name}` returned {found.type}, and declares {returns}")
-    return found
+def _check_result(shipped: PickledPlugin, name: str, value: Any, rows: int, returns: pa.DataType) -> pa.Array:
+    if isinstance(value, pa.ChunkedArray):
+        value = value.combine_chunks()
+    if not isinstance(value, pa.Array):
+        shipped.refuse(f"the function `{name}` returned {type(value).__name__}, and not pyarrow.Array")
+    if len(value) != rows:
+        shipped.refuse(f"the function `{name}` returned {len(value)} values for {rows} rows")
+    if value.type != returns:
+        shipped.refuse(f"the function `{name}` returned {value.type}, and declares {returns}")
+    return value

@@ -104,18 +104,18 @@ def _listen(host: str, port: int) -> socket.socket:
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for wanted in (port, 0):
-        found = socket.socket(family, socket.SOCK_STREAM)
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        result = socket.socket(family, socket.SOCK_STREAM)
+        result.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            found.bind((host, wanted))
-            found.listen(64)
+            result.bind((host, wanted))
+            result.listen(64)
         except OSError as error:
-            found.close()
+            result.close()
             if wanted == 0:
                 raise
             log.warning("event=admin_port_in_use port=%d error=%s", port, error.strerror)
         else:
-            return found
+            return result
     raise AssertionError
 
 
@@ -136,12 +136,12 @@ def application(data: EndpointData, keep_alive: float, names: Sequence[str] = ()
         return Response(text, headers={"Content-Type": kind})
 
     def health(_: Request) -> Response:
-        found = data.health()
-        return JSONResponse(found, status_code=200 if found["status"] == "ok" else 503)
+        result = data.health()
+        return JSONResponse(result, status_code=200 if result["status"] == "ok" else 503)
 
     def error(_: Request) -> Response:
-        found = data.error()
-        return JSONResponse(found) if found else Response(status_code=204)
+        result = data.error()
+        return JSONResponse(result) if result else Response(status_code=204)
 
     async def live_data(request: Request) -> Response:
         samples = data.samples

@@ -12,13 +12,13 @@ _PARTS = {"sources": "source", "transforms": "transform", "sinks": "sink"}
 
 def node_labels(model: PipelineModel) -> dict[str, dict[str, str]]:
     """By node: id, kind and type, the topic or table, and the labels from the file."""
-    found: dict[str, dict[str, str]] = {}
+    result: dict[str, dict[str, str]] = {}
     for part, node_type in _PARTS.items():
         for name, node in getattr(model, part).items():
             given = node.telemetry.labels if node.telemetry else {}
             own = {"id": name, "topology_node_type": node_type, "operator_type": node.type}
-            found[name] = {**given, **type_tags(node), **own}
-    return found
+            result[name] = {**given, **type_tags(node), **own}
+    return result
 
 
 def type_tags(node: Any) -> Mapping[str, str]:

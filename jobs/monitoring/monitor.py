@@ -322,8 +322,8 @@ class RunMonitor(NullMonitor):
 
     @log_errors
     def _figures(self, epoch: _CommittedEpoch) -> None:
-        found = epoch.observation.figures(_FIGURES_WITHIN)
-        rows = _split_rows(epoch.plan) | {name: figures.rows for name, figures in found.items()}
+        result = epoch.observation.figures(_FIGURES_WITHIN)
+        rows = _split_rows(epoch.plan) | {name: figures.rows for name, figures in result.items()}
         for name, number in rows.items():
             if number and name not in epoch.counts:
                 self._meters.add("output_rows_total", number, self._labels.get(name, {"id": name}))
@@ -331,7 +331,7 @@ class RunMonitor(NullMonitor):
             inputs = graph.inputs_of(self._model, name) if name in self._labels else ()
             if number := sum(rows.get(upstream, 0) for upstream in inputs):
                 self._meters.add("input_rows_total", number, self._labels[name])
-        for figures in found.values():
+        for figures in result.values():
             self._event_times(figures, epoch.at_millis)
 
     def _event_times(self, figures: NodeFigures, at_millis: float) -> None:
@@ -358,10 +358,10 @@ def _split_rows(plan: EpochPlan) -> dict[str, int]:
 
     A bulk copy has no rows in Spark that could be counted.
     """
-    found: dict[str, int] = {}
+    rows: dict[str, int] = {}
     for piece in plan.splits:
-        found[piece["source"]] = found.get(piece["source"], 0) + int(piece["split"].get("rows", 0))
-    return found
+        rows[piece["source"]] = rows.get(piece["source"], 0) + int(piece["split"].get("rows", 0))
+    return rows
 
 
 def open_monitor(file: PipelineFile, settings: Settings, run_id: str) -> NullMonitor:

@@ -51,25 +51,25 @@ def _family(metric: Any) -> Metric:
         if isinstance(metric.data, Histogram)
         else "gauge"
     )
-    found = Metric(
+    result = Metric(
         metric.name.removesuffix(_TOTAL) if kind == "counter" else metric.name, metric.description or "", kind
     )
     point: Any
     for point in metric.data.data_points:
         labels = {key: str(value) for key, value in sorted(point.attributes.items())}
         if kind == "histogram":
-            _histogram(found, metric.name, labels, point)
+            _histogram(result, metric.name, labels, point)
         else:
-            found.add_sample(metric.name, labels, point.value)
-    return found
+            result.add_sample(metric.name, labels, point.value)
+    return result
 
 
-def _histogram(found: Metric, name: str, labels: dict[str, str], point: Any) -> None:
+def _histogram(result: Metric, name: str, labels: dict[str, str], point: Any) -> None:
     """Prometheus' buckets hold all that is at or below their bound."""
     below = 0
     for bound, count in zip([*point.explicit_bounds, float("inf")], point.bucket_counts, strict=True):
         below += count
         shown = "+Inf" if bound == float("inf") else f"{bound:g}" if bound < 1e6 else str(int(bound))
-        found.add_sample(f"{name}_bucket", {**labels, "le": shown}, below)
-    found.add_sample(f"{name}_count", labels, point.count)
-    found.add_sample(f"{name}_sum", labels, point.sum)
+        result.add_sample(f"{name}_bucket", {**labels, "le": shown}, below)
+    result.add_sample(f"{name}_count", labels, point.count)
+    result.add_sample(f"{name}_sum", labels, point.sum)

@@ -81,8 +81,8 @@ class Sampler:
         context.setJobGroup(_GROUP, "rows to look at", interruptOnCancel=True)
         context.setLocalProperty("spark.scheduler.pool", _GROUP)
         passed = without_marked(frame) if POS in frame.columns else frame
-        found = passed.drop(POS).limit(most).toArrow().to_pylist()
-        return [{key: json_value(value) for key, value in row.items()} for row in found]
+        result = passed.drop(POS).limit(most).toArrow().to_pylist()
+        return [{key: json_value(value) for key, value in row.items()} for row in result]
 
     def stop(self) -> None:
         """Cancel a sample that is in progress."""

@@ -78,7 +78,7 @@ class EpochObservation:
         Spark reports them shortly after a query ends, and never for a node that no query reads. Call it once,
         after all queries of the epoch have ended.
         """
-        found = {**self.known, **self._read_shared()}
+        result = {**self.known, **self._read_shared()}
         deadline = time.monotonic() + within
         while self.waiting:
             for node in list(self.waiting):
@@ -87,22 +87,22 @@ class EpochObservation:
                     observation
                 ).getRowOrEmpty()  # `get` would wait for ever where no query reads the node
                 if row.isDefined():
-                    found[node] = _figures(row.get(), askers).or_more(found.get(node))
+                    result[node] = _figures(row.get(), askers).or_more(result.get(node))
                     del self.waiting[node]
             if not self.waiting or time.monotonic() > deadline:
                 break
             time.sleep(_LOOK_SECONDS)
-        return found
+        return result
 
     def _read_shared(self) -> dict[str, NodeFigures]:
-        found: dict[str, NodeFigures] = {}
+        result: dict[str, NodeFigures] = {}
         for execution in self.shared:
             metrics = execution.observedMetrics()
             for node, (observation, askers) in self.waiting.items():
                 row = metrics.get(_jvm(observation).name())
                 if row.isDefined():
-                    found[node] = _figures(row.get(), askers).or_more(found.get(node))
-        return found
+                    result[node] = _figures(row.get(), askers).or_more(result.get(node))
+        return result
 
 
 def _jvm(observation: Observation) -> Any:
@@ -119,12 +119,12 @@ def event_times_by_node(model: PipelineModel) -> dict[str, dict[str, EventTime]]
 
     The rows of a sink are those of the node that it reads.
     """
-    found: dict[str, dict[str, EventTime]] = {}
+    result: dict[str, dict[str, EventTime]] = {}
     for name, node in model.nodes().items():
         if node.telemetry and node.telemetry.event_time:
             at = node.from_ if name in model.sinks else name
-            found.setdefault(at, {})[name] = node.telemetry.event_time
-    return found
+            result.setdefault(at, {})[name] = node.telemetry.event_time
+    return result
 
 
 def observe_frame(
@@ -152,15 +152,15 @@ def _millis(frame: DataFrame, event_time: EventTime) -> Column | None:
     from pyspark.sql import functions as F  # noqa: N812
     from pyspark.sql import types as T  # noqa: N812
 
-    found = next((one for one in frame.schema.fields if one.name.lower() == event_time.column.lower()), None)
-    if found is None:
+    result = next((one for one in frame.schema.fields if one.name.lower() == event_time.column.lower()), None)
+    if result is None:
         return None
-    column = F.col(f"`{found.name}`")
-    if isinstance(found.dataType, T.DateType):
+    column = F.col(f"`{result.name}`")
+    if isinstance(result.dataType, T.DateType):
         return F.unix_date(column).cast("bigint") * F.lit(86_400_000)
-    if isinstance(found.dataType, (T.TimestampType, T.TimestampNTZType)):
+    if isinstance(result.dataType, (T.TimestampType, T.TimestampNTZType)):
         return F.unix_millis(column.cast("timestamp"))
-    if isinstance(found.dataType, T.IntegralType):
+    if isinstance(result.dataType, T.IntegralType):
         millis = column.cast("double") * F.lit(MILLIS[event_time.unit or "milliseconds"])
         return millis.try_cast("bigint")  # a meaningless value must not fail the epoch
     return None
@@ -168,14 +168,14 @@ def _millis(frame: DataFrame, event_time: EventTime) -> Column | None:
 
 def upstream_nodes(model: PipelineModel, sinks: Collection[str]) -> frozenset[str]:
     """Return the sources and transforms that lead to these sinks, or that fill dynamic tables."""
-    found: set[str] = set()
+    result: set[str] = set()
     outputs = errors_outputs(model)
     left = [model.sinks[name].from_ for name in sinks]
     left += [upstream for table in graph.dynamic_tables(model) for upstream in graph.inputs_of(model, table)]
     while left:
         name = left.pop()
-        if name not in found:
-            found.add(name)
+        if name not in result:
+            result.add(name)
             # Sinks that read rejected rows do not read the rows of their source.
             left += graph.inputs_of(model, name) if name not in outputs else ()
-    return frozenset(found)
+    return frozenset(result)

@@ -24,8 +24,8 @@ _LARGEST = 2**63
 def figures_of_table(rows: pa.Table, times: Mapping[str, EventTime]) -> NodeFigures:
     """Return what Spark's observation of the same rows returns. Rows that a filter marks do not count."""
     passed = rows.filter(pc.greater_equal(pc.struct_field(rows[POS], "sub"), 0))
-    found = {asker: _latest(passed, time_) for asker, time_ in times.items()}
-    return NodeFigures(passed.num_rows, {asker: at for asker, at in found.items() if at is not None})
+    result = {asker: _latest(passed, time_) for asker, time_ in times.items()}
+    return NodeFigures(passed.num_rows, {asker: at for asker, at in result.items() if at is not None})
 
 
 def _latest(rows: pa.Table, event_time: EventTime) -> int | None:

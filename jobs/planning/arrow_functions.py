@@ -34,20 +34,20 @@ def _prove(condition: Any, operation: str) -> None:
         raise UnprovenValuesError(operation)
 
 
-def _parse(found: Expression, text: pa.Array) -> Any:
+def _parse(expression: Expression, text: pa.Array) -> Any:
     try:
-        return convert_text(text, arrow_of(found.kind))
+        return convert_text(text, arrow_of(expression.kind))
     except UnprovenTextError:
-        raise UnprovenValuesError(found.operation) from None
+        raise UnprovenValuesError(expression.operation) from None
 
 
-def _cast_checked(found: Expression, values: pa.Array) -> Any:
-    return pc.cast(values, arrow_of(found.kind))
+def _cast_checked(expression: Expression, values: pa.Array) -> Any:
+    return pc.cast(values, arrow_of(expression.kind))
 
 
-def _to_integer(function: Callable[[Any], Any], found: Expression, values: pa.Array) -> Any:
-    _prove(pc.less(pc.abs(values), _EXACT), found.operation)
-    return pc.cast(function(values), arrow_of(found.kind))
+def _to_integer(function: Callable[[Any], Any], expression: Expression, values: pa.Array) -> Any:
+    _prove(pc.less(pc.abs(values), _EXACT), expression.operation)
+    return pc.cast(function(values), arrow_of(expression.kind))
 
 
 def _round_half_up(values: pa.Array, places: int, operation: str) -> Any:
@@ -67,31 +67,31 @@ def _round_half_up(values: pa.Array, places: int, operation: str) -> Any:
     return pc.add(pc.if_else(pc.less(values, 0.0), pc.negate(rounded), rounded), 0.0)
 
 
-def _round_double(found: Expression, values: pa.Array) -> Any:
-    places = int(found.text)
-    return pc.divide(_round_half_up(values, places, found.operation), 10.0**places)
+def _round_double(expression: Expression, values: pa.Array) -> Any:
+    places = int(expression.text)
+    return pc.divide(_round_half_up(values, places, expression.operation), 10.0**places)
 
 
-def _round_to_decimal(found: Expression, values: pa.Array) -> Any:
-    places = int(found.text)
-    whole = pc.cast(_round_half_up(values, places, found.operation), pa.int64())
+def _round_to_decimal(expression: Expression, values: pa.Array) -> Any:
+    places = int(expression.text)
+    whole = pc.cast(_round_half_up(values, places, expression.operation), pa.int64())
     unit = pa.scalar(Decimal(1).scaleb(-places), pa.decimal128(places + 1, places))
-    return pc.cast(pc.multiply(pc.cast(whole, pa.decimal128(19, 0)), unit), arrow_of(found.kind))
+    return pc.cast(pc.multiply(pc.cast(whole, pa.decimal128(19, 0)), unit), arrow_of(expression.kind))
 
 
-def _round_decimal(found: Expression, values: pa.Array) -> Any:
+def _round_decimal(expression: Expression, values: pa.Array) -> Any:
     # Arrow does not check that the result has room: 99.99 becomes 100.00.
     wider = pc.cast(values, pa.decimal128(values.type.precision + 1, values.type.scale))
-    rounded = pc.round(wider, ndigits=int(found.text), round_mode="half_towards_infinity")
-    return pc.cast(rounded, arrow_of(found.kind))
+    rounded = pc.round(wider, ndigits=int(expression.text), round_mode="half_towards_infinity")
+    return pc.cast(rounded, arrow_of(expression.kind))
 
 
-def _double_of_decimal(found: Expression, values: pa.Array) -> Any:
+def _double_of_decimal(expression: Expression, values: pa.Array) -> Any:
     """Return decimals as doubles: an exact integer by an exact power of ten is rounded once, as in Spark."""
     scale = values.type.scale
     factor = pa.scalar(Decimal(10) ** scale, pa.decimal128(scale + 1, 0))
     whole = pc.cast(pc.cast(pc.multiply(values, factor), pa.decimal128(38, 0), safe=False), pa.int64())
-    _prove(pc.less(pc.abs_checked(whole), int(_EXACT)), found.operation)
+    _prove(pc.less(pc.abs_checked(whole), int(_EXACT)), expression.operation)
     return pc.divide(pc.cast(whole, pa.float64()), 10.0**scale)
 
 
@@ -104,12 +104,12 @@ def _without_zone(moments: pa.Array) -> pa.Array:
     return moments.view(pa.timestamp("us"))
 
 
-def _truncate(found: Expression, moments: pa.Array) -> Any:
-    return pc.floor_temporal(_without_zone(moments), unit=found.text).view(arrow_of(found.kind))
+def _truncate(expression: Expression, moments: pa.Array) -> Any:
+    return pc.floor_temporal(_without_zone(moments), unit=expression.text).view(arrow_of(expression.kind))
 
 
-def _truncate_day(found: Expression, days: pa.Array) -> Any:
-    return pc.cast(pc.floor_temporal(days, unit=found.text), pa.date32())
+def _truncate_day(expression: Expression, days: pa.Array) -> Any:
+    return pc.cast(pc.floor_temporal(days, unit=expression.text), pa.date32())
 
 
 def _day(_: Expression, moments: pa.Array) -> Any:
@@ -130,28 +130,28 @@ def _divide_nonzero(_: Expression, dividend: pa.Array, divisor: pa.Array) -> Any
     return pc.divide(dividend, divisor)
 
 
-def _substring(found: Expression, text: pa.Array) -> Any:
-    start, _, stop = found.text.partition(":")
+def _substring(expression: Expression, text: pa.Array) -> Any:
+    start, _, stop = expression.text.partition(":")
     return pc.utf8_slice_codeunits(text, int(start), int(stop) if stop else None)
 
 
-def _trim(found: Expression, text: pa.Array) -> Any:
-    trim = {"LEADING": pc.utf8_ltrim, "TRAILING": pc.utf8_rtrim}[found.text]
+def _trim(expression: Expression, text: pa.Array) -> Any:
+    trim = {"LEADING": pc.utf8_ltrim, "TRAILING": pc.utf8_rtrim}[expression.text]
     return trim(text, characters=" ")
 
 
-def _replace(found: Expression, text: pa.Array, *_: pa.Array) -> Any:
-    searched, by = found.arguments[1:]
+def _replace(expression: Expression, text: pa.Array, *_: pa.Array) -> Any:
+    searched, by = expression.arguments[1:]
     return pc.replace_substring(text, searched.text, by.text)
 
 
-def _match(function: Callable[..., Any], found: Expression, text: pa.Array, _: pa.Array) -> Any:
-    return function(text, found.arguments[1].text)
+def _match(function: Callable[..., Any], expression: Expression, text: pa.Array, _: pa.Array) -> Any:
+    return function(text, expression.arguments[1].text)
 
 
-def _join(found: Expression, *parts: pa.Array) -> Any:
+def _join(expression: Expression, *parts: pa.Array) -> Any:
     """Join what is not NULL. Arrow's own join loses rows whose parts are all NULL."""
-    separator = found.text
+    separator = expression.text
     pieces = [pc.fill_null(pc.binary_join_element_wise(separator, part, ""), "") for part in parts]
     return pc.utf8_slice_codeunits(pc.binary_join_element_wise(*pieces, ""), len(separator))
 

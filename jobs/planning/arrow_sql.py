@@ -59,7 +59,7 @@ class ArrowSelect:
         With `marks`, mark rows that the filter drops, see `headrace.pipeline.sql.filter_marking`. Raise
         UnprovenValuesError if only Spark can compute the rows.
         """
-        found = []
+        result = []
         batches = rows.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], rows.schema)]
         try:
             for batch in batches:
@@ -68,10 +68,10 @@ class ArrowSelect:
                 if marks and self.select.condition is not None:
                     positions = _mark_positions(positions, _array(self.select.condition, kept))
                 columns = [*self._compute_columns(kept), kept.column(OP), positions]
-                found.append(pa.RecordBatch.from_arrays(columns, names=[*self._names, OP, POS]))
+                result.append(pa.RecordBatch.from_arrays(columns, names=[*self._names, OP, POS]))
         except pa.ArrowInvalid as error:
             raise UnprovenValuesError(self.node) from error
-        return pa.Table.from_batches(found)
+        return pa.Table.from_batches(result)
 
     def read_schema(self) -> pa.Schema:
         """Return the columns of the result."""
@@ -151,30 +151,30 @@ def _mark_positions(positions: pa.StructArray, passes: pa.Array) -> pa.StructArr
     return pa.StructArray.from_arrays(list(parts.values()), fields=list(positions.type))
 
 
-def _array(found: Expression, batch: pa.RecordBatch) -> pa.Array:
+def _array(expression: Expression, batch: pa.RecordBatch) -> pa.Array:
     """Return a value for each row."""
-    value = _evaluate(found, batch)
+    value = _evaluate(expression, batch)
     if isinstance(value, pa.Scalar):
         return pa.repeat(value, batch.num_rows)
     return value.combine_chunks() if isinstance(value, pa.ChunkedArray) else value
 
 
-def _evaluate(found: Expression, batch: pa.RecordBatch) -> Any:
+def _evaluate(expression: Expression, batch: pa.RecordBatch) -> Any:
     """Return the values of an expression, or a scalar that all rows have."""
-    if special := _SPECIAL.get(found.operation):
-        return special(found, batch)
-    if guarded := GUARDED.get(found.operation):
-        return guarded(found, *(_array(one, batch) for one in found.arguments))
-    return _OPERATIONS[found.operation](*(_evaluate(one, batch) for one in found.arguments))
+    if special := _SPECIAL.get(expression.operation):
+        return special(expression, batch)
+    if guarded := GUARDED.get(expression.operation):
+        return guarded(expression, *(_array(one, batch) for one in expression.arguments))
+    return _OPERATIONS[expression.operation](*(_evaluate(one, batch) for one in expression.arguments))
 
 
-def _cast(found: Expression, batch: pa.RecordBatch) -> Any:
+def _cast(expression: Expression, batch: pa.RecordBatch) -> Any:
     # Only integers above 2^53 lose anything, as a double, as they do in Spark.
-    return pc.cast(_evaluate(found.arguments[0], batch), arrow_of(found.kind), safe=False)
+    return pc.cast(_evaluate(expression.arguments[0], batch), arrow_of(expression.kind), safe=False)
 
 
-def _case(found: Expression, batch: pa.RecordBatch) -> Any:
-    parts = [_array(one, batch) for one in found.arguments]
+def _case(expression: Expression, batch: pa.RecordBatch) -> Any:
+    parts = [_array(one, batch) for one in expression.arguments]
     branches = len(parts) // 2
     conditions = pa.StructArray.from_arrays(parts[:branches], [str(at) for at in range(branches)])
     return pc.case_when(conditions, *parts[branches:])
@@ -184,13 +184,13 @@ def _remainder(dividend: Any, divisor: Any) -> Any:
     return pc.subtract(dividend, pc.multiply(pc.divide(dividend, divisor), divisor))
 
 
-def _constant(found: Expression, _: pa.RecordBatch) -> pa.Scalar:
-    kind = arrow_of(found.kind)
+def _constant(expression: Expression, _: pa.RecordBatch) -> pa.Scalar:
+    kind = arrow_of(expression.kind)
     if pa.types.is_decimal(kind):
-        return pa.scalar(Decimal(found.text), kind)
+        return pa.scalar(Decimal(expression.text), kind)
     if pa.types.is_date(kind):
-        return pa.scalar(date.fromisoformat(found.text), kind)
-    return pa.scalar(datetime.fromisoformat(found.text).replace(tzinfo=UTC), kind)
+        return pa.scalar(date.fromisoformat(expression.text), kind)
+    return pa.scalar(datetime.fromisoformat(expression.text).replace(tzinfo=UTC), kind)
 
 
 def _float_greater(a: Any, b: Any) -> Any:
@@ -206,11 +206,11 @@ def _float_equal(a: Any, b: Any) -> Any:
 
 
 _SPECIAL: dict[str, Callable[[Expression, pa.RecordBatch], Any]] = {
-    "column": lambda found, batch: batch.column(found.text),
-    "text": lambda found, _: pa.scalar(found.text, pa.string()),
-    "number": lambda found, _: pa.scalar(int(found.text), pa.int64()),
-    "double": lambda found, _: pa.scalar(float(found.text), pa.float64()),
-    "boolean": lambda found, _: pa.scalar(found.text == "true"),
+    "column": lambda result, batch: batch.column(result.text),
+    "text": lambda result, _: pa.scalar(result.text, pa.string()),
+    "number": lambda result, _: pa.scalar(int(result.text), pa.int64()),
+    "double": lambda result, _: pa.scalar(float(result.text), pa.float64()),
+    "boolean": lambda result, _: pa.scalar(result.text == "true"),
     "null": lambda *_: pa.scalar(None, pa.null()),
     "constant": _constant,
     "cast": _cast,

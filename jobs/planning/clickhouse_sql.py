@@ -23,17 +23,17 @@ def translate(sql: str, source_name: str, schema: pa.Schema, over: str = SPLIT) 
         over: what the statement reads from in ClickHouse: the split, or the translation of the previous
             transform in brackets.
     """
-    found = parse_portable(sql, source_name, schema)
-    if found is None:
+    result = parse_portable(sql, source_name, schema)
+    if result is None:
         return None
     # Two levels, so that no alias hides a column from an expression.
     inner = ", ".join(
-        f"{_write(value)} AS _headrace_out_{place}" for place, (_, value) in enumerate(found.outputs)
+        f"{_write(value)} AS _headrace_out_{place}" for place, (_, value) in enumerate(result.outputs)
     )
     outer = ", ".join(
-        f"_headrace_out_{place} AS {quote(name)}" for place, (name, _) in enumerate(found.outputs)
+        f"_headrace_out_{place} AS {quote(name)}" for place, (name, _) in enumerate(result.outputs)
     )
-    condition = f" WHERE {_write(found.condition)}" if found.condition else ""
+    condition = f" WHERE {_write(result.condition)}" if result.condition else ""
     return f"SELECT {outer} FROM (SELECT {inner} FROM {over}{condition})"  # noqa: S608  every part is from the whitelist
 
 
@@ -53,20 +53,20 @@ _TEMPLATES = {
 }  # fmt: skip
 
 
-def _write(found: Expression) -> str:
+def _write(expression: Expression) -> str:
     """Return an expression in ClickHouse SQL."""
-    if found.operation in _WRITERS:
-        return _WRITERS[found.operation](found)
-    arguments = [_write(one) for one in found.arguments]
-    if sign := _SIGNS.get(found.operation):
+    if expression.operation in _WRITERS:
+        return _WRITERS[expression.operation](expression)
+    arguments = [_write(one) for one in expression.arguments]
+    if sign := _SIGNS.get(expression.operation):
         return f"({f' {sign} '.join(arguments)})"
-    return _TEMPLATES[found.operation].format(
-        *arguments, text=found.text, kind=found.kind, listed=", ".join(arguments)
+    return _TEMPLATES[expression.operation].format(
+        *arguments, text=expression.text, kind=expression.kind, listed=", ".join(arguments)
     )
 
 
-def _write_case(found: Expression) -> str:
-    parts = [_write(one) for one in found.arguments]
+def _write_case(expression: Expression) -> str:
+    parts = [_write(one) for one in expression.arguments]
     branches = len(parts) // 2
     pairs = " ".join(
         f"WHEN {when} THEN {then}" for when, then in zip(parts[:branches], parts[branches:-1], strict=True)
@@ -75,7 +75,7 @@ def _write_case(found: Expression) -> str:
 
 
 _WRITERS: dict[str, Callable[[Expression], str]] = {
-    "column": lambda found: quote(found.text),
-    "text": lambda found: exp.Literal.string(found.text).sql(dialect="clickhouse"),
+    "column": lambda result: quote(result.text),
+    "text": lambda result: exp.Literal.string(result.text).sql(dialect="clickhouse"),
     "case": _write_case,
 }

@@ -183,7 +183,7 @@ class CompiledPipeline:
 
     def open_sinks(self, uuid: str, lane: str, ledger: Ledger) -> Mapping[str, PipelineSink]:
         """Return new sinks of this file for one pipeline. They connect when they are prepared."""
-        found: dict[str, PipelineSink] = {}
+        result: dict[str, PipelineSink] = {}
         for name, node in self.file.model.sinks.items():
             key, schema, columns = (
                 SinkKey(uuid, self.file.name, lane, name),
@@ -197,8 +197,8 @@ class CompiledPipeline:
                 "wait": PendingCall(waits_folder(self.settings, uuid), name),
             }
             context = SinkContext(key, node, self.settings, schema, self.planner.spark, extra)
-            found[name] = PipelineSink(registry.open_sink(context), context, ledger, self.file.path)
-        return found
+            result[name] = PipelineSink(registry.open_sink(context), context, ledger, self.file.path)
+        return result
 
     def open_tables(
         self, uuid: str, lane: str, ledger: Ledger, note: Callable[[str, int], None], *, former: bool = False

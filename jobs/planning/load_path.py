@@ -174,8 +174,8 @@ def carried_key(
     """
     known = {name: dict.fromkeys(schema.names, "") for name, schema in nodes.items()}
     derived = lineage(model, known)[sink].columns
-    found = [derived[name] for name in graph.key_of(model, sink) if name in derived]
-    copies = [one.origins[0] for one in found if not one.steps and len(one.origins) == 1]
+    result = [derived[name] for name in graph.key_of(model, sink) if name in derived]
+    copies = [one.origins[0] for one in result if not one.steps and len(one.origins) == 1]
     return tuple(dict.fromkeys(origin.column for origin in copies if origin.node == source))
 
 
@@ -224,8 +224,8 @@ def _filter(file: PipelineFile, sink: str) -> str:
 
     History may have several rows of a key, of which the last decides.
     """
-    found = retractions_of(file.model)
-    nodes = found.marking_nodes(file.model, sink) if sink in found.sinks else []
+    retractions = retractions_of(file.model)
+    nodes = retractions.marking_nodes(file.model, sink) if sink in retractions.sinks else []
     return next((name for name in nodes if name in file.model.transforms), "")
 
 
@@ -255,7 +255,7 @@ def _plan_computation(
     if nested := [field.name for field in arriving if is_nested(field.type)]:
         msg = f"Spark turns nested columns into JSON: {', '.join(nested)}"
         raise UserError(msg)
-    found = _plan_chain(file, sink, source, columns)
+    result = _plan_chain(file, sink, source, columns)
     want = _get_schema(columns.payloads, source.name)
     if have is None:
         msg = f"the columns of the history of `{source.name}` are not known"
@@ -266,8 +266,8 @@ def _plan_computation(
     if unfit := source.bounded[0].explain_direct_obstacle():
         msg = f"`{source.name}`: {unfit}"
         raise UserError(msg)
-    if found.query or found.transforms or have.names == want.names:
-        return found
+    if result.query or result.transforms or have.names == want.names:
+        return result
     if not source.bounded[0].capabilities.computes_sql:
         msg = f"only Spark reads some columns of `{source.name}` in another order"
         raise UserError(msg)
@@ -284,11 +284,11 @@ def _plan_chain(file: PipelineFile, sink: str, source: PipelineSource, columns: 
     except UserError:
         if not columns.copies_in_driver:
             raise
-    found = _plan_arrow_transforms(file, chain, source.name, columns)
+    result = _plan_arrow_transforms(file, chain, source.name, columns)
     if not _filter(file, sink):
-        return found
+        return result
     # A query, because then the source can read only the last row of each key.
-    return found._replace(query=_select_columns(source.name, _get_schema(columns.payloads, source.name)))
+    return result._replace(query=_select_columns(source.name, _get_schema(columns.payloads, source.name)))
 
 
 def _select_columns(source: str, payload: pa.Schema) -> str:
@@ -337,10 +337,10 @@ def _plan_arrow_transforms(
 
 def _has_types(transform: ArrowSelect, wanted: pa.Schema) -> bool:
     try:
-        found = transform.read_schema()
+        schema = transform.read_schema()
     except UnprovenValuesError:  # of a literal
         return False
-    return (found.names, found.types) == (wanted.names, wanted.types)
+    return (schema.names, schema.types) == (wanted.names, wanted.types)
 
 
 def _get_schema(schemas: Mapping[str, pa.Schema], name: str) -> pa.Schema:
@@ -355,10 +355,10 @@ def _chain(file: PipelineFile, sink: str, source: str) -> list[str]:
 
     Raises UserError if one of them reads several nodes.
     """
-    found: list[str] = []
+    result: list[str] = []
     at = file.model.sinks[sink].from_
     while at != source:
-        found.insert(0, at)
+        result.insert(0, at)
         node = file.model.transforms[at]
         if node.type != "sql":
             msg = f"transform `{at}` is a {node.type}, which runs in Spark's workers"
@@ -374,12 +374,12 @@ def _chain(file: PipelineFile, sink: str, source: str) -> list[str]:
             msg = f"transform `{at}` reads {len(inputs)} nodes"
             raise UserError(msg)
         at = next(iter(inputs))
-    return found
+    return result
 
 
 def _translate(what: str, text: str, upstream: str, schema: pa.Schema, over: str = "") -> str:
-    found = translate(text, upstream, schema, f"({over})") if over else translate(text, upstream, schema)
-    if found is None:
+    result = translate(text, upstream, schema, f"({over})") if over else translate(text, upstream, schema)
+    if result is None:
         msg = f"{what}: Spark and the source may not mean the same by this SQL"
         raise UserError(msg)
-    return found
+    return result

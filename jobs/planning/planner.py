@@ -173,20 +173,20 @@ class PipelinePlanner:
         by their stored rows. `each` receives every frame of a transform, and of a source that has rows, and
         returns the one to use. Transforms of `rejections` are computed immediately too.
         """
-        found = {
+        result = {
             name: each(name, reading.frame) if each and reading.rows != 0 else reading.frame
             for name, reading in readings.items()
         }
         for name in self._steps:
             if problems is not None and any(
-                upstream not in found for upstream in graph.inputs_of(self.file.model, name)
+                upstream not in result for upstream in graph.inputs_of(self.file.model, name)
             ):
                 continue
             try:
                 if name in self._lookups:
-                    self._table(name, found, plan)
+                    self._table(name, result, plan)
                     continue
-                found |= self._outputs(name, found, plan, rejections)
+                result |= self._outputs(name, result, plan, rejections)
             except UserError as error:
                 if not error.keys and self.file.model.transforms[name].type in ("sql", "dynamic_table"):
                     error.keys = ("sql",)
@@ -196,28 +196,28 @@ class PipelinePlanner:
                 problems.append(error)
                 continue
             kept = staged.get(name) if staged else None
-            found[name] = kept(name, found[name]).frame if kept else found[name]
-            found[name] = each(name, found[name], staged=kept is not None) if each else found[name]
-        return found
+            result[name] = kept(name, result[name]).frame if kept else result[name]
+            result[name] = each(name, result[name], staged=kept is not None) if each else result[name]
+        return result
 
     def _outputs(
         self,
         name: str,
-        found: Mapping[str, DataFrame],
+        result: Mapping[str, DataFrame],
         plan: EpochPlan | None,
         rejections: EpochRejections | None,
     ) -> dict[str, DataFrame]:
         """Return a transform's rows, and its rejected rows if it has an errors output."""
         output = self._errors.get(name)
         if output is None:
-            return {name: self._frame(name, found, plan)}
+            return {name: self._frame(name, result, plan)}
         if rejections is None or name not in rejections.nodes:
             empty = create_frame(self.spark, [], output.schema)
-            return {name: self._frame(name, found, plan), output.name: empty}
+            return {name: self._frame(name, result, plan), output.name: empty}
         (upstream,) = graph.inputs_of(self.file.model, name)
         good, rejected = rejections.separate(
             output,
-            found[upstream],
+            result[upstream],
             self.keys[upstream],
             lambda rows: self._frame(name, {upstream: rows}, plan),
         )
@@ -228,39 +228,39 @@ class PipelinePlanner:
         """The transforms that Arrow computes where rows are in the driver. Spark computes the others."""
         return self._portable_nodes.names
 
-    def _frame(self, name: str, found: Mapping[str, DataFrame], plan: EpochPlan | None) -> DataFrame:
+    def _frame(self, name: str, result: Mapping[str, DataFrame], plan: EpochPlan | None) -> DataFrame:
         """Return a transform's rows, computed from the frames of its inputs."""
         node: Any = self.file.model.transforms[name]
         if node.type == "sql":
-            columns = self._portable_nodes.find_columns(name, found)
+            columns = self._portable_nodes.find_columns(name, result)
             if columns is None:
-                return self.select(name, found, plan)
-            return defer_frame(self.spark, partial(self.select, name, found, plan), columns)
+                return self.select(name, result, plan)
+            return defer_frame(self.spark, partial(self.select, name, result, plan), columns)
         (upstream,) = node.inputs(name)
         if name not in self._transforms:
-            self._transforms[name] = self._open_transform(name, node, payload_of(found[upstream]))
+            self._transforms[name] = self._open_transform(name, node, payload_of(result[upstream]))
         return bypass_marked_rows(
-            self._transforms[name], name, upstream, found[upstream], plan, self.retractions
+            self._transforms[name], name, upstream, result[upstream], plan, self.retractions
         )
 
-    def select(self, name: str, found: Mapping[str, DataFrame], plan: EpochPlan | None) -> DataFrame:
+    def select(self, name: str, result: Mapping[str, DataFrame], plan: EpochPlan | None) -> DataFrame:
         """Return the result of a node's SQL in Spark. Its inputs become temporary views."""
         inputs = {
-            upstream: ensure_started(found[upstream]) for upstream in graph.inputs_of(self.file.model, name)
+            upstream: ensure_started(result[upstream]) for upstream in graph.inputs_of(self.file.model, name)
         }
         with self._views_lock:
             for upstream, frame in inputs.items():
                 frame.createOrReplaceTempView(self._view_names[upstream])
             return self._sql_nodes.select(name, self._view_names, plan)
 
-    def _table(self, name: str, found: Mapping[str, DataFrame], plan: EpochPlan | None) -> None:
+    def _table(self, name: str, result: Mapping[str, DataFrame], plan: EpochPlan | None) -> None:
         """Load this epoch's rows into a dynamic table, and expose its contents to the SQL that looks it up.
 
         Without a plan, only validate.
         """
         node: Any = self.file.model.transforms[name]
         if node.inputs(name) and (plan is None or self.tables[name].needs_values(plan)):
-            frame = self.select(name, found, plan)
+            frame = self.select(name, result, plan)
             frame = (
                 without_marked(frame) if not self.retractions.marked.isdisjoint(node.inputs(name)) else frame
             ).drop(*HIDDEN)

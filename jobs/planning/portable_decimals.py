@@ -30,9 +30,9 @@ INTEGER_DIGITS: Mapping[str, int] = dict(zip(INTS, (3, 5, 10, 20), strict=True))
 """The digits that Spark gives to integers that meet decimals."""
 
 
-def is_decimal(found: Expression) -> bool:
+def is_decimal(expression: Expression) -> bool:
     """Return whether an expression has a decimal type."""
-    return is_decimal_kind(found.kind)
+    return is_decimal_kind(expression.kind)
 
 
 def decimal_kind(precision: int, scale: int) -> str:
@@ -42,30 +42,30 @@ def decimal_kind(precision: int, scale: int) -> str:
     return f"Decimal({precision}, {scale})"
 
 
-def to_decimal(found: Expression, kind: str) -> Expression:
+def to_decimal(expression: Expression, kind: str) -> Expression:
     """Return a literal, an integer or a decimal in a decimal type that has room for it."""
-    if found.kind == NUMBER:
-        _literal_digits(found)  # refuses an exponent
-        return decimal_literal(found, kind)
-    return ensure_type(found, kind)
+    if expression.kind == NUMBER:
+        _literal_digits(expression)  # refuses an exponent
+        return decimal_literal(expression, kind)
+    return ensure_type(expression, kind)
 
 
-def cast_exactly(found: Expression, kind: str) -> Expression:
+def cast_exactly(expression: Expression, kind: str) -> Expression:
     """Return a cast to a decimal type that has room for all values."""
     precision, scale = precision_and_scale(kind)
-    digits, places = (scale, scale) if found.kind == NUMBER else _digits(found)
+    digits, places = (scale, scale) if expression.kind == NUMBER else _digits(expression)
     if places > scale or digits - places > precision - scale:
-        raise leave_out(found)
-    return to_decimal(found, kind)
+        raise leave_out(expression)
+    return to_decimal(expression, kind)
 
 
-def widen(found: Sequence[Expression]) -> str:
+def widen(result: Sequence[Expression]) -> str:
     """Return the type that has room for all values of results of a choice, or of sides of a comparison.
 
     A whole number that is written out counts as an integer.
     """
     sizes = []
-    for one in found:
+    for one in result:
         if one.kind == NULL:
             continue
         if one.kind == NUMBER and re.fullmatch(r"-?\d+", one.text):
@@ -89,21 +89,21 @@ def compute(node: exp.Binary, left: Expression, right: Expression) -> Expression
     return Expression(operation, kind, sides)
 
 
-def _digits(found: Expression) -> tuple[int, int]:
+def _digits(expression: Expression) -> tuple[int, int]:
     """Return precision and scale of an operand. A literal has those of its digits."""
-    if found.kind == NUMBER:
-        return _literal_digits(found)
-    if found.kind in INTS:
-        return INTEGER_DIGITS[found.kind], 0
-    if not is_decimal(found):
-        raise leave_out(found)
-    return precision_and_scale(found.kind)
+    if expression.kind == NUMBER:
+        return _literal_digits(expression)
+    if expression.kind in INTS:
+        return INTEGER_DIGITS[expression.kind], 0
+    if not is_decimal(expression):
+        raise leave_out(expression)
+    return precision_and_scale(expression.kind)
 
 
-def _literal_digits(found: Expression) -> tuple[int, int]:
+def _literal_digits(expression: Expression) -> tuple[int, int]:
     """Return precision and scale of a literal. With an exponent it is a double, which is left out."""
-    if not re.fullmatch(r"-?(\d+(\.\d*)?|\.\d+)", found.text):
-        raise leave_out(found)
-    parts = Decimal(found.text).as_tuple()
+    if not re.fullmatch(r"-?(\d+(\.\d*)?|\.\d+)", expression.text):
+        raise leave_out(expression)
+    parts = Decimal(expression.text).as_tuple()
     scale = -int(parts.exponent)
     return max(len(parts.digits), scale), scale

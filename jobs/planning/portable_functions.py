@@ -45,10 +45,10 @@ _MICROSECONDS = {"timestamp_seconds": 10**6, "timestamp_millis": 10**3, "timesta
 _MOST_PLACES = 15
 
 
-def guard_cast(found: Expression, wanted: str) -> Expression | None:
+def guard_cast(expression: Expression, wanted: str) -> Expression | None:
     """Return a cast whose values Arrow checks, or None if it is none of these casts."""
-    rule = _CASTS.get((_group(found.kind), _group(wanted)))
-    return rule(found, wanted) if rule else None
+    rule = _CASTS.get((_group(expression.kind), _group(wanted)))
+    return rule(expression, wanted) if rule else None
 
 
 def read_type(to: exp.DataType) -> str | None:
@@ -79,31 +79,31 @@ def _group(kind: str) -> str:
 
 
 def _make(operation: str) -> Callable[[Expression, str], Expression]:
-    return lambda found, wanted: Expression(operation, wanted, (found,))
+    return lambda result, wanted: Expression(operation, wanted, (result,))
 
 
-def _decimal_of_integer(found: Expression, wanted: str) -> Expression:
+def _decimal_of_integer(expression: Expression, wanted: str) -> Expression:
     scale = precision_and_scale(wanted)[1]
-    digits = INTEGER_DIGITS[found.kind] + scale
-    return Expression("cast_checked", wanted, (ensure_type(found, decimal_kind(digits, scale)),))
+    digits = INTEGER_DIGITS[expression.kind] + scale
+    return Expression("cast_checked", wanted, (ensure_type(expression, decimal_kind(digits, scale)),))
 
 
-def _decimal_of_double(found: Expression, wanted: str) -> Expression:
-    return Expression("round_to_decimal", wanted, (found,), text=str(precision_and_scale(wanted)[1]))
+def _decimal_of_double(expression: Expression, wanted: str) -> Expression:
+    return Expression("round_to_decimal", wanted, (expression,), text=str(precision_and_scale(wanted)[1]))
 
 
-def _decimal_of_decimal(found: Expression, wanted: str) -> Expression:
+def _decimal_of_decimal(expression: Expression, wanted: str) -> Expression:
     places = precision_and_scale(wanted)[1]
-    if places < precision_and_scale(found.kind)[1]:
-        found = _round_decimal(found, places)
-    return Expression("cast_checked", wanted, (found,))
+    if places < precision_and_scale(expression.kind)[1]:
+        expression = _round_decimal(expression, places)
+    return Expression("cast_checked", wanted, (expression,))
 
 
-def _moment(found: Expression, microseconds: int) -> Expression:
-    if found.kind not in INTS:
-        raise leave_out(found)
+def _moment(expression: Expression, microseconds: int) -> Expression:
+    if expression.kind not in INTS:
+        raise leave_out(expression)
     factor = Expression("number", "Int64", text=str(microseconds))
-    return Expression("moment", TIMESTAMP, (ensure_type(found, "Int64"), factor))
+    return Expression("moment", TIMESTAMP, (ensure_type(expression, "Int64"), factor))
 
 
 _CASTS: Mapping[tuple[str, str], Callable[[Expression, str], Expression]] = {
@@ -112,7 +112,7 @@ _CASTS: Mapping[tuple[str, str], Callable[[Expression, str], Expression]] = {
     ("Bool", "String"): ensure_type,
     ("integer", "integer"): _make("cast_checked"),
     ("integer", "decimal"): _decimal_of_integer,
-    ("integer", TIMESTAMP): lambda found, _: _moment(found, 10**6),
+    ("integer", TIMESTAMP): lambda result, _: _moment(result, 10**6),
     ("Float64", "integer"): _make("truncate_number"),
     ("Float64", "decimal"): _decimal_of_double,
     (NUMBER, "decimal"): to_decimal,
@@ -128,27 +128,27 @@ def _arguments(node: exp.Expr, *names: str) -> None:
 
 
 def _text(value: Value, node: exp.Expr) -> Expression:
-    found = value(node.this)
-    if found.kind != "String":
+    result = value(node.this)
+    if result.kind != "String":
         raise leave_out(node)
-    return found
+    return result
 
 
 def _text_literal(value: Value, node: exp.Expr | None) -> Expression:
-    found = value(node) if node is not None else NOTHING
-    if found.kind != TEXT:
+    result = value(node) if node is not None else NOTHING
+    if result.kind != TEXT:
         raise leave_out(node)
-    return found
+    return result
 
 
 def _count(value: Value, node: exp.Expr | None, default: int) -> int:
     """Return an argument that is a whole number, written out."""
     if node is None:
         return default
-    found = value(node)
-    if found.kind != NUMBER:
+    result = value(node)
+    if result.kind != NUMBER:
         raise leave_out(node)
-    return int(to_integer(found).text)
+    return int(to_integer(result).text)
 
 
 def _map_case(value: Value, node: exp.Upper | exp.Lower) -> Expression:
@@ -212,65 +212,65 @@ def _match(operation: str) -> Rule:
 
 
 def _absolute(value: Value, node: exp.Abs) -> Expression:
-    found = value(node.this)
-    if found.kind not in (*INTS, "Float64") and not is_decimal(found):
+    result = value(node.this)
+    if result.kind not in (*INTS, "Float64") and not is_decimal(result):
         raise leave_out(node)
-    return Expression("abs_checked", found.kind, (found,))
+    return Expression("abs_checked", result.kind, (result,))
 
 
 def _round(value: Value, node: exp.Round) -> Expression:
     _arguments(node, "decimals")
-    found, places = value(node.this), _count(value, node.args.get("decimals"), 0)
+    result, places = value(node.this), _count(value, node.args.get("decimals"), 0)
     if not 0 <= places <= _MOST_PLACES:
         raise leave_out(node)
-    if found.kind == "Float64":
-        return Expression("round_double", found.kind, (found,), text=str(places))
-    if found.kind in INTS:
-        return ensure_type(found, found.kind)
-    if not is_decimal(found):
+    if result.kind == "Float64":
+        return Expression("round_double", result.kind, (result,), text=str(places))
+    if result.kind in INTS:
+        return ensure_type(result, result.kind)
+    if not is_decimal(result):
         raise leave_out(node)
-    return _round_decimal(found, places)
+    return _round_decimal(result, places)
 
 
-def _round_decimal(found: Expression, places: int) -> Expression:
+def _round_decimal(expression: Expression, places: int) -> Expression:
     """Return a decimal with one digit more in front: 9.99 becomes 10.0."""
-    precision, scale = precision_and_scale(found.kind)
+    precision, scale = precision_and_scale(expression.kind)
     decimal_kind(precision + 1, scale)  # where Arrow rounds
     kept = min(scale, places)
     return Expression(
-        "round_decimal", decimal_kind(precision - scale + 1 + kept, kept), (found,), text=str(kept)
+        "round_decimal", decimal_kind(precision - scale + 1 + kept, kept), (expression,), text=str(kept)
     )
 
 
 def _floor(value: Value, node: exp.Floor | exp.Ceil) -> Expression:
     _arguments(node)
-    found = value(node.this)
-    if found.kind != "Float64":
+    result = value(node.this)
+    if result.kind != "Float64":
         raise leave_out(node)
-    return Expression("floor" if isinstance(node, exp.Floor) else "ceil", "Int64", (found,))
+    return Expression("floor" if isinstance(node, exp.Floor) else "ceil", "Int64", (result,))
 
 
 def _choose(value: Value, node: exp.Greatest | exp.Least) -> Expression:
     """Return the largest or smallest value that is not NULL. Floats are left out: NaN is Spark's largest."""
-    found = [value(one) for one in (node.this, *node.expressions)]
-    kind = widen(found) if any(map(is_decimal, found)) else common(found)
+    result = [value(one) for one in (node.this, *node.expressions)]
+    kind = widen(result) if any(map(is_decimal, result)) else common(result)
     if kind in ("Bool", "Float64", "Float32"):
         raise leave_out(node)
     operation = "greatest" if isinstance(node, exp.Greatest) else "least"
-    sides = (to_decimal(one, kind) if is_decimal_kind(kind) else ensure_type(one, kind) for one in found)
+    sides = (to_decimal(one, kind) if is_decimal_kind(kind) else ensure_type(one, kind) for one in result)
     return Expression(operation, kind, tuple(sides))
 
 
 def _to_day(value: Value, node: exp.Expr) -> Expression:
     """Return a date, or the day of a timestamp."""
-    found = value(node.this) if isinstance(node, exp.TsOrDsToDate) else value(node)
-    if found.kind == TIMESTAMP:
-        return Expression("day", "Date32", (found,))
-    if found.kind == "String" and isinstance(node, exp.TsOrDsToDate):
-        return Expression("parse", "Date32", (found,))
-    if found.kind != "Date32":
+    result = value(node.this) if isinstance(node, exp.TsOrDsToDate) else value(node)
+    if result.kind == TIMESTAMP:
+        return Expression("day", "Date32", (result,))
+    if result.kind == "String" and isinstance(node, exp.TsOrDsToDate):
+        return Expression("parse", "Date32", (result,))
+    if result.kind != "Date32":
         raise leave_out(node)
-    return found
+    return result
 
 
 def _date_part(operation: str) -> Rule:
@@ -284,10 +284,10 @@ def _date_part(operation: str) -> Rule:
 def _time_part(operation: str) -> Rule:
     def find(value: Value, node: exp.Func) -> Expression:
         _arguments(node)
-        found = value(node.this)
-        if found.kind != TIMESTAMP:
+        result = value(node.this)
+        if result.kind != TIMESTAMP:
             raise leave_out(node)
-        return ensure_type(Expression(operation, "Int64", (found,)), "Int32")
+        return ensure_type(Expression(operation, "Int64", (result,)), "Int32")
 
     return find
 
@@ -300,10 +300,10 @@ def _date_difference(value: Value, node: exp.DateDiff) -> Expression:
 
 def _truncate_moment(value: Value, node: exp.TimestampTrunc) -> Expression:
     _arguments(node, "unit")
-    found, unit = value(node.this), node.text("unit").lower()
-    if found.kind != TIMESTAMP or unit not in _MOMENT_UNITS:
+    result, unit = value(node.this), node.text("unit").lower()
+    if result.kind != TIMESTAMP or unit not in _MOMENT_UNITS:
         raise leave_out(node)
-    return Expression("truncate", TIMESTAMP, (found,), text=unit)
+    return Expression("truncate", TIMESTAMP, (result,), text=unit)
 
 
 def _truncate_day(value: Value, node: exp.DateTrunc) -> Expression:

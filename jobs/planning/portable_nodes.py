@@ -73,25 +73,25 @@ class PortableNodes:
         These are `nodes` and the nodes upstream of them. `marked` are sources whose filters mark rows, of
         which their tables know nothing.
         """
-        found = {
+        result = {
             name: batch.table
             for name, batch in readings.items()
             if batch.table is not None and name not in marked
         }
         for name in nodes:
-            self._add_rows(name, found)
-        return found
+            self._add_rows(name, result)
+        return result
 
-    def _add_rows(self, name: str, found: dict[str, pa.Table]) -> None:
-        """Add the rows of a node, and of those upstream of it, to `found` if Arrow computes them."""
+    def _add_rows(self, name: str, result: dict[str, pa.Table]) -> None:
+        """Add the rows of a node, and of those upstream of it, to `result` if Arrow computes them."""
         node = self._nodes.get(name)
-        if name in found or node is None:
+        if name in result or node is None:
             return
-        self._add_rows(node.upstream, found)
-        rows = found.get(node.upstream)
+        self._add_rows(node.upstream, result)
+        rows = result.get(node.upstream)
         if rows is not None and has_types(rows, node.select.schema):
             with suppress(UnprovenValuesError):
-                found[name] = node.select.compute_epoch(rows, marks=node.marks)
+                result[name] = node.select.compute_epoch(rows, marks=node.marks)
 
     def _plan(self, name: str, frames: Mapping[str, DataFrame]) -> _PortableNode | None:
         node: Any = self._file.model.transforms[name]
@@ -114,8 +114,8 @@ class PortableNodes:
         select = parse_portable(text, upstream, payload, any_year=True, guarded=True, marking=marking)
         if select is None or any(value.kind == OTHER for _, value in select.outputs):
             return None
-        found = ArrowSelect(name, select, payload)
+        result = ArrowSelect(name, select, payload)
         try:
-            return _PortableNode(found, found.read_schema(), upstream, marks=marking is not None)
+            return _PortableNode(result, result.read_schema(), upstream, marks=marking is not None)
         except (UnprovenValuesError, DataError):  # of a literal
             return None

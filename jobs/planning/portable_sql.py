@@ -87,14 +87,14 @@ def parse_portable(
         marking: how the transform keeps rows that its filter drops.
     """
     try:
-        found = statements.parse(sql)
+        result = statements.parse(sql)
     except UserError:
         return None
-    if not isinstance(found, exp.Select) or "\\" in sql:  # what a backslash means in text differs by engine
+    if not isinstance(result, exp.Select) or "\\" in sql:  # what a backslash means in text differs by engine
         return None
     parser = _SelectParser(source_name, schema, any_year=any_year, integers=integers, guarded=guarded)
     try:
-        return parser.parse(found, find_conditions_for_good(found, marking) if marking else ())
+        return parser.parse(result, find_conditions_for_good(result, marking) if marking else ())
     except UntranslatableError:
         return None
 
@@ -128,13 +128,13 @@ class _SelectParser:
         if guarded:
             self._rules |= {kind: partial(rule, self.value) for kind, rule in RULES.items()}
 
-    def parse(self, found: exp.Select, lasting: Sequence[exp.Expr] = ()) -> PortableSelect:
+    def parse(self, result: exp.Select, lasting: Sequence[exp.Expr] = ()) -> PortableSelect:
         """Return the whole statement. `lasting` are conditions of its WHERE."""
-        if set(present_arguments(found)) - {"expressions", "from_", "where", "kind"} or found.args.get(
+        if set(present_arguments(result)) - {"expressions", "from_", "where", "kind"} or result.args.get(
             "kind"
         ):
-            raise leave_out(found)
-        table = found.args["from_"].this if found.args.get("from_") else None
+            raise leave_out(result)
+        table = result.args["from_"].this if result.args.get("from_") else None
         if (
             not isinstance(table, exp.Table)
             or set(present_arguments(table)) - {"this", "alias"}
@@ -145,11 +145,11 @@ class _SelectParser:
             if present_arguments(table.args["alias"]) != ["this"]:
                 raise leave_out(table)
             self._names = {table.alias}
-        outputs = tuple(output for node in found.expressions for output in self._outputs(node))
+        outputs = tuple(output for node in result.expressions for output in self._outputs(node))
         names = [name.lower() for name, _ in outputs]
         if len(set(names)) != len(names):
-            raise leave_out(found)
-        where = found.args.get("where")
+            raise leave_out(result)
+        where = result.args.get("where")
         return PortableSelect(
             outputs,
             self._truth(where.this) if where else None,
@@ -174,11 +174,11 @@ class _SelectParser:
             return [(node.name, self._column(node))]
         if not isinstance(node, exp.Alias):
             raise leave_out(node)
-        found = self.value(node.this)
+        value = self.value(node.this)
         if isinstance(node.this, exp.Column):
-            return [(node.alias, found)]
-        kind = {TEXT: "String", NUMBER: ""}.get(found.kind, found.kind) or integer_kind(found)
-        return [(node.alias, ensure_type(found, kind))]
+            return [(node.alias, value)]
+        kind = {TEXT: "String", NUMBER: ""}.get(value.kind, value.kind) or integer_kind(value)
+        return [(node.alias, ensure_type(value, kind))]
 
     def value(self, node: exp.Expr) -> Expression:
         """Return an expression of the whitelist."""
@@ -188,10 +188,10 @@ class _SelectParser:
         return rule(node)
 
     def _truth(self, node: exp.Expr) -> Expression:
-        found = self.value(node)
-        if found.kind != "Bool":
+        value = self.value(node)
+        if value.kind != "Bool":
             raise leave_out(node)
-        return found
+        return value
 
     def _column(self, node: exp.Column) -> Expression:
         if (
@@ -203,14 +203,14 @@ class _SelectParser:
         return Expression("column", self._columns[node.name], text=node.name)
 
     def _negative(self, node: exp.Neg) -> Expression:
-        found = self.value(node.this)
-        if isinstance(node.this, exp.Literal) and found.kind == NUMBER:
-            return Expression("number", NUMBER, text=f"-{found.text}")
-        if found.kind == "Float64" or (self._integers and decimals.is_decimal(found)):
-            return Expression("negate", found.kind, (found,))
-        if found.kind not in INTS or not self._guarded:
+        value = self.value(node.this)
+        if isinstance(node.this, exp.Literal) and value.kind == NUMBER:
+            return Expression("number", NUMBER, text=f"-{value.text}")
+        if value.kind == "Float64" or (self._integers and decimals.is_decimal(value)):
+            return Expression("negate", value.kind, (value,))
+        if value.kind not in INTS or not self._guarded:
             raise leave_out(node)
-        return Expression("negate_checked", found.kind, (found,))
+        return Expression("negate_checked", value.kind, (value,))
 
     def _arithmetic(self, node: exp.Binary) -> Expression:
         left, right = self.value(node.left), self.value(node.right)
@@ -260,9 +260,9 @@ class _SelectParser:
     def _between(self, node: exp.Between) -> Expression:
         if set(present_arguments(node)) - {"this", "low", "high", "negate"}:
             raise leave_out(node)
-        found, low, high = (self.value(node.args[key]) for key in ("this", "low", "high"))
+        result, low, high = (self.value(node.args[key]) for key in ("this", "low", "high"))
         return _apply_not(
-            node, boolean("and", self._compare(exp.GTE, found, low), self._compare(exp.LTE, found, high))
+            node, boolean("and", self._compare(exp.GTE, result, low), self._compare(exp.LTE, result, high))
         )
 
     def _in(self, node: exp.In) -> Expression:
@@ -271,22 +271,22 @@ class _SelectParser:
             or not 0 < len(node.expressions) <= _MANY
         ):
             raise leave_out(node)
-        found = self.value(node.this)
-        equal = [self._compare(exp.EQ, found, self.value(one)) for one in node.expressions]
+        value = self.value(node.this)
+        equal = [self._compare(exp.EQ, value, self.value(one)) for one in node.expressions]
         return _apply_not(node, boolean("or", *equal))
 
     def _like(self, node: exp.Like) -> Expression:
         """Patterns with `%` only. `_` differs outside of ASCII, and Spark matches UTF-16 units."""
-        found, pattern = self.value(node.this), self.value(node.expression)
+        result, pattern = self.value(node.this), self.value(node.expression)
         if (
             set(present_arguments(node)) - {"this", "expression", "negate"}
-            or found.kind != "String"
+            or result.kind != "String"
             or pattern.kind != TEXT
         ):
             raise leave_out(node)
         if "_" in pattern.text or max(pattern.text, default="") > "\uffff":
             raise leave_out(node)
-        return _apply_not(node, boolean("like", found, pattern))
+        return _apply_not(node, boolean("like", result, pattern))
 
     def _logic(self, node: exp.Connector) -> Expression:
         operation = "and" if isinstance(node, exp.And) else "or"
@@ -296,10 +296,10 @@ class _SelectParser:
         return boolean("not", self._truth(node.this))
 
     def _is(self, node: exp.Is) -> Expression:
-        found = self.value(node.this)
-        if not isinstance(node.expression, exp.Null) or found.literal:
+        value = self.value(node.this)
+        if not isinstance(node.expression, exp.Null) or value.literal:
             raise leave_out(node)
-        return boolean("is_null", found)
+        return boolean("is_null", value)
 
     def _case(self, node: exp.Case) -> Expression:
         if set(present_arguments(node)) - {"this", "ifs", "default"}:
@@ -321,36 +321,36 @@ class _SelectParser:
         self, conditions: Sequence[Expression], results: Sequence[exp.Expr], default: exp.Expr | None
     ) -> Expression:
         """Return a CASE: its conditions, their results, and the default."""
-        found = [self.value(result) for result in results]
+        outcome = [self.value(result) for result in results]
         otherwise = self.value(default) if default is not None else NOTHING
-        branches = self._widen([*found, otherwise])
+        branches = self._widen([*outcome, otherwise])
         return Expression("case", branches[0].kind, (*conditions, *branches))
 
-    def _widen(self, found: Sequence[Expression]) -> list[Expression]:
+    def _widen(self, result: Sequence[Expression]) -> list[Expression]:
         """Return results of a choice in their common type."""
-        if self._integers and any(map(decimals.is_decimal, found)):
-            kind = decimals.widen(found)
-            return [decimals.to_decimal(one, kind) for one in found]
-        kind = common(found)
-        return [ensure_type(one, kind) for one in found]
+        if self._integers and any(map(decimals.is_decimal, result)):
+            kind = decimals.widen(result)
+            return [decimals.to_decimal(one, kind) for one in result]
+        kind = common(result)
+        return [ensure_type(one, kind) for one in result]
 
     def _coalesce(self, node: exp.Coalesce) -> Expression:
-        found = self._widen([self.value(one) for one in (node.this, *node.expressions)])
-        return Expression("coalesce", found[0].kind, tuple(found))
+        result = self._widen([self.value(one) for one in (node.this, *node.expressions)])
+        return Expression("coalesce", result[0].kind, tuple(result))
 
     def _null_if(self, node: exp.Nullif) -> Expression:
-        found = self.value(node.this)
-        if found.literal:
+        value = self.value(node.this)
+        if value.literal:
             raise leave_out(node)
-        equal = self._compare(exp.EQ, found, self.value(node.expression))
-        return Expression("case", found.kind, (equal, ensure_type(NOTHING, found.kind), found))
+        equal = self._compare(exp.EQ, value, self.value(node.expression))
+        return Expression("case", value.kind, (equal, ensure_type(NOTHING, value.kind), value))
 
     def _text(self, node: exp.Expr) -> Expression:
         """Return the text that is the only argument of a function."""
-        found = self.value(node.this)
-        if found.kind != "String" or set(present_arguments(node)) - {"this"}:
+        value = self.value(node.this)
+        if value.kind != "String" or set(present_arguments(node)) - {"this"}:
             raise leave_out(node)
-        return found
+        return value
 
     def _trim(self, node: exp.Trim) -> Expression:
         return Expression("trim", "String", (self._text(node),))
@@ -360,29 +360,29 @@ class _SelectParser:
 
     def _concat(self, node: exp.DPipe | exp.Concat) -> Expression:
         parts = [node.left, node.right] if isinstance(node, exp.DPipe) else node.expressions
-        found = [self.value(part) for part in parts]
-        if len(found) < 2 or any(one.kind not in ("String", TEXT) for one in found):
+        result = [self.value(part) for part in parts]
+        if len(result) < 2 or any(one.kind not in ("String", TEXT) for one in result):
             raise leave_out(node)
-        return Expression("concat", "String", tuple(ensure_type(one, "String") for one in found))
+        return Expression("concat", "String", tuple(ensure_type(one, "String") for one in result))
 
     def _cast(self, node: exp.Cast) -> Expression:
         """Casts that neither fail nor lose anything, and dates and times written out as literals."""
         if set(present_arguments(node)) - {"this", "to", "safe"}:
             raise leave_out(node)
-        found, wanted = self.value(node.this), read_type(node.to)
-        if found.kind == TEXT and node.to.is_type("date", "timestamp", "timestamptz"):
-            return to_timestamp_literal(found, "Date32" if node.to.is_type("date") else TIMESTAMP)
-        if wanted is None or (found.kind == TEXT and wanted != "String"):
+        result, wanted = self.value(node.this), read_type(node.to)
+        if result.kind == TEXT and node.to.is_type("date", "timestamp", "timestamptz"):
+            return to_timestamp_literal(result, "Date32" if node.to.is_type("date") else TIMESTAMP)
+        if wanted is None or (result.kind == TEXT and wanted != "String"):
             raise leave_out(node)
-        if self._guarded and (cast := guard_cast(found, wanted)) is not None:
+        if self._guarded and (cast := guard_cast(result, wanted)) is not None:
             return cast
         if is_decimal_kind(wanted):
             if not self._integers:
                 raise leave_out(node)
-            return decimals.cast_exactly(found, wanted)
-        return cast_without_loss(found, wanted, any_year=self._any_year)
+            return decimals.cast_exactly(result, wanted)
+        return cast_without_loss(result, wanted, any_year=self._any_year)
 
 
-def _apply_not(node: exp.Expr, found: Expression) -> Expression:
+def _apply_not(node: exp.Expr, expression: Expression) -> Expression:
     """Return the expression with the NOT that some sqlglot nodes contain themselves."""
-    return boolean("not", found) if node.args.get("negate") else found
+    return boolean("not", expression) if node.args.get("negate") else expression

@@ -103,71 +103,71 @@ def literal(node: exp.Literal) -> Expression:
     return Expression("number", NUMBER, text=node.this)
 
 
-def integer_kind(found: Expression) -> str:
+def integer_kind(expression: Expression) -> str:
     """Return Spark's type of a whole number that is written out."""
-    if not re.fullmatch(r"-?\d+", found.text) or not -(2**63) < int(found.text) < 2**63:
-        raise leave_out(found)
-    return "Int32" if -(2**31) <= int(found.text) < 2**31 else "Int64"
+    if not re.fullmatch(r"-?\d+", expression.text) or not -(2**63) < int(expression.text) < 2**63:
+        raise leave_out(expression)
+    return "Int32" if -(2**31) <= int(expression.text) < 2**31 else "Int64"
 
 
-def to_integer(found: Expression) -> Expression:
+def to_integer(expression: Expression) -> Expression:
     """Return a whole number that is written out in its type."""
-    return Expression("number", integer_kind(found), text=found.text)
+    return Expression("number", integer_kind(expression), text=expression.text)
 
 
-def ensure_type(found: Expression, kind: str) -> Expression:
-    """Return a nullable value of that type, which `found` must be, or become without loss."""
+def ensure_type(expression: Expression, kind: str) -> Expression:
+    """Return a nullable value of that type, which `expression` must be, or become without loss."""
     if kind in (NULL, OTHER):
-        raise leave_out(found)
-    if kind == "Float64" and found.kind == NUMBER:
-        return double(found)
-    return Expression("cast", kind, (found,))
+        raise leave_out(expression)
+    if kind == "Float64" and expression.kind == NUMBER:
+        return double(expression)
+    return Expression("cast", kind, (expression,))
 
 
-def double(found: Expression) -> Expression:
-    """Return a Float64, exactly as Spark makes a double of `found`."""
-    if found.kind == "Float64":
-        return found
-    if found.kind == NUMBER and math.isfinite(float(found.text)):
-        return Expression("double", "Float64", text=repr(float(found.text)))
-    if found.kind in (*INTS, "Float32"):
-        return Expression("cast", "Float64", (found,))
-    raise leave_out(found)
+def double(expression: Expression) -> Expression:
+    """Return a Float64, exactly as Spark makes a double of `expression`."""
+    if expression.kind == "Float64":
+        return expression
+    if expression.kind == NUMBER and math.isfinite(float(expression.text)):
+        return Expression("double", "Float64", text=repr(float(expression.text)))
+    if expression.kind in (*INTS, "Float32"):
+        return Expression("cast", "Float64", (expression,))
+    raise leave_out(expression)
 
 
-def cast_without_loss(found: Expression, kind: str, *, any_year: bool) -> Expression:
+def cast_without_loss(expression: Expression, kind: str, *, any_year: bool) -> Expression:
     """Return a cast that neither fails nor rounds. `any_year`: dates are not only of the years 0 to 9999."""
-    if found.kind in (NULL, TEXT) or found.kind == kind:
-        return ensure_type(found, kind)
-    if found.kind == NUMBER:
+    if expression.kind in (NULL, TEXT) or expression.kind == kind:
+        return ensure_type(expression, kind)
+    if expression.kind == NUMBER:
         if kind == "Float64":
-            return double(found)
-        found = to_integer(found)
-    widens = found.kind in INTS and kind in INTS and INTS.index(found.kind) <= INTS.index(kind)
-    exact = kind == "Float64" and found.kind in (*INTS, "Float32")
+            return double(expression)
+        expression = to_integer(expression)
+    widens = expression.kind in INTS and kind in INTS and INTS.index(expression.kind) <= INTS.index(kind)
+    exact = kind == "Float64" and expression.kind in (*INTS, "Float32")
     # Other years are written in different ways.
-    plain_years = found.kind == "Date32" and not any_year
-    written = kind == "String" and (found.kind in INTS or plain_years)
+    plain_years = expression.kind == "Date32" and not any_year
+    written = kind == "String" and (expression.kind in INTS or plain_years)
     if not (widens or exact or written):
-        raise leave_out(found)
-    return ensure_type(found, kind)
+        raise leave_out(expression)
+    return ensure_type(expression, kind)
 
 
-def common(found: Sequence[Expression]) -> str:
+def common(result: Sequence[Expression]) -> str:
     """Return the common type of several results.
 
     Integers widen. A literal takes the type of the others if that is unambiguous.
     """
-    kinds = {one.kind for one in found if not one.literal}
-    numbers = [one for one in found if one.kind == NUMBER]
-    texts = any(one.kind == TEXT for one in found)
+    kinds = {one.kind for one in result if not one.literal}
+    numbers = [one for one in result if one.kind == NUMBER]
+    texts = any(one.kind == TEXT for one in result)
     if kinds == {"Float64"} and not texts:
         return "Float64"
     kinds |= {integer_kind(one) for one in numbers} | ({"String"} if texts else set())
     if kinds and kinds <= set(INTS):
         return max(kinds, key=INTS.index)
     if len(kinds) != 1:
-        raise leave_out(found)
+        raise leave_out(result)
     return kinds.pop()
 
 
@@ -219,12 +219,12 @@ def is_decimal_kind(kind: str) -> bool:
     return kind.startswith("Decimal")
 
 
-def decimal_literal(found: Expression, kind: str) -> Expression:
+def decimal_literal(expression: Expression, kind: str) -> Expression:
     """Return a number that is written out in a decimal type that has it exactly."""
     precision, scale = precision_and_scale(kind)
-    value = Decimal(found.text)
+    value = Decimal(expression.text)
     if value != value.quantize(Decimal(1).scaleb(-scale)) or abs(value) >= Decimal(10) ** (precision - scale):
-        raise leave_out(found)
+        raise leave_out(expression)
     return Expression("constant", kind, text=f"{value:f}")
 
 

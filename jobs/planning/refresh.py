@@ -55,8 +55,8 @@ def find_refresh_obstacle(file: PipelineFile) -> GuaranteeError | None:
         obstacle = GuaranteeError(msg, hint=_RESET, node=next(iter(tables)))
     else:
         obstacle = _stream_obstacle(model, name) if positions.is_unbounded(source) else None
-        found = (_sink_obstacle(model, sink, name) for sink in model.sinks)
-        obstacle = obstacle or next((one for one in found if one), None)
+        result = (_sink_obstacle(model, sink, name) for sink in model.sinks)
+        obstacle = obstacle or next((one for one in result if one), None)
     if obstacle is not None:
         file.locate(obstacle)
     return obstacle

@@ -124,11 +124,11 @@ class EpochRejections:
         """Return the rejected rows with the columns of the errors output. Marked rows are left out."""
         from pyspark.sql import functions as F  # noqa: N812
 
-        found = {place: reason for place, reason in rejected.items() if place[3] >= 0}
-        if not found:
+        result = {place: reason for place, reason in rejected.items() if place[3] >= 0}
+        if not result:
             return create_frame(rows.sparkSession, [], output.schema)
         payload = [F.col(quote_identifier(name)) for name in rows.columns if name not in HIDDEN]
-        originals = rows.where(_among(found)).select(
+        originals = rows.where(_among(result)).select(
             F.col(OP).alias(OPERATION),
             F.to_json(POS).alias(POSITION),
             F.to_json(F.struct(*payload), {"ignoreNullFields": "false"}).alias(ROW),
@@ -139,7 +139,7 @@ class EpochRejections:
         self.counts[output.name] = count
         values = {
             NODE: pa.repeat(output.node, count),
-            REASON: pa.array([found[place] for place in _places(table)], pa.string()),
+            REASON: pa.array([result[place] for place in _places(table)], pa.string()),
             EPOCH: pa.repeat(pa.scalar(self.epoch, pa.int64()), count),
             **{name: table[name] for name in output.columns},
             OP: pa.repeat("i", count),
@@ -254,10 +254,10 @@ class _RejectionSearch:
         failure = find_failure(self._compute(rows))
         if failure is None:
             return None
-        found = as_headrace_error(failure, node=self._output.node, texts=self._texts)
-        if isinstance(found, DataError):
-            return found
-        raise found
+        result = as_headrace_error(failure, node=self._output.node, texts=self._texts)
+        if isinstance(result, DataError):
+            return result
+        raise result
 
 
 def _places(table: pa.Table) -> list[Place]:

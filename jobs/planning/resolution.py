@@ -20,10 +20,10 @@ from headrace.pipeline.validation.guarantees import check_model
 
 def resolve_file(file: PipelineFile, settings: Settings) -> PipelineFile:
     """Return the file with all sources resolved. Raise the first source's error, with its location."""
-    found, problems = try_resolving(file, settings)
+    result, problems = try_resolving(file, settings)
     for problem in problems.values():
         raise problem
-    return found
+    return result
 
 
 def try_resolving(file: PipelineFile, settings: Settings) -> tuple[PipelineFile, dict[str, HeadraceError]]:
@@ -39,10 +39,10 @@ def try_resolving(file: PipelineFile, settings: Settings) -> tuple[PipelineFile,
             problems[name] = error
     if sources == file.model.sources:
         return file, problems
-    found = replace(file, model=file.model.model_copy(update={"sources": sources}))
-    if not problems and (wrong := check_model(found.model, found.place)):
+    result = replace(file, model=file.model.model_copy(update={"sources": sources}))
+    if not problems and (wrong := check_model(result.model, result.place)):
         raise PipelineFileError(wrong)
-    return found, problems
+    return result, problems
 
 
 def _resolve_source(name: str, node: Any, settings: Settings) -> Any:

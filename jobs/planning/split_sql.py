@@ -59,10 +59,10 @@ class SplitSql:
         position = pa.scalar({"source": 0, "part": 0, "off": 0, "sub": 0}, POS_ARROW)
         rows = rows.append_column(OP, pa.repeat("i", rows.num_rows))
         rows = rows.append_column(POS, pa.repeat(position, rows.num_rows))
-        found = {self.source: frame_through_file(spark, rows, row_schema(payload), folder)}
+        result = {self.source: frame_through_file(spark, rows, row_schema(payload), folder)}
         for name in self.transforms:
-            found[name] = planner.select(name, found, self.plan)
-        frame = found[self.transforms[-1]]
+            result[name] = planner.select(name, result, self.plan)
+        frame = result[self.transforms[-1]]
         if self.transforms[-1] in planner.retractions.marked:
             frame = without_marked(frame)
         return frame.drop(*HIDDEN)

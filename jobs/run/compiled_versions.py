@@ -41,8 +41,8 @@ class CompiledVersions:
         """Return the compiled pipeline of a version that the ledger stores."""
         stored = hash_of(compiled)
         if stored not in self._files:
-            found = from_compiled(compiled, self._file.path, self._file)
-            self._files[stored] = self._file if found.hash == self._file.hash else found
+            result = from_compiled(compiled, self._file.path, self._file)
+            self._files[stored] = self._file if result.hash == self._file.hash else result
         return self._compile(self._files[stored])
 
     def close(self) -> None:

@@ -98,11 +98,11 @@ class EpochWriter:
             return whole | some | kept
 
         filled = [name for name, table in tables.items() if table.needs_values(plan)]
-        found = StoredResults(
+        result = StoredResults(
             self._stages.for_epoch(plan, self._hash), NodeGraph.of(model), list(impure), holders
         )
-        found.check([*pending, *filled], replayed=replayed, recompute=self._stages.recompute)
-        return found
+        result.check([*pending, *filled], replayed=replayed, recompute=self._stages.recompute)
+        return result
 
     def write(
         self, plan: EpochPlan, pending: Sequence[str], *, replayed: bool = False
@@ -153,14 +153,14 @@ class EpochWriter:
                     one.persisted.unpersist(blocking=False)
             self.seconds = time.monotonic() - started
 
-    def _read(self, plan: EpochPlan, found: dict[str, SourceBatch], pending: Sequence[str] = ()) -> None:
+    def _read(self, plan: EpochPlan, result: dict[str, SourceBatch], pending: Sequence[str] = ()) -> None:
         """Add what the epoch reads of every source."""
         spark = self._planner.spark
         in_driver = self._reads_in_driver(plan, pending)
         for name, source in self._sources.items():
             if plan.phase is Phase.HISTORY:
                 for phase, splits in splits_by_phase(plan.splits, name).items():
-                    found[name] = source.read_history(
+                    result[name] = source.read_history(
                         spark,
                         plan.start[name],
                         phase,
@@ -175,7 +175,7 @@ class EpochWriter:
                     else {**plan.start[name], "stream": plan.start[name]["fence"]}
                 )
                 appends = graph.appending_sinks(self._planner.file.model, name) if start.get("cursor") else ()
-                found[name] = source.read_stream(
+                result[name] = source.read_stream(
                     spark,
                     start,
                     plan.end[name],
@@ -274,10 +274,10 @@ class EpochWriter:
             return None
         for phase, splits in splits_by_phase(plan.splits, route.source).items():
             last = route.filters and route.query is not None
-            found = self._sources[route.source].fetch(
+            result = self._sources[route.source].fetch(
                 plan.start[route.source], phase, splits, route.query, route.key, last=last
             )
-            if found is None:
+            if result is None:
                 return None
             if route.transforms:
                 sql = (
@@ -285,9 +285,9 @@ class EpochWriter:
                     if route.guarded_transforms
                     else None
                 )
-                found = TransformedSplits(found, route.transforms, sql.compute if sql else None)
+                result = TransformedSplits(result, route.transforms, sql.compute if sql else None)
             spread = route.keys_spread and self._has_spread_keys(plan, name, route)
-            return sink.write_direct(plan, found, self._planner.spark, keys_spread=spread)
+            return sink.write_direct(plan, result, self._planner.spark, keys_spread=spread)
         return None
 
     def _write_sink(self, plan: EpochPlan, name: str, frame: EpochFrame) -> WriteCounts:

@@ -274,16 +274,16 @@ def _rewound(state: PipelineState, number: int, position: Position) -> tuple[str
 
 def _reset_sinks(file: PipelineFile, *, empty: bool) -> Mapping[str, TargetHandling]:
     """Return what a reset does with each sink's target."""
-    found: dict[str, TargetHandling] = {}
+    result: dict[str, TargetHandling] = {}
     for name, node in file.model.sinks.items():
         can = registry.sink_class(node).capabilities
         if can.delivery is not Delivery.EXACTLY_ONCE:
-            found[name] = TargetHandling.KEPT
+            result[name] = TargetHandling.KEPT
         elif empty:
-            found[name] = TargetHandling.EMPTIED if can.can_truncate else TargetHandling.EMPTY
+            result[name] = TargetHandling.EMPTIED if can.can_truncate else TargetHandling.EMPTY
         else:
-            found[name] = TargetHandling.KEPT if _is_keyed(file, name) else TargetHandling.EMPTY
-    return found
+            result[name] = TargetHandling.KEPT if _is_keyed(file, name) else TargetHandling.EMPTY
+    return result
 
 
 def _check_target(

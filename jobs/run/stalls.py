@@ -49,22 +49,22 @@ class StallWatch:
         if now - self._checked < CHECK_EVERY:
             return
         self._checked = now
-        found = {
+        result = {
             (name, one.partition, one.last_stable): one
             for name in self._sources
             for one in self._of(name, position)
         }
-        self._since = {key: self._since.get(key, now) for key in found}
-        if not found:
+        self._since = {key: self._since.get(key, now) for key in result}
+        if not result:
             self._publish(StreamStalled(""))
             return
-        key = min(found, key=lambda one: self._since[one])
-        name, stall, waited = key[0], found[key], now - self._since[key]
+        key = min(result, key=lambda one: self._since[one])
+        name, stall, waited = key[0], result[key], now - self._since[key]
         if waited >= REPORT_AFTER:
             self._publish(StreamStalled(f"{name}: {explain_stall(stall)}"))
             if now - self._reported >= REPORT_EVERY:
                 self._reported = now
-                for (source, *_), one in found.items():
+                for (source, *_), one in result.items():
                     self._publish(
                         RunMessage(
                             f"node '{source}': {explain_stall(one)}. {transaction_hint(one)}", "warning"

@@ -135,8 +135,8 @@ def _take(splits: Sequence[Json], rows: int, size: int) -> list[Json]:
 
 def splits_by_phase(splits: Sequence[Json], source: str) -> dict[int, list[Any]]:
     """Return the splits of a plan that belong to one source, by phase."""
-    found: dict[int, list[Any]] = {}
+    result: dict[int, list[Any]] = {}
     for piece in splits:
         if piece["source"] == source:
-            found.setdefault(piece["phase"], []).append(piece["split"])
-    return found
+            result.setdefault(piece["phase"], []).append(piece["split"])
+    return result

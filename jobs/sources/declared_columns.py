@@ -13,12 +13,12 @@ def declared_columns(sources: Mapping[str, PipelineSource]) -> dict[str, dict[st
 
     Types are empty if the file lists only names. A source without either has no columns here.
     """
-    found: dict[str, dict[str, str]] = {}
+    result: dict[str, dict[str, str]] = {}
     for name, source in sources.items():
         is_declared = source.unbounded is None or source.unbounded.has_declared_columns
         payload = source.payload([None] * len(source.bounded)) if is_declared else None
         listed: dict[str, str] = dict.fromkeys(getattr(source.node, "columns", ()), "")
-        found[name] = (
+        result[name] = (
             listed if payload is None else {column.name: spark_type(column.type) for column in payload}
         )
-    return {name: columns for name, columns in found.items() if columns}
+    return {name: columns for name, columns in result.items() if columns}

@@ -86,9 +86,9 @@ class PipelineSource:
 
         A hybrid source has its stream's columns and types; history is cast to them.
         """
-        found = self.payload([part.schema(spark) for part in self.bounded])
-        assert found is not None  # noqa: S101  all of its phases are known, and a run resolves its stream
-        return found
+        result = self.payload([part.schema(spark) for part in self.bounded])
+        assert result is not None  # noqa: S101  all of its phases are known, and a run resolves its stream
+        return result
 
     def payload(self, phases: Sequence[pa.Schema | None]) -> pa.Schema | None:
         """Return the payload schema for the given schemas of the bounded phases.
@@ -100,11 +100,11 @@ class PipelineSource:
             return phases[0]
         if not self.unbounded.is_resolved:
             return None
-        found = self.unbounded.schema()
+        schema = self.unbounded.schema()
         for part, have in zip(self.bounded, phases, strict=True):
             if have is not None:
                 self.check_history_columns(part, have)
-        return found
+        return schema
 
     def check_history_columns(self, part: BoundedSource, schema: pa.Schema) -> None:
         """Raise SchemaError if `schema`, that of a bounded phase, does not fit the stream."""
@@ -203,10 +203,10 @@ class PipelineSource:
 
         Rows with the same `key` keep their order. With `last`, only the last row of each key is read.
         """
-        found: Any = self.bounded[phase].create_split_reader(
+        result: Any = self.bounded[phase].create_split_reader(
             self._snapshot(position, phase), splits, query, key
         )
-        return replace(found, last_by=tuple(key)) if last and found is not None else found
+        return replace(result, last_by=tuple(key)) if last and result is not None else result
 
     def snapshot_handles(self, position: Json) -> list[Json]:
         """Return the handles of the history snapshots.
@@ -218,8 +218,8 @@ class PipelineSource:
             return have
         ref = positions.pins_ref(position)
         if ref not in self._pins:
-            found = self.contents(ref)
-            if found is None:
+            result = self.contents(ref)
+            if result is None:
                 msg = (
                     "the handles of the pinned history are lost: the ledger does not keep what the"
                     " position refers to"
@@ -227,7 +227,7 @@ class PipelineSource:
                 raise SinkStateError(
                     msg, hint="Start over with a new snapshot: headrace reset FILE.", node=self.name
                 )
-            self._pins[ref] = found
+            self._pins[ref] = result
         return self._pins[ref]
 
     def _snapshot(self, position: Json, phase: int) -> Snapshot:
@@ -291,8 +291,8 @@ class PipelineSource:
         the epoch with the number `epoch`. Raise DataError if they are too many.
         """
         assert self.unbounded is not None  # noqa: S101
-        found = self._read_stream(spark, start["stream"], end["stream"], epoch)
-        frame, is_local = found.frame, found.is_local
+        result = self._read_stream(spark, start["stream"], end["stream"], epoch)
+        frame, is_local = result.frame, result.is_local
         overlap = start.get("overlap") or {"end": end.get("catch_up"), "nulls": True}
         if (cursor := start.get("cursor")) and positions.is_before(start["stream"], overlap["end"]):
             column = self.node.cursor.column
@@ -301,23 +301,23 @@ class PipelineSource:
         size = self.unbounded.estimate_bytes(start["stream"], end["stream"], most)
         rows = positions.offset_lag(start["stream"], end["stream"])
         # A cursor leaves rows out of the frame that the table still has.
-        table = found.table if frame is found.frame else None
-        return replace(found, frame=frame, rows=rows, size=size, table=table, is_local=is_local)
+        table = result.table if frame is result.frame else None
+        return replace(result, frame=frame, rows=rows, size=size, table=table, is_local=is_local)
 
     def _read_stream(self, spark: SparkSession, start: Json, end: Json, epoch: int | None) -> SourceBatch:
         """Return the rows that pass the node's filter, and the rejected ones if there is an epoch."""
         assert self.unbounded is not None  # noqa: S101
         if self._errors is not None and epoch is not None:
             read = self.unbounded.read_with_errors(spark, start, end)
-            found = separate_rows(read, self.unbounded.schema(), self._errors, epoch, spark)
+            result = separate_rows(read, self.unbounded.schema(), self._errors, epoch, spark)
         else:
             table = self.unbounded.read_table(spark, start, end)
             if table is None:
                 return SourceBatch(self.unbounded.read(spark, start, end), None)
-            found = read_in_driver(table, self.unbounded.schema(), spark)
-        frame = self.unbounded.filter_rows(found.frame)
+            result = read_in_driver(table, self.unbounded.schema(), spark)
+        frame = self.unbounded.filter_rows(result.frame)
         # A filter leaves rows out of the frame that the table still has.
-        return found if frame is found.frame else replace(found, frame=frame, table=None)
+        return result if frame is result.frame else replace(result, frame=frame, table=None)
 
     def stream_start(self, position: Json) -> Json:
         """Return the position with its stream started at the handoff position.

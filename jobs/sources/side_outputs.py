@@ -52,11 +52,11 @@ def check_side_outputs(settings: Settings) -> None:
 
 
 def _load_side_output(plugin_id: str, settings: Settings) -> tuple[InstalledPlugin, Plugin, BaseModel]:
-    found, plugin = load_plugin_of_type(plugin_id, PluginType.SIDE_OUTPUT, "side_output_ids")
+    result, plugin = load_plugin_of_type(plugin_id, PluginType.SIDE_OUTPUT, "side_output_ids")
     return (
-        found,
+        result,
         plugin,
-        options_of(found, plugin, settings.plugin.side_output_options, "side_output_options"),
+        options_of(result, plugin, settings.plugin.side_output_options, "side_output_options"),
     )
 
 
@@ -84,12 +84,12 @@ class SideOutputs:
                 output.epoch(plan, ensure_started(reading.frame))
 
     def _open(self, plugin_id: str, source: str) -> SideOutput:
-        found, plugin, options = _load_side_output(plugin_id, self._settings)
+        result, plugin, options = _load_side_output(plugin_id, self._settings)
         context = PluginContext(
-            source, options, found, self._pipeline, self._settings.home, labels=plugin.labels
+            source, options, result, self._pipeline, self._settings.home, labels=plugin.labels
         )
         checks = {"epoch": lambda _: "", "close": lambda _: ""}
-        return create_checked(lambda: plugin.make(context), SideOutput, found, source, checks)
+        return create_checked(lambda: plugin.make(context), SideOutput, result, source, checks)
 
     def close(self) -> None:
         """Close the side outputs."""

@@ -53,10 +53,10 @@ def check_windows(
         where = f"history `{about.get('table_name') or about.get('location') or source.name}`"
         if not isinstance(partitions, TimePartitionsConfig) or has_time_bounds(partitions):
             _check_type(part.schema(spark), partitions, where, source.name)
-        found = part.count_unpartitioned_rows(spark, snapshot, gap, cut)
-        if found.nulls:
+        uncovered = part.count_unpartitioned_rows(spark, snapshot, gap, cut)
+        if uncovered.nulls:
             msg = (
-                f"{where} has {_rows(found.nulls)} with NULL in `{partitions.column}`, by which"
+                f"{where} has {_rows(uncovered.nulls)} with NULL in `{partitions.column}`, by which"
                 " `partitions` divides it: no window has them"
             )
             hint = (
@@ -64,16 +64,16 @@ def check_windows(
                 " the bounded source."
             )
             raise GuaranteeError(msg, hint=hint, node=source.name)
-        if found.outside and not isinstance(partitions, TimePartitionsConfig):
-            raise _outside_error(partitions, found, where, source.name)
-        if found.outside and source.unbounded is not None and _is_before(partitions, until):
+        if uncovered.outside and not isinstance(partitions, TimePartitionsConfig):
+            raise _outside_error(partitions, uncovered, where, source.name)
+        if uncovered.outside and source.unbounded is not None and _is_before(partitions, until):
             assert isinstance(partitions, TimePartitionsConfig)  # noqa: S101  the others are refused above
             msg = (
-                f"{where} has {_rows(found.outside)} after the last window, which ends at"
+                f"{where} has {_rows(uncovered.outside)} after the last window, which ends at"
                 f" {partitions.history_end or partitions.end}, and the stream begins after them:"
                 " they would be in neither"
             )
-            after = _day_of(found.last, partitions) + timedelta(days=1)
+            after = _day_of(uncovered.last, partitions) + timedelta(days=1)
             hint = f"Set `history_end` in `partitions` to {after} or later, and `end` too if it is earlier."
             raise GuaranteeError(msg, hint=hint, node=source.name)
 
@@ -110,21 +110,21 @@ def _gap(partitions: PartitionsConfig, until: date | None) -> PartitionGap:
 
 def _outside_error(
     partitions: IntegerPartitionsConfig | ValuePartitionsConfig,
-    found: UnpartitionedRows,
+    uncovered: UnpartitionedRows,
     where: str,
     node: str,
 ) -> GuaranteeError:
     column = partitions.column
     if isinstance(partitions, ValuePartitionsConfig):
         msg = (
-            f"{where} has {_rows(found.outside)} whose `{column}` is not in `values` of `partitions`, for"
-            f" example `{found.last}`: no partition has them"
+            f"{where} has {_rows(uncovered.outside)} whose `{column}` is not in `values` of `partitions`, for"
+            f" example `{uncovered.last}`: no partition has them"
         )
         change = "Add the value to `values`"
     else:
         msg = (
-            f"{where} has {_rows(found.outside)} whose `{column}` is not from {partitions.start} to"
-            f" {partitions.end - 1}, for example {found.last}: no partition has them"
+            f"{where} has {_rows(uncovered.outside)} whose `{column}` is not from {partitions.start} to"
+            f" {partitions.end - 1}, for example {uncovered.last}: no partition has them"
         )
         change = "Change `start` or `end` in `partitions`"
     hint = f"{change}, or leave these rows out with `filter` on `{column}` at the source."
@@ -153,27 +153,27 @@ def _check_type(columns: pa.Schema, partitions: PartitionsConfig, where: str, no
 
     name = partitions.column
     kind = columns.field(name).type if name in columns.names else None
-    found = f"is {kind} there" if kind is not None else "is not selected there"
+    result = f"is {kind} there" if kind is not None else "is not selected there"
     if isinstance(partitions, TimePartitionsConfig):
         if kind is None or not types.is_timestamp(kind):
             key = "every: hour" if partitions.every == "hour" else f"timezone: {partitions.timezone}"
             instead = "`every: day`" if partitions.every == "hour" else "remove `timezone`"
-            msg = f"`{key}` in `partitions` needs a timestamp column; `{name}` of {where} {found}"
+            msg = f"`{key}` in `partitions` needs a timestamp column; `{name}` of {where} {result}"
             raise SchemaError(msg, hint=f"Choose a timestamp column, or {instead}.", node=node)
         return
     if isinstance(partitions, IntegerPartitionsConfig):
         if kind is None or not types.is_integer(kind):
             every = f"`every: {partitions.every}` in `partitions`"
-            msg = f"{every} needs an integer column; `{name}` of {where} {found}"
+            msg = f"{every} needs an integer column; `{name}` of {where} {result}"
             raise SchemaError(msg, hint="Choose an integer column, or time, as in `every: day`.", node=node)
         return
     spelling = next((rule for is_kind, rule in _spellings() if kind is not None and is_kind(kind)), None)
     if spelling is None:
         needs = "`values` in `partitions` needs a text, integer, boolean or date column"
-        msg = f"{needs}; `{name}` of {where} {found}"
+        msg = f"{needs}; `{name}` of {where} {result}"
         raise SchemaError(msg, hint="Choose another column.", node=node)
     if wrong := next((value for value in partitions.values if not spelling.fullmatch(value)), None):
-        msg = f"`{wrong}` in `values` of `partitions` is no value of `{name}`, which {found} of {where}"
+        msg = f"`{wrong}` in `values` of `partitions` is no value of `{name}`, which {result} of {where}"
         raise SchemaError(
             msg, hint="Write integers without zeros in front, and dates as 2013-01-31.", node=node
         )

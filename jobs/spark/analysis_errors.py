@@ -70,16 +70,18 @@ def explain_analysis_error(error: PySparkException, text: str) -> tuple[str, str
     )
 
 
-def _of_rows(condition: str, found: Mapping[str, str]) -> tuple[str, str]:
+def _of_rows(condition: str, result: Mapping[str, str]) -> tuple[str, str]:
     """Return message and hint for errors in branches and in generator functions; nothing for others.
 
     Numbers of columns count the hidden ones, which the user has not written.
     """
     match condition:
         case "NUM_COLUMNS_MISMATCH":
-            first, other = (int(found[key]) - len(HIDDEN) for key in ("firstNumColumns", "invalidNumColumns"))
+            first, other = (
+                int(result[key]) - len(HIDDEN) for key in ("firstNumColumns", "invalidNumColumns")
+            )
             msg = (
-                f"the {found['invalidOrdinalNum']} branch of UNION ALL has {_count_columns(other)}, and the"
+                f"the {result['invalidOrdinalNum']} branch of UNION ALL has {_count_columns(other)}, and the"
                 f" first has {first}"
             )
             return (
@@ -87,9 +89,9 @@ def _of_rows(condition: str, found: Mapping[str, str]) -> tuple[str, str]:
                 "Branches need the same columns in the same order; write NULL for one that a branch lacks.",
             )
         case "INCOMPATIBLE_COLUMN_TYPE":
-            kinds = [found[key].replace('"', "") for key in ("dataType1", "dataType2")]
+            kinds = [result[key].replace('"', "") for key in ("dataType1", "dataType2")]
             which = (
-                f"the {found['columnOrdinalNumber']} column of the {found['tableOrdinalNumber']} branch"
+                f"the {result['columnOrdinalNumber']} column of the {result['tableOrdinalNumber']} branch"
                 " of UNION ALL"
             )
             return (
@@ -98,19 +100,19 @@ def _of_rows(condition: str, found: Mapping[str, str]) -> tuple[str, str]:
             )
         case "UDTF_ALIAS_NUMBER_MISMATCH":
             named = [
-                name for name in found["aliasesNames"].split(",") if not name.strip().startswith("_gs_n")
+                name for name in result["aliasesNames"].split(",") if not name.strip().startswith("_gs_n")
             ]
-            unseen = int("_gs_n" in found["aliasesNames"])
+            unseen = int("_gs_n" in result["aliasesNames"])
             msg = (
-                f"{_count_columns(int(found['aliasesSize']) - unseen)} to be named where one row becomes"
+                f"{_count_columns(int(result['aliasesSize']) - unseen)} to be named where one row becomes"
                 f" several, and {len(named)} named"
             )
             return msg, "A list gives one column, a map two (key and value), and inline one for each field."
         case "DATATYPE_MISMATCH.UNEXPECTED_INPUT_TYPE" if (
-            found["sqlExpr"].strip('"').startswith(("posexplode(", "inline("))
+            result["sqlExpr"].strip('"').startswith(("posexplode(", "inline("))
         ):
-            structs = found["sqlExpr"].strip('"').startswith("inline(")
-            kind = found["inputType"].strip('"')
+            structs = result["sqlExpr"].strip('"').startswith("inline(")
+            kind = result["inputType"].strip('"')
             kind = kind.removeprefix("ARRAY<").removesuffix(">") if structs else kind
             msg = f"what becomes several rows is {'a list of ' if structs else 'a '}{kind}"
             return (

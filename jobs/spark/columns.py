@@ -70,7 +70,7 @@ def _twice(kind: DataType) -> str | None:
             if isinstance(kind, MapType)
             else []
         )
-    return doubled or next((found for part in parts if (found := _twice(part)) is not None), None)
+    return doubled or next((result for part in parts if (result := _twice(part)) is not None), None)
 
 
 def _instead(kind: DataType) -> str:

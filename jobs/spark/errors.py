@@ -73,11 +73,11 @@ def as_headrace_error(
         explained.node = explained.node or node
         return explained
     text = str(error)
-    if found := _CAUSE.search(text):
+    if match := _CAUSE.search(text):
         from headrace.pipeline import errors
 
-        kind = getattr(errors, found[1], UserError)
-        return kind(found[3].strip(), node=found[2] or node)
+        kind = getattr(errors, match[1], UserError)
+        return kind(match[3].strip(), node=match[2] or node)
     if (wrong := _wrong_value(error, text, node, texts or {})) is not None:
         return wrong
     if (ended := _ended_abnormally(error, text, node)) is not None:
@@ -88,23 +88,23 @@ def as_headrace_error(
 def _ended_abnormally(error: BaseException, text: str, node: str) -> HeadraceError | None:
     """Return the error of a JVM, a task or a connection that ended, or None for any other error."""
     first, crashed = text.split("\n", maxsplit=1)[0][:500], [word in text for word in _CRASHED]
-    found: HeadraceError | None = None
+    result: HeadraceError | None = None
     if any(word in text for word in _OUT_OF_MEMORY):
-        found = SparkJvmError("Spark ran out of memory", hint=MORE_MEMORY)
+        result = SparkJvmError("Spark ran out of memory", hint=MORE_MEMORY)
     elif any(word in text for word in _STOPPED):
-        found = SparkJvmError(
+        result = SparkJvmError(
             "Spark's session ended", hint="Run the pipeline again; spark.log in the home's logs may say why."
         )
     elif type(error).__name__ in _GATEWAY:
-        found = SparkJvmError(
+        result = SparkJvmError(
             "the connection to Spark's JVM broke",
             hint="Run the pipeline again; spark.log in the home's logs may say why.",
         )
     elif any(word in text for word in _LOST) and not any(crashed[:2]):
-        found = TransientError(first, node=node)
+        result = TransientError(first, node=node)
     elif any(crashed):
-        found = WorkerError(first, node=node)
-    return found
+        result = WorkerError(first, node=node)
+    return result
 
 
 @contextmanager
@@ -141,16 +141,16 @@ def _wrong_value(error: BaseException, text: str, node: str, texts: Mapping[str,
     place = _PLACE.search(text)
     if condition and (place or _is_data(condition)):
         message = getattr(error, "getMessage", lambda: text)() or text
-        found = _BYPASS.sub("", SPARK_CODES.sub("", message.split("\n")[0])).strip()
+        match = _BYPASS.sub("", SPARK_CODES.sub("", message.split("\n")[0])).strip()
         part = place["shown"][len(place["before"]) :][: len(place["part"])] if place else ""
         by = next(
             (name for name, one in texts.items() if place and one.startswith(part, int(place["at"]) - 1)),
             node,
         )
-        return DataError(found, hint=f"In {part}" if part else "", node=by)
-    if found := _FORMAT.search(text):
+        return DataError(match, hint=f"In {part}" if part else "", node=by)
+    if match := _FORMAT.search(text):
         hint = "A whole number is %d, one with a fraction %f, a text, and an integer of 256 bits, %s."
-        return DataError(f"a format does not fit its value: {found[1].strip()}", hint=hint, node=node)
+        return DataError(f"a format does not fit its value: {match[1].strip()}", hint=hint, node=node)
     return None
 
 

@@ -107,15 +107,15 @@ def _download_error(failed: Sequence[IvyDownload]) -> ServiceError:
 
 def _ivy_jar() -> Path:
     spec = find_spec("pyspark")
-    found = (
+    result = (
         sorted(Path(spec.submodule_search_locations[0], "jars").glob("ivy-*.jar"))
         if spec and spec.submodule_search_locations
         else []
     )
-    if not found:
+    if not result:
         msg = "pyspark's jars/ivy-*.jar is not there"
         raise ServiceError(msg, hint="Install pyspark from PyPI; a pyspark without jars cannot be used.")
-    return found[-1]
+    return result[-1]
 
 
 def _current(transcripts: Sequence[Path]) -> str:

@@ -149,11 +149,11 @@ def _version(path: Path) -> str | None:
     except (OSError, subprocess.SubprocessError) as error:
         log.info("event=java_not_usable path=%s error=%s", path, error)
         return None
-    found = re.search(r'version "(\d[^"]*)"', answer.stderr + answer.stdout)
-    if not found:
+    match = re.search(r'version "(\d[^"]*)"', answer.stderr + answer.stdout)
+    if not match:
         return None
     fresh = memory.with_name(f"java.json.{os.getpid()}")
     with contextlib.suppress(OSError):  # the cache of an image can be read-only
-        fresh.write_text(json.dumps({**known, key: found.group(1)}))
+        fresh.write_text(json.dumps({**known, key: match.group(1)}))
         fresh.replace(memory)
-    return found.group(1)
+    return match.group(1)

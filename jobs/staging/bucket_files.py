@@ -92,8 +92,8 @@ class BucketFiles:
         import obstore
 
         with named_errors(self._bucket):
-            found = obstore.list_with_delimiter(self._bucket.open(), f"{path}/")
-        return [PurePosixPath(name) for name in found["common_prefixes"]]
+            result = obstore.list_with_delimiter(self._bucket.open(), f"{path}/")
+        return [PurePosixPath(name) for name in result["common_prefixes"]]
 
     def remove(self, path: PurePath) -> None:
         """See `ResultFiles`."""

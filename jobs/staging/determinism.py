@@ -14,8 +14,8 @@ from headrace.pipeline.sql import statements
 
 def nondeterministic_nodes(model: PipelineModel) -> dict[str, str]:
     """Return the transforms whose rows must be stored, in the order of computation, each with the reason."""
-    found = {name: nondeterminism_reason(model, name) for name in graph.in_order(model)}
-    return {name: why for name, why in found.items() if why}
+    result = {name: nondeterminism_reason(model, name) for name in graph.in_order(model)}
+    return {name: why for name, why in result.items() if why}
 
 
 def nondeterministic_upstream(model: PipelineModel, name: str) -> list[str]:
@@ -65,7 +65,9 @@ def nondeterminism_reason(model: PipelineModel, name: str) -> str:
 def _of_plugins(text: str) -> list[str]:
     """Return the calls in a statement to plugin functions that are declared non-deterministic."""
     return [
-        f"{name}()" for name, found in find_called_functions([text]).items() if not load(found).deterministic
+        f"{name}()"
+        for name, result in find_called_functions([text]).items()
+        if not load(result).deterministic
     ]
 
 

@@ -62,16 +62,16 @@ class PendingCall:
 
 def read_pending_calls(folder: Path) -> dict[str, str]:
     """Return the current wait of each node's tasks, from the notes in the folder. Remove expired notes."""
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     try:
         paths = sorted(folder.glob("*.json"))
     except OSError:
-        return found
+        return result
     for path in paths:
         with suppress(OSError, ValueError, KeyError, TypeError):
             note = json.loads(path.read_text(encoding="utf-8"))
             if float(note["until"]) < time.time():
                 path.unlink()
             else:
-                found[str(note["node"])] = str(note["message"])
-    return found
+                result[str(note["node"])] = str(note["message"])
+    return result

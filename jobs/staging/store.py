@@ -65,8 +65,8 @@ class ResultManifest:
     def from_json(cls, data: Json) -> ResultManifest:
         """Return the manifest for such JSON values. Raises ValueError for an unknown format."""
         known: Json = dict(data)
-        if (found := known.pop("format", None)) != FORMAT:
-            msg = f"it has format {found}, this Headrace knows {FORMAT}"
+        if (result := known.pop("format", None)) != FORMAT:
+            msg = f"it has format {result}, this Headrace knows {FORMAT}"
             raise ValueError(msg)
         known["files"] = tuple((name, size) for name, size in known["files"])
         return cls(**known)
@@ -113,8 +113,8 @@ class ResultStore:
 
     def _epochs(self) -> Iterator[tuple[PurePath, int]]:
         for folder in self.files.list_folders(self._folder):
-            if found := _EPOCH.fullmatch(folder.name):
-                yield folder, int(found[1])
+            if match := _EPOCH.fullmatch(folder.name):
+                yield folder, int(match[1])
 
 
 def open_files(settings: Settings) -> ResultFiles:
@@ -148,14 +148,14 @@ class EpochResultStore:
         if text is None:
             return None
         try:
-            found = ResultManifest.from_json(json.loads(text))
+            result = ResultManifest.from_json(json.loads(text))
         except (ValueError, TypeError, KeyError) as error:
             msg = f"the manifest of the stored results cannot be read: {path}: {error}"
             raise PipelineStateError(
                 msg, hint="Another program changed it. Restore it from a backup of `staging.path`.", node=node
             ) from None
-        self._check_complete(node, found)
-        return found
+        self._check_complete(node, result)
+        return result
 
     def read(self, node: str, like: DataFrame) -> SourceBatch:
         """Return the stored rows of a node, with the columns of `like`, from which they were computed.
@@ -198,7 +198,7 @@ class EpochResultStore:
             # mapInArrow does not quote names, so columns travel by their place.
             numbered = rows.toDF(*(f"c{at}" for at in range(len(rows.columns))))
             written_files = numbered.mapInArrow(self._files.write_task(node, place), TASK_RESULT).collect()
-            found = self._complete(
+            result = self._complete(
                 node, attempt, [(one.file, one.rows, one.bytes) for one in written_files if one.rows]
             )
         except Exception as error:
@@ -215,15 +215,15 @@ class EpochResultStore:
                     raise storage_error(node, self._files.address, error) from error
                 raise as_headrace_error(error, node=node) from error
             self.sync_manifest(node)  # another process was first, and has swept what this one was writing
-            found = first
+            result = first
         log.info(
             "event=results_stored node=%s epoch=%d rows=%d attempt=%s",
             node,
             self.plan.number,
-            found.rows,
-            found.attempt,
+            result.rows,
+            result.attempt,
         )
-        return found
+        return result
 
     def _complete(self, node: str, attempt: str, parts: Sequence[tuple[str, int, int]]) -> ResultManifest:
         """Make an attempt the valid one, unless another was first.
@@ -236,10 +236,10 @@ class EpochResultStore:
             self.sync_manifest(node)
             return first
         for name, _, size in parts:
-            if (found := self._files.size(folder / attempt / name)) != size:
+            if (result := self._files.size(folder / attempt / name)) != size:
                 msg = (
                     f"a task stored {size:,} bytes in {folder / attempt / name}, and here"
-                    f" {'nothing' if found is None else found} is there"
+                    f" {'nothing' if result is None else result} is there"
                 )
                 raise UserError(
                     msg,
@@ -292,9 +292,9 @@ class EpochResultStore:
             )
         for name, size in manifest.files:
             path = self._of(node) / manifest.attempt / name
-            if (found := self._files.size(path)) != size:
+            if (result := self._files.size(path)) != size:
                 msg = (
-                    f"stored results are damaged: {path} has {'no' if found is None else found} bytes"
+                    f"stored results are damaged: {path} has {'no' if result is None else result} bytes"
                     f" instead of {size}"
                 )
                 hint = (

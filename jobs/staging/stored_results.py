@@ -58,7 +58,7 @@ class StoredResults:
 
         Nodes upstream of complete results are not needed again.
         """
-        found: set[str] = set()
+        result: set[str] = set()
         seen: set[str] = set()
 
         def visit(name: str) -> None:
@@ -66,7 +66,7 @@ class StoredResults:
                 return
             seen.add(name)
             if name in self._impure:
-                found.add(name)
+                result.add(name)
                 if self._stages.load_manifest(name) is not None:
                     return
             for upstream in self._graph.inputs(name):
@@ -74,7 +74,7 @@ class StoredResults:
 
         for sink in sinks:
             visit(sink)
-        return found
+        return result
 
     def check(self, sinks: Sequence[str], *, replayed: bool, recompute: bool) -> None:
         """Raise SinkStateError if rows would be recomputed that a sink or table already contains."""
@@ -126,6 +126,6 @@ class StoredResults:
             self.seconds[name] = time.monotonic() - started
         else:
             self._stages.sync_manifest(name)
-        found = self._stages.read(name, frame)
-        self.rows[name] = found.rows or 0
-        return found
+        result = self._stages.read(name, frame)
+        self.rows[name] = result.rows or 0
+        return result

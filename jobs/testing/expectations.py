@@ -35,9 +35,9 @@ class Expectation:
 
 
 def expectation(
-    case: Case, node: str, schema: pa.Schema, key: Sequence[str], found: list[Row]
+    case: Case, node: str, schema: pa.Schema, key: Sequence[str], actual: list[Row]
 ) -> Expectation:
-    """Return what a test expects of a node. `found` are the actual rows.
+    """Return what a test expects of a node. `actual` are the rows that it has.
 
     Raises PipelineFileError for expected rows that the node cannot have: other columns or other types.
     """
@@ -74,7 +74,7 @@ def expectation(
         expected,
         [
             {name: fit(row[name], schema.field(name).type) if name in wide else row[name] for name in columns}
-            for row in found
+            for row in actual
         ],
         expected_config.ordered,
         expected_config.tolerance,

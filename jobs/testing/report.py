@@ -39,16 +39,16 @@ def failure(outcome: CaseOutcome, *, width: int = 80, shown: int | None = SHOWN)
 
 def heading(difference: NodeDifference) -> str:
     """Return the difference of a node's rows in one line."""
-    found, expected = len(difference.found), len(difference.expected)
+    result, expected = len(difference.found), len(difference.expected)
     if difference.misplaced:
-        return f"{difference.node}: {_rows(found)} came as expected, in another order"
+        return f"{difference.node}: {_rows(result)} came as expected, in another order"
     parts = [
         (len(difference.missing), "missing"),
         (len(difference.extra), "not expected"),
         (len(difference.changed), "different"),
     ]
     counts = ", ".join(f"{number} {what}" for number, what in parts if number)
-    return f"{difference.node}: {_rows(found)} came, {expected} expected: {counts}"
+    return f"{difference.node}: {_rows(result)} came, {expected} expected: {counts}"
 
 
 def _rows(number: int) -> str:
@@ -66,14 +66,14 @@ def _difference(difference: NodeDifference, width: int, shown: int | None) -> li
 
 def _entries(difference: NodeDifference, width: int) -> Iterator[list[str]]:
     if difference.misplaced:
-        for number, (expected, found) in enumerate(
+        for number, (expected, result) in enumerate(
             zip(difference.expected, difference.found, strict=True), 1
         ):
-            if expected != found:
+            if expected != result:
                 yield [
                     f"  row {number}",
                     *_wrap(flow(expected), width, "    expected "),
-                    *_wrap(flow(found), width, "    came     "),
+                    *_wrap(flow(result), width, "    came     "),
                 ]
         return
     for change in difference.changed:

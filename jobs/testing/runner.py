@@ -106,7 +106,7 @@ class PipelineTestRunner:
             met = wanted is not None and wanted in f"{error.message}\n{error.hint}"
             return CaseOutcome(case, time.monotonic() - started, error=None if met else error)
         differences = [
-            difference for found in expectations.values() if (difference := _difference(found)) is not None
+            difference for result in expectations.values() if (difference := _difference(result)) is not None
         ]
         seconds = time.monotonic() - started
         log.info(
@@ -144,13 +144,13 @@ class PipelineTestRunner:
         local = planner.compute_local_rows(readings)
         boundary = SinkBoundary(planner.file.model, planner.retractions, planner.keys)
         inputs_of_sinks: dict[str, list[Row]] = {}
-        found: dict[str, Expectation] = {}
+        result: dict[str, Expectation] = {}
         for name in case.node.expect or [
             name for name in planner.file.model.sinks if _is_reached(case, name)
         ]:
             if name in sets:
                 rows = [{VALUE: value, OP: "i"} for value in sets[name].values]
-                found[name] = expectation(case, name, TABLE, (VALUE,), rows)
+                result[name] = expectation(case, name, TABLE, (VALUE,), rows)
                 continue
             sink = model.sinks.get(name)
             node = sink.from_ if sink else name
@@ -167,8 +167,8 @@ class PipelineTestRunner:
                 else apply_to_target(name, sink, planner.keys[name], inputs_of_sinks[at])
             )
             if name in case.node.expect:
-                found[name] = expectation(case, name, planner.schemas[name], planner.keys[name], rows)
-        return found
+                result[name] = expectation(case, name, planner.schemas[name], planner.keys[name], rows)
+        return result
 
 
 def small(settings: Settings) -> Settings:
@@ -186,9 +186,14 @@ def small(settings: Settings) -> Settings:
     return without_optimizing_compiler(settings.model_copy(update={"spark": spark}))
 
 
-def _difference(found: Expectation) -> NodeDifference | None:
+def _difference(result: Expectation) -> NodeDifference | None:
     return compare(
-        found.node, found.expected, found.found, found.key, ordered=found.ordered, tolerance=found.tolerance
+        result.node,
+        result.expected,
+        result.found,
+        result.key,
+        ordered=result.ordered,
+        tolerance=result.tolerance,
     )
 
 

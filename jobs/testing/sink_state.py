@@ -49,7 +49,7 @@ def apply_to_target(name: str, sink: Any, key: Sequence[str], rows: Sequence[Row
                 hint="Set `primary_key` on the sink, or filter `_gs_op <> 'd'` in a transform.",
             )
         return [_payload(row) for row in rows]
-    found: dict[str, Row] = {}
+    result: dict[str, Row] = {}
     for row in rows:
         if missing := [column for column in key if row[column] is None]:
             shown = ", ".join(f"{column}={value!r}" for column, value in list(_payload(row).items())[:8])
@@ -57,19 +57,19 @@ def apply_to_target(name: str, sink: Any, key: Sequence[str], rows: Sequence[Row
             raise DataError(
                 msg, node=name, hint="Filter such rows out in a transform, or choose another `primary_key`."
             )
-        _apply(found, repr([row[column] for column in key]), row, sink)
-    return list(found.values())
+        _apply(result, repr([row[column] for column in key]), row, sink)
+    return list(result.values())
 
 
-def _apply(found: dict[str, Row], key: str, row: Row, sink: Any) -> None:
-    existing = found.get(key)
+def _apply(result: dict[str, Row], key: str, row: Row, sink: Any) -> None:
+    existing = result.get(key)
     if row[OP] == "d":
-        found.pop(key, None)
+        result.pop(key, None)
     elif existing is None or (
         getattr(sink, "on_conflict", "update") == "update"
         and _wins(row, existing, getattr(sink, "update_where", {}))
     ):
-        found[key] = _payload(row)
+        result[key] = _payload(row)
 
 
 def _wins(new: Row, old: Row, where: Mapping[str, str]) -> bool:

@@ -85,17 +85,17 @@ class SubgraphPlanners:
 
 def computable(model: nodes.PipelineModel, roots: Mapping[str, Any]) -> set[str]:
     """Return the nodes whose rows can be computed from those of `roots`."""
-    found = set(roots)
+    result = set(roots)
     for name in graph.in_order(model):
-        if all(upstream in found for upstream in graph.inputs_of(model, name)):
-            found.add(name)
+        if all(upstream in result for upstream in graph.inputs_of(model, name)):
+            result.add(name)
     filled = {
         name
         for name, node in graph.dynamic_tables(model).items()
-        if all(upstream in found for upstream in node.inputs(name))
+        if all(upstream in result for upstream in node.inputs(name))
     }
-    errors = {name for name, output in errors_outputs(model).items() if output.node in found}
-    return found | filled | {name for name, sink in model.sinks.items() if sink.from_ in found | errors}
+    errors = {name for name, output in errors_outputs(model).items() if output.node in result}
+    return result | filled | {name for name, sink in model.sinks.items() if sink.from_ in result | errors}
 
 
 def select_subgraph(model: nodes.PipelineModel, roots: Mapping[str, Any]) -> nodes.PipelineModel:

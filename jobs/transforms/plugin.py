@@ -57,14 +57,14 @@ class ArrowTransform(RowTransform):
     def rows(self, rows: DataFrame, plan: EpochPlan | None) -> DataFrame:
         """See `RowTransform.rows`."""
         del plan
-        found = self.context.found
+        result = self.context.found
         payload = self.columns(self._context.schema)
         if not isinstance(payload, pa.Schema):
             what = f"`columns` returned {type(payload).__name__}, and not pyarrow.Schema"
-            raise contract_error(found, what, self.context.name)
+            raise contract_error(result, what, self.context.name)
         if hidden := [name for name in HIDDEN if name in payload.names]:
             raise contract_error(
-                found,
+                result,
                 f"`columns` names the hidden column {hidden[0]}",
                 self.context.name,
                 "Say the payload alone.",
@@ -73,11 +73,11 @@ class ArrowTransform(RowTransform):
             wanted = spark_schema(payload)
         except Exception as error:
             raise contract_error(
-                found, f"`columns` has a type that Spark does not have: {error}", self.context.name
+                result, f"`columns` has a type that Spark does not have: {error}", self.context.name
             ) from error
         whole = row_schema(payload)
         return rows.mapInArrow(
-            _work(PickledPlugin(self, found, self.context.name), payload, arrow_schema(wanted)), whole
+            _work(PickledPlugin(self, result, self.context.name), payload, arrow_schema(wanted)), whole
         )
 
 
@@ -161,9 +161,9 @@ def open_plugin(context: TransformContext) -> RowTransform:
     )
 
 
-def _frame(found: Any) -> str:
-    columns = getattr(found, "columns", None)
+def _frame(value: Any) -> str:
+    columns = getattr(value, "columns", None)
     if columns is None:
-        return f"{type(found).__name__}, and not a DataFrame"
+        return f"{type(value).__name__}, and not a DataFrame"
     lost = [name for name in HIDDEN if name not in columns]
     return f"rows without the hidden column {' and '.join(lost)}" if lost else ""

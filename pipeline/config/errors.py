@@ -43,12 +43,12 @@ def describe_settings_errors(
     error: ValidationError, model: type[BaseModel], layers: Sequence[Layer], above: Loc = ()
 ) -> list[str]:
     """Return one paragraph per wrong setting. `above` is the prefix of the names in the error."""
-    found = [((*above, *(str(part) for part in item["loc"])), item) for item in error.errors()]
+    result = [((*above, *(str(part) for part in item["loc"])), item) for item in error.errors()]
     return [
         _unknown(loc, model, layers)
         if item["type"] == "extra_forbidden"
         else _wrong(loc, item, model, layers)
-        for loc, item in found
+        for loc, item in result
     ]
 
 

@@ -39,16 +39,16 @@ class Reference:
 
 
 def _variable(name: str) -> str:
-    found = os.environ.get(name)
-    if not found:
-        msg = f"refers to the variable {name}, which is {'not set' if found is None else 'empty'}"
+    result = os.environ.get(name)
+    if not result:
+        msg = f"refers to the variable {name}, which is {'not set' if result is None else 'empty'}"
         raise ValueError(msg)
-    return found
+    return result
 
 
 def _file(path: Path) -> str:
     try:
-        found = path.read_text(encoding="utf-8")
+        result = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError, ValueError) as error:
         reason = (
             "is not there"
@@ -57,11 +57,11 @@ def _file(path: Path) -> str:
         )
         msg = f"refers to the file {path}, which {reason}"
         raise ValueError(msg) from None
-    found = found.removesuffix("\n").removesuffix("\r")  # editors and `echo` add one at the end of a file
-    if not found:
+    result = result.removesuffix("\n").removesuffix("\r")  # editors and `echo` add one at the end of a file
+    if not result:
         msg = f"refers to the file {path}, which is empty"
         raise ValueError(msg)
-    return found
+    return result
 
 
 def mask_secret(value: Any) -> Any:
@@ -71,18 +71,20 @@ def mask_secret(value: Any) -> Any:
     """
     if isinstance(value, str) and value.lstrip().startswith("{"):
         try:
-            found = json.loads(value)
+            result = json.loads(value)
         except ValueError:
-            found = None
-        value = found if isinstance(found, dict) and len(found) == 1 and next(iter(found)) in KINDS else value
+            result = None
+        value = (
+            result if isinstance(result, dict) and len(result) == 1 and next(iter(result)) in KINDS else value
+        )
     if isinstance(value, Mapping):
         return Reference(value)
     return SecretStr(value) if isinstance(value, str) else value
 
 
 def _looked_up(value: Any) -> Any:
-    found = mask_secret(value)
-    return found.secret() if isinstance(found, Reference) else found
+    result = mask_secret(value)
+    return result.secret() if isinstance(result, Reference) else result
 
 
 Secret = Annotated[SecretStr, BeforeValidator(_looked_up)]

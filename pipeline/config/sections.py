@@ -41,14 +41,14 @@ class PostgresConnection(Section):
 
     def conninfo(self) -> dict[str, str]:
         """Return keyword arguments for libpq. They contain the password: never log them."""
-        found = {
+        result = {
             "host": self.host,
             "port": str(self.port),
             "user": self.user,
             "dbname": self.db,
             "sslmode": self.sslmode,
         }
-        return found | ({"password": secret} if (secret := self.password.get_secret_value()) else {})
+        return result | ({"password": secret} if (secret := self.password.get_secret_value()) else {})
 
 
 class PostgresServer(PostgresConnection):

@@ -52,13 +52,13 @@ class Layer:
 
     def has(self, loc: Loc) -> bool:
         """Return whether the layer sets a setting, or has a non-mapping value above it."""
-        found: Any = self.values
+        result: Any = self.values
         for part in loc:
-            if not isinstance(found, dict):
+            if not isinstance(result, dict):
                 return True
-            if part not in found:
+            if part not in result:
                 return False
-            found = found[part]
+            result = result[part]
         return True
 
     def where(self, loc: Loc) -> str:
@@ -125,18 +125,18 @@ def read_layers(model: type[BaseModel]) -> list[Layer]:
 
 def merge_layers(layers: Sequence[Layer]) -> dict[str, Any]:
     """Return one tree of all layers. Mappings are merged. Of other values the strongest wins."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for layer in layers:
-        _put_below(found, layer.values)
-    return found
+        _put_below(result, layer.values)
+    return result
 
 
-def _put_below(found: dict[str, Any], weaker: Mapping[str, Any]) -> None:
+def _put_below(result: dict[str, Any], weaker: Mapping[str, Any]) -> None:
     for key, value in weaker.items():
-        if key not in found:
-            found[key] = {} if isinstance(value, dict) else value
-        if isinstance(found[key], dict) and isinstance(value, dict):
-            _put_below(found[key], value)
+        if key not in result:
+            result[key] = {} if isinstance(value, dict) else value
+        if isinstance(result[key], dict) and isinstance(value, dict):
+            _put_below(result[key], value)
 
 
 def describe_lookup(loc: Loc, layers: Sequence[Layer]) -> str:
@@ -191,10 +191,10 @@ def _environment(prefix: str, model: type[BaseModel]) -> Layer:
 
 def _json_map(text: str) -> dict[str, Any] | None:
     try:
-        found = json.loads(text)
+        result = json.loads(text)
     except ValueError:
         return None
-    return found if isinstance(found, dict) else None
+    return result if isinstance(result, dict) else None
 
 
 def _config_file() -> Layer:
@@ -287,13 +287,13 @@ def _adapt(layer: Layer, model: type[BaseModel], values: dict[str, Any], above: 
         del values[key]
     for key in list(values):
         loc, value = (*above, key), values[key]
-        found = type_at(loc, model)
-        if found is None and (instead := IGNORED.get(".".join(loc))):
+        result = type_at(loc, model)
+        if result is None and (instead := IGNORED.get(".".join(loc))):
             layer.ignored[loc] = instead
             del values[key]
-        elif found is None and layer.name == THEIRS:
+        elif result is None and layer.name == THEIRS:
             del values[key]
-        elif found is SecretStr:
+        elif result is SecretStr:
             values[key] = mask_secret(value)
         elif isinstance(value, dict):
             _adapt(layer, model, value, loc)

@@ -84,24 +84,24 @@ def _with_dialects(text: str) -> tuple[str, list[str]]:
     for name, node in nodes.items() if isinstance(nodes, CommentedMap) else ():
         if not isinstance(node, CommentedMap) or not isinstance(node.get("sql"), str) or "dialect" in node:
             continue
-        if found := _only_meaning(node["sql"]):
-            node.insert(list(node).index("sql"), "dialect", found[0])
-            others = f" ({' and '.join(found[1:])} would read the same)" if found[1:] else ""
+        if result := _only_meaning(node["sql"]):
+            node.insert(list(node).index("sql"), "dialect", result[0])
+            others = f" ({' and '.join(result[1:])} would read the same)" if result[1:] else ""
             said.append(
-                f"node '{name}': added `dialect: {found[0]}`, since Spark cannot read its SQL{others}"
+                f"node '{name}': added `dialect: {result[0]}`, since Spark cannot read its SQL{others}"
             )
     return (_dump_text(yaml, root), said) if said else (text, [])
 
 
 def _only_meaning(text: str) -> list[str]:
     """Return the dialects that can read a statement that Spark cannot, if they all agree on its meaning."""
-    found: dict[str, Expr] = {}
+    result: dict[str, Expr] = {}
     for dialect in DIALECTS:
         try:
-            found[dialect] = statements.parse(text, dialect=dialect)
+            result[dialect] = statements.parse(text, dialect=dialect)
         except UserError:
             continue
-    return list(found) if "spark" not in found and len(set(found.values())) == 1 else []
+    return list(result) if "spark" not in result and len(set(result.values())) == 1 else []
 
 
 def _unwrap_pipeline(root: CommentedMap) -> Iterator[str]:

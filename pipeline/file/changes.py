@@ -39,9 +39,9 @@ class FileChanges:
     refused: list[PipelineStateError] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def add(self, *found: PipelineStateError | str) -> None:
+    def add(self, *result: PipelineStateError | str) -> None:
         """Add the results of a check."""
-        for one in found:
+        for one in result:
             if isinstance(one, str):
                 self.notes.append(one)
             else:

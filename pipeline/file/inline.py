@@ -27,12 +27,12 @@ def parse_inline_pipeline(body: Mapping[str, Any], shown: str, prefix: tuple[str
         for path, place in sorted(inner.items(), key=lambda item: len(item[0]))
     }
     try:
-        found = parse_pipeline(text, shown)
+        pipeline = parse_pipeline(text, shown)
     except PipelineFileError as error:
         raise PipelineFileError([_move(problem, moved, shown) for problem in error.problems]) from None
-    places = {path: moved.get(place, FileLocation(shown)) for path, place in found.places.items()}
-    warnings = tuple(_move(warning, moved, shown) for warning in found.warnings)
-    return replace(found, places=places, warnings=warnings)
+    places = {path: moved.get(place, FileLocation(shown)) for path, place in pipeline.places.items()}
+    warnings = tuple(_move(warning, moved, shown) for warning in pipeline.warnings)
+    return replace(pipeline, places=places, warnings=warnings)
 
 
 def _read_places(shown: str) -> Places:

@@ -56,16 +56,18 @@ class _Generator(GenerateJsonSchema):
         return {"anyOf": [super().bool_schema(schema), _VARIABLE]}
 
     def literal_schema(self, schema: core_schema.LiteralSchema) -> JsonSchemaValue:
-        found = super().literal_schema(schema)
-        return {"anyOf": [found, _VARIABLE]} if "enum" in found else found
+        result = super().literal_schema(schema)
+        return {"anyOf": [result, _VARIABLE]} if "enum" in result else result
 
     def str_schema(self, schema: core_schema.StringSchema) -> JsonSchemaValue:
-        found = super().str_schema(schema)
-        return found | {"pattern": rf"{found['pattern']}|\$\{{"} if "pattern" in found else found
+        result = super().str_schema(schema)
+        return result | {"pattern": rf"{result['pattern']}|\$\{{"} if "pattern" in result else result
 
     def tuple_schema(self, schema: core_schema.TupleSchema) -> JsonSchemaValue:
-        found = super().tuple_schema(schema)
-        return {"anyOf": [found, {"type": "string"}]} if found.get("items") == {"type": "string"} else found
+        result = super().tuple_schema(schema)
+        return (
+            {"anyOf": [result, {"type": "string"}]} if result.get("items") == {"type": "string"} else result
+        )
 
     def tagged_union_schema(self, schema: core_schema.TaggedUnionSchema) -> JsonSchemaValue:
         """Return the schema of nodes by their `type`, or of partitions.
@@ -92,20 +94,20 @@ def file_schema() -> Json:
 
     It checks less than `headrace validate`: neither SQL nor the inputs of nodes.
     """
-    found = nodes.PipelineModel.model_json_schema(by_alias=True, schema_generator=_Generator)
-    for definition in found["$defs"].values():
+    result = nodes.PipelineModel.model_json_schema(by_alias=True, schema_generator=_Generator)
+    for definition in result["$defs"].values():
         if "const" in definition["properties"].get("type", {}):
             # The models have a default so that code need not repeat the type. A file must set it.
             definition["required"] = ["type", *definition.get("required", [])]
             definition["properties"]["type"].pop("default", None)
-    _add_plugins(found)
-    found["title"] = "Headrace pipeline file"
-    transforms = found["properties"]["transforms"]
+    _add_plugins(result)
+    result["title"] = "Headrace pipeline file"
+    transforms = result["properties"]["transforms"]
     transforms["type"] = [transforms["type"], "null"]
-    return cast("Json", {"$schema": DRAFT, **found})
+    return cast("Json", {"$schema": DRAFT, **result})
 
 
-def _add_plugins(found: Json) -> None:
+def _add_plugins(values: Json) -> None:
     """Add the nodes of the plugins that are installed here and can be loaded."""
     parts = {model.KIND: part for part, model in NODES.items()}
     for plugin in list_installed():
@@ -117,13 +119,13 @@ def _add_plugins(found: Json) -> None:
             continue
         model = model_of(part, plugin.id)
         made = model.model_json_schema(by_alias=True, schema_generator=_Generator)
-        found["$defs"] |= made.pop("$defs", {})
+        values["$defs"] |= made.pop("$defs", {})
         # Options may also be under `options:` or in the environment, so none is required here.
         made["required"] = [key for key in made.get("required", []) if key == "from"] + ["type"]
         made["properties"]["type"].pop("default", None)
         made["additionalProperties"] = model.model_config.get("extra") == "allow"
-        found["$defs"][model.__name__] = made
-        nodes_of = found["properties"][part]["additionalProperties"]
+        values["$defs"][model.__name__] = made
+        nodes_of = values["properties"][part]["additionalProperties"]
         if "oneOf" not in nodes_of:
             nodes_of["oneOf"] = [{"$ref": nodes_of.pop("$ref")}] if "$ref" in nodes_of else []
         nodes_of["oneOf"].append({"$ref": f"#/$defs/{model.__name__}"})

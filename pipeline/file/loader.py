@@ -99,7 +99,7 @@ class PipelineFile:
         ):
             error.place = self.place_of(error.node, *error.keys)
         if isinstance(error, HeadraceError):
-            error.hint = _COMMAND.sub(lambda found: f"{found[1]} {self.path}", error.hint)
+            error.hint = _COMMAND.sub(lambda result: f"{result[1]} {self.path}", error.hint)
 
     def check_sink(self, name: str) -> None:
         """Raise UserError if the pipeline has no sink of this name."""
@@ -195,11 +195,13 @@ def load_pipeline(path: str | Path) -> PipelineFile:
 def _rewritten(text: PreprocessedText, shown: str) -> PipelineFile:
     """Return the pipeline of a text that preprocessors changed, with the locations of the original file."""
     try:
-        found = parse_pipeline(text.text, shown)
+        pipeline = parse_pipeline(text.text, shown)
     except PipelineFileError as error:
         raise PipelineFileError([text.problem(problem) for problem in error.problems]) from None
-    places = {path: text.place(place) for path, place in found.places.items()}
-    return replace(found, places=places, warnings=tuple(text.problem(warning) for warning in found.warnings))
+    places = {path: text.place(place) for path, place in pipeline.places.items()}
+    return replace(
+        pipeline, places=places, warnings=tuple(text.problem(warning) for warning in pipeline.warnings)
+    )
 
 
 def read_text(path: str | Path, hint: str, place: FileLocation | None = None) -> str:
@@ -239,15 +241,17 @@ def parse_pipeline(text: str, shown: str = "<text>") -> PipelineFile:
     except ValidationError as error:
         problems += describe_file_errors(error, tree)
         raise PipelineFileError(in_order(problems, tree)) from None
-    found = PipelineFile(model, shown, tree.places, texts=tree.texts, variables=tree.variables)
+    pipeline_file = PipelineFile(model, shown, tree.places, texts=tree.texts, variables=tree.variables)
     if not problems:
-        problems += check_tables(model, found.place) or [
-            *check_model(model, found.place),
-            *_types_in_scripts(found),
+        problems += check_tables(model, pipeline_file.place) or [
+            *check_model(model, pipeline_file.place),
+            *_types_in_scripts(pipeline_file),
         ]
     if problems:
         raise PipelineFileError(in_order(problems, tree))
-    return replace(found, warnings=tuple(in_order(list(warnings_of(model, found.place)), tree)))
+    return replace(
+        pipeline_file, warnings=tuple(in_order(list(warnings_of(model, pipeline_file.place)), tree))
+    )
 
 
 def _types_in_scripts(file: PipelineFile) -> Iterator[UserError]:

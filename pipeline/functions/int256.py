@@ -169,13 +169,13 @@ def _compare(call: FunctionCall) -> exp.Expr:
     digits, minus = "^-?[0-9]+$" if signed else "^[0-9]+$", "startswith(CAST({} AS STRING), '-')"
     bare = "ltrim('0', ltrim('-', CAST({} AS STRING)))" if signed else "ltrim('0', CAST({} AS STRING))"
     a, b = bare.format("_1"), bare.format("_2")
-    found = f"CAST({_ABOVE.format(a=a, b=b)} AS INT)"
+    result = f"CAST({_ABOVE.format(a=a, b=b)} AS INT)"
     if signed:
         below = f"CAST({_ABOVE.format(a=b, b=a)} AS INT)"
         m, n = minus.format("_1"), minus.format("_2")
-        found = (
+        result = (
             f"CASE WHEN {a} = '' AND {b} = '' THEN 0 WHEN {m} AND {n} THEN {below} WHEN {m} THEN -1"
-            f" WHEN {n} THEN 1 ELSE {found} END"
+            f" WHEN {n} THEN 1 ELSE {result} END"
         )
     said = (
         "concat(_name, ': `', CASE WHEN CAST(_1 AS STRING) RLIKE _digits THEN CAST(_2 AS STRING) ELSE"
@@ -191,7 +191,7 @@ def _compare(call: FunctionCall) -> exp.Expr:
     return fill(
         f"CASE WHEN _1 IS NULL OR _2 IS NULL THEN CAST(NULL AS INT) WHEN {x} RLIKE _plain AND {y} RLIKE"
         f" _plain THEN {_SHORT.format(a=x, b=y)}"
-        f" WHEN NOT ({x} RLIKE _digits AND {y} RLIKE _digits) THEN CAST(_raise AS INT) ELSE {found} END",
+        f" WHEN NOT ({x} RLIKE _digits AND {y} RLIKE _digits) THEN CAST(_raise AS INT) ELSE {result} END",
         call.args,
         plain=exp.Literal.string(_CANONICAL),
         digits=exp.Literal.string(digits),

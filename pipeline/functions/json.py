@@ -79,10 +79,10 @@ def _scalar(call: FunctionCall) -> exp.Expr:
 def _container(call: FunctionCall) -> exp.Expr:
     if call.shared:
         container = f"CASE WHEN {_BRACKET} AND (NOT {_UNSURE} OR NOT {_IS_TEXT}) THEN {_FOUND} END"
-        found = f"CASE WHEN {_SURE} THEN {_FOUND} ELSE {container} END"
+        result = f"CASE WHEN {_SURE} THEN {_FOUND} ELSE {container} END"
     else:
-        found = f"CASE WHEN NOT {_UNSURE} OR NOT {_IS_TEXT} THEN {_LOOKS.format(_LIKE_CONTAINER)} END"
-    return fill(found, [call.args[0], _path(call)], **_QUOTE)
+        result = f"CASE WHEN NOT {_UNSURE} OR NOT {_IS_TEXT} THEN {_LOOKS.format(_LIKE_CONTAINER)} END"
+    return fill(result, [call.args[0], _path(call)], **_QUOTE)
 
 
 def _json_exists(call: FunctionCall) -> exp.Expr:
@@ -92,11 +92,11 @@ def _json_exists(call: FunctionCall) -> exp.Expr:
     there = f"{_FOUND} IS NOT NULL"
     if _may_be_null(path):
         there = f"(coalesce({_FOUND}, 'null') <> 'null' OR coalesce({_unsure(path)} AND {_IS_TEXT}, FALSE))"
-    found = fill(there, [call.args[0], path], **_QUOTE)
+    result = fill(there, [call.args[0], path], **_QUOTE)
     said = call.options.get("on_error")
     word = ((text_of(said) if said is not None else None) or "FALSE").upper()
     if word == "FALSE":
-        return fill("CASE WHEN _1 IS NOT NULL THEN _2 END", [call.args[0], found])
+        return fill("CASE WHEN _1 IS NOT NULL THEN _2 END", [call.args[0], result])
     otherwise = {
         "TRUE": "TRUE",
         "UNKNOWN": "CAST(NULL AS BOOLEAN)",
@@ -105,7 +105,7 @@ def _json_exists(call: FunctionCall) -> exp.Expr:
     whole = fill(
         f"CASE WHEN _1 IS NULL THEN CAST(NULL AS BOOLEAN) WHEN NOT {VALID.format('_1')} THEN {otherwise}"
         " ELSE _2 END",
-        [call.args[0], found],
+        [call.args[0], result],
     )
     return with_failures(whole, call.node)
 
@@ -113,16 +113,16 @@ def _json_exists(call: FunctionCall) -> exp.Expr:
 def _json_value(call: FunctionCall) -> exp.Expr:
     """Return the scalar, cast by RETURNING. Clauses set the result for a missing value and an error."""
     call = with_clause_options(call)
-    scalar = found = _scalar(call)
+    scalar = result = _scalar(call)
     returning = call.options.get("returning")
     if returning is not None:
-        found = exp.TryCast(this=found, to=returning.copy(), safe=True)
+        result = exp.TryCast(this=result, to=returning.copy(), safe=True)
     if not {"on_empty", "on_error"} & call.options.keys():
-        return found
-    return _with_clauses(call, found, scalar if returning is not None else None)
+        return result
+    return _with_clauses(call, result, scalar if returning is not None else None)
 
 
-def _with_clauses(call: FunctionCall, found: exp.Expr, uncast: exp.Expr | None = None) -> exp.Expr:
+def _with_clauses(call: FunctionCall, node: exp.Expr, uncast: exp.Expr | None = None) -> exp.Expr:
     """Apply the clauses. Missing values, null, and values of the other type are empty.
 
     Invalid JSON is an error, and so is `uncast` if its cast gives NULL. The document is checked only for a
@@ -131,7 +131,7 @@ def _with_clauses(call: FunctionCall, found: exp.Expr, uncast: exp.Expr | None =
     wrong = f"NOT {VALID.format('_1')}" + (" OR _3 IS NOT NULL" if uncast is not None else "")
     whole = fill(
         f"coalesce(_2, CASE WHEN _1 IS NULL THEN NULL WHEN {wrong} THEN _error ELSE _empty END)",
-        [call.args[0], found, *([uncast] if uncast is not None else [])],
+        [call.args[0], node, *([uncast] if uncast is not None else [])],
         error=clause_value(
             call, "on_error", "this is no JSON" + (", or not of the type" if uncast is not None else "")
         ),
@@ -144,17 +144,17 @@ def _json_query(call: FunctionCall) -> exp.Expr:
     """Return objects and arrays. A wrapper puts brackets around everything, or around all but arrays."""
     call = with_clause_options(call)
     wrapper = (text_of(call.options["wrapper"]) or "") if "wrapper" in call.options else "WITHOUT"
-    found = _container(call)
+    result = _container(call)
     if wrapper != "WITHOUT":
         scalar = fill(f"nullif({_AS_JSON}, 'null')", [call.args[0], _path(call)])
         wrapped = "coalesce(concat('[', _1, ']'), concat('[', _2, ']'))"
-        found = fill(
+        result = fill(
             f"CASE WHEN startswith(_1, '[') THEN _1 ELSE {wrapped} END"
             if wrapper == "CONDITIONAL"
             else wrapped,
-            [found, scalar],
+            [result, scalar],
         )
-    return _with_clauses(call, found) if {"on_empty", "on_error"} & call.options.keys() else found
+    return _with_clauses(call, result) if {"on_empty", "on_error"} & call.options.keys() else result
 
 
 def _is_json(call: FunctionCall) -> exp.Expr:

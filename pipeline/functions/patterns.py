@@ -38,14 +38,14 @@ def _groups(pattern: exp.Expr) -> int | None:
             return None
 
 
-def _guard_pattern(pattern: exp.Expr, found: exp.Expr) -> exp.Expr:
+def _guard_pattern(pattern: exp.Expr, node: exp.Expr) -> exp.Expr:
     """Return NULL if Java cannot compile the pattern. A pattern that certainly compiles needs no check."""
     if _groups(pattern) is not None:
-        return found
+        return node
     return fill(
         "CASE WHEN try_reflect('java.util.regex.Pattern', 'compile', CAST(_1 AS STRING)) IS NOT NULL THEN"
         " _2 END",
-        [pattern, found],
+        [pattern, node],
     )
 
 
@@ -72,8 +72,8 @@ def _extract(template: str, otherwise: int, kind: str) -> Builder:
                 template if int(group.name) <= count else f"CAST(NULL AS {kind})", [*call.args[:2], group]
             )
         counted = "size(regexp_extract_all(_2, '(?<!\\\\\\\\)[(](?:(?![?])|(?=[?]<[a-zA-Z]))', 0))"
-        found = fill(f"CASE WHEN _3 BETWEEN 0 AND {counted} THEN {template} END", [*call.args[:2], group])
-        return _guard_pattern(call.args[1], found)
+        result = fill(f"CASE WHEN _3 BETWEEN 0 AND {counted} THEN {template} END", [*call.args[:2], group])
+        return _guard_pattern(call.args[1], result)
 
     return build
 
@@ -125,7 +125,7 @@ def _regexp_instr(call: FunctionCall) -> exp.Expr:
     rest = _place("substr(_1, _3)")
     first = f"CASE WHEN {rest} > 0 THEN {rest} + _3 - 1 ELSE 0 END"
     if isinstance(args[3], exp.Literal) and args[3].name == "1":
-        found = fill(
+        result = fill(
             "CASE WHEN _1 IS NOT NULL AND _2 IS NOT NULL AND _3 IS NOT NULL THEN CASE WHEN _3 > length(_1)"
             f" OR _3 < 1 THEN 0 ELSE {first} END END",
             args,
@@ -139,14 +139,14 @@ def _regexp_instr(call: FunctionCall) -> exp.Expr:
             f" ELSE named_struct('at', {at} + hr_at.next - 1,"
             f" 'next', {at} + hr_at.next - 1 + greatest(length(regexp_substr({later}, _2)), 1)) END"
         )
-        found = fill(
+        result = fill(
             f"CASE WHEN _1 IS NOT NULL AND _2 IS NOT NULL AND _3 IS NOT NULL AND _4 >= 1 AND _3 >= 1 THEN"
             " aggregate(sequence(1, _4), named_struct('at', 0, 'next', CAST(_3 AS INT)), (hr_at, hr_n) ->"
             f" {step}).at"
             " WHEN _1 IS NOT NULL AND _2 IS NOT NULL AND _3 IS NOT NULL AND _4 IS NOT NULL THEN 0 END",
             args,
         )
-    return _guard_pattern(args[1], found)
+    return _guard_pattern(args[1], result)
 
 
 FUNCTIONS = (

@@ -155,10 +155,10 @@ def distinct() -> Iterable[Function]:
 
 def find_function(name: str, arguments: int = 0) -> Function | None:
     """Return the function of a name in a parsed statement. None if it is Spark's own or unknown."""
-    found = functions().get(name.lower())
-    if found is None and (found := functions().get(_PREFIX + name.lower())) is not None:
-        return found if found.only_from and arguments >= found.only_from else None
-    return None if found is None or found.where is DialectScope.SPARK else found
+    result = functions().get(name.lower())
+    if result is None and (result := functions().get(_PREFIX + name.lower())) is not None:
+        return result if result.only_from and arguments >= result.only_from else None
+    return None if result is None or result.where is DialectScope.SPARK else result
 
 
 def parsed_names(dialect: str) -> Mapping[str, Callable[[list[Any]], exp.Expr]]:
@@ -166,16 +166,16 @@ def parsed_names(dialect: str) -> Mapping[str, Callable[[list[Any]], exp.Expr]]:
 
     The keys are Headrace's own function names in capitals.
     """
-    found = {}
+    result = {}
     for key, function in functions().items():
         name = key.removeprefix(_PREFIX)
         if function.where is DialectScope.EVERYWHERE or (
             function.where is DialectScope.DATAFUSION and dialect == OTHERS
         ):
-            found[name.upper()] = _builder(key if dialect == OTHERS else name)
+            result[name.upper()] = _builder(key if dialect == OTHERS else name)
         elif function.only_from and dialect == "spark":
-            found[name.upper()] = _builder(name)
-    return found
+            result[name.upper()] = _builder(name)
+    return result
 
 
 def _builder(name: str) -> Callable[[list[Any]], exp.Expr]:

@@ -83,16 +83,16 @@ def _written_out(sub: str | None, start: int | None, occurrence: int | None) -> 
     if not sub or not start or occurrence is None or not 0 < occurrence <= _NESTED:
         return None
     if start > 0:
-        found = "locate(_2, _1, _3)"
+        result = "locate(_2, _1, _3)"
         for _ in range(occurrence - 1):
-            found = f"locate(_2, _1, pmod({found} - 1, {_BEHIND}) + 2)"
+            result = f"locate(_2, _1, pmod({result} - 1, {_BEHIND}) + 2)"
     else:
         kept = f"left(_1, length(_1) - {-start - len(sub)})" if -start > len(sub) else "_1"
-        found = (
+        result = (
             f"greatest(length({kept}) - length(substring_index({kept}, _2, -{occurrence})) -"
             f" {len(sub) - 1}, 0)"
         )
-    return f"CASE WHEN _1 IS NOT NULL THEN {found} END"
+    return f"CASE WHEN _1 IS NOT NULL THEN {result} END"
 
 
 def _nth(first: str, following: str) -> str:

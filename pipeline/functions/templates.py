@@ -62,15 +62,15 @@ def _safe(arg: exp.Expr) -> exp.Expr:
 def expand_call(function: Function, call: FunctionCall) -> exp.Expr:
     """Return the Spark expression that replaces a call."""
     if function.arrow:
-        found = _arrow(function, call)
+        result = _arrow(function, call)
     elif isinstance(function.sql, str):
         missing = len(call.args) - (function.most or 0)
         extra = [_parse_template(default) for default in function.defaults[missing:]] if missing < 0 else []
-        found = with_failures(fill(function.sql, [*call.args, *extra]), call.node)
+        result = with_failures(fill(function.sql, [*call.args, *extra]), call.node)
     else:
-        found = function.sql(call)
-    found.meta[NAME] = function.name
-    return found
+        result = function.sql(call)
+    result.meta[NAME] = function.name
+    return result
 
 
 def _arrow(function: Function, call: FunctionCall) -> exp.Expr:
@@ -93,10 +93,10 @@ def _arrow(function: Function, call: FunctionCall) -> exp.Expr:
         f"CASE WHEN startswith(_1, '{ERROR}') THEN _raise ELSE"
         f" {f'CAST(_1 AS {function.cast})' if function.cast else '_1'} END"
     )
-    found = fill(template, [inner], **{"raise": failing(fill("substr(_1, 2)", [inner]), call.node)})
+    result = fill(template, [inner], **{"raise": failing(fill("substr(_1, 2)", [inner]), call.node)})
     if not function.cast:
-        found.meta[INNER] = inner
-    return found
+        result.meta[INNER] = inner
+    return result
 
 
 def _known_number(function: Function, call: FunctionCall) -> exp.Expr | None:
@@ -112,11 +112,11 @@ def _known_number(function: Function, call: FunctionCall) -> exp.Expr | None:
     return exp.Literal.string(str(int(said)))
 
 
-def with_failures(found: exp.Expr, node: str) -> exp.Expr:
+def with_failures(result: exp.Expr, node: str) -> exp.Expr:
     """Return the expression with each `hr_fail(text)` replaced by an error of this node."""
-    for part in [one for one in found.find_all(exp.Anonymous) if one.name == "hr_fail"]:
+    for part in [one for one in result.find_all(exp.Anonymous) if one.name == "hr_fail"]:
         part.replace(failing(part.expressions[0], node))
-    return found
+    return result
 
 
 def failing(what: exp.Expr, node: str) -> exp.Expr:
@@ -136,15 +136,15 @@ def text_of(arg: exp.Expr) -> str | None:
 
 def literal_text(call: FunctionCall, place: int, what: str) -> str:
     """Return the string literal at an argument's index (from 0). Raise UserError for any other expression."""
-    found = text_of(call.args[place])
-    if found is None:
+    text = text_of(call.args[place])
+    if text is None:
         msg = f"`{call.name}`: {what} must be written out as a text, found `{call.args[place].sql('spark')}`"
         raise UserError(
             msg,
             hint="Its value decides the columns of the result, so it is needed before any row is read.",
             node=call.node,
         )
-    return found
+    return text
 
 
 def field_of(variable: str, name: str) -> exp.Expr:

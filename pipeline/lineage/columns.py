@@ -130,20 +130,20 @@ def _node_lineage(
 ) -> NodeLineage:
     if name in reasons:
         return NodeLineage({}, {}, reasons[name])
-    found = relations[name]
-    unknown = "" if found.complete else f"the columns of `{found.unknown()}` are not known"
-    return NodeLineage(dict(found.columns), types[name], unknown)
+    result = relations[name]
+    unknown = "" if result.complete else f"the columns of `{result.unknown()}` are not known"
+    return NodeLineage(dict(result.columns), types[name], unknown)
 
 
-def _with_spark_names(found: Relation, node: str, known: Mapping[str, str] | None) -> Relation:
+def _with_spark_names(relation: Relation, node: str, known: Mapping[str, str] | None) -> Relation:
     """Return the relation with Spark's names. An item for several columns becomes one entry per column."""
-    several = [place for place, (name, _) in enumerate(found.columns) if name == "*"]
-    if known is None or not found.complete:
+    several = [place for place, (name, _) in enumerate(relation.columns) if name == "*"]
+    if known is None or not relation.complete:
         if several:
             msg = "how many columns one of its items stands for is not known"
             raise LineageError(msg)
-        return found
-    columns, names = list(found.columns), list(known)
+        return relation
+    columns, names = list(relation.columns), list(known)
     if len(several) == 1 and len(names) >= len(columns) - 1:
         place, more = several[0], len(names) - len(columns) + 1
         spread = columns[place][1]

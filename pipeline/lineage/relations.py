@@ -114,16 +114,16 @@ class _LineageScope:
         for length in range(1, len(parts)):
             if ".".join(parts[:length]).lower() in self.relation.names:
                 name = parts[length]
-                if found := self.relation.find_listed(name) or self.relation.find_unlisted(name):
-                    return found, len(parts) == length + 1
+                if result := self.relation.find_listed(name) or self.relation.find_unlisted(name):
+                    return result, len(parts) == length + 1
         name = parts[0]
-        found = (
+        result = (
             self.relation.find_listed(name)
             or self.aliases.get(name.lower())
             or self.relation.find_unlisted(name)
         )
-        if found:
-            return found, len(parts) == 1
+        if result:
+            return result, len(parts) == 1
         return self.outer.find(parts) if self.outer else None
 
 
@@ -191,7 +191,7 @@ class LineageReader:
                 msg = f"`{part.sql(dialect=statements.DIALECT, comments=False)}` is not looked into"
                 raise LineageError(msg)
             scope.relation = self._add_generated_columns(call, scope, ctes)
-        found = Relation([])
+        relation = Relation([])
         for item in select.expressions:
             if isinstance(item, exp.Star) or (
                 isinstance(item, exp.Column) and isinstance(item.this, exp.Star)
@@ -199,17 +199,17 @@ class LineageReader:
                 if generators and not isinstance(item, exp.Star):
                     msg = f"`{item.sql(dialect=statements.DIALECT)}` with the items of a list is not analyzed"
                     raise LineageError(msg)
-                self._star(item, scope, found)
+                self._star(item, scope, relation)
                 continue
             several = isinstance(item, _SEVERAL)
             name = "*" if several else _name(item)
             derived = self._value(
                 item.this if isinstance(item, exp.Aliases) else item.unalias(), name, scope, ctes
             )
-            found.columns.append((name, derived))
+            relation.columns.append((name, derived))
             if isinstance(item, exp.Alias):
                 scope.aliases[name.lower()] = derived
-        return found
+        return relation
 
     def _from(
         self, select: exp.Select, ctes: Mapping[str, Relation], outer: _LineageScope | None
@@ -224,12 +224,12 @@ class LineageReader:
             msg = f"`{read.sql(dialect=statements.DIALECT, comments=False)}` after FROM is not a node"
             raise LineageError(msg)
         name = ".".join(part.name for part in read.parts)
-        found = ctes.get(name.lower()) or self._nodes.get(name)
-        if found is None:
+        result = ctes.get(name.lower()) or self._nodes.get(name)
+        if result is None:
             msg = f"`{name}` reads itself"
             raise LineageError(msg)
         return _rename_columns(
-            found.rename(read.alias_column_names), [read.alias] if read.alias else [name, read.name]
+            result.rename(read.alias_column_names), [read.alias] if read.alias else [name, read.name]
         )
 
     def _add_generated_columns(
@@ -251,7 +251,7 @@ class LineageReader:
             Relation([*read.columns, *added], names) if read.complete else Relation(added, names, rest=read)
         )
 
-    def _star(self, star: exp.Star | exp.Column, scope: _LineageScope, found: Relation) -> None:
+    def _star(self, star: exp.Star | exp.Column, scope: _LineageScope, result: Relation) -> None:
         """Add all columns of the relation. The fields of a struct are one item for several columns."""
         inner = star if isinstance(star, exp.Star) else star.this
         if inner.args.get("replace") or inner.args.get("rename"):
@@ -262,17 +262,17 @@ class LineageReader:
         if parts and ".".join(parts).lower() not in relation.names:
             if (struct := scope.find(parts)) is None:
                 raise _missing(parts)
-            found.columns.append(("*", self._add_step("*", ".".join([*parts, "*"]), [struct[0]])))
+            result.columns.append(("*", self._add_step("*", ".".join([*parts, "*"]), [struct[0]])))
             return
         left_out = {column.name.lower() for column in inner.args.get("except_") or ()}
-        found.columns += [
+        result.columns += [
             (name, derived) for name, derived in relation.columns if name.lower() not in left_out
         ]
         if not relation.complete:
-            if found.rest is not None:
+            if result.rest is not None:
                 msg = f"it takes all columns of `{relation.unknown()}` twice, and they are not known"
                 raise LineageError(msg)
-            found.rest, found.hidden = relation, frozenset(left_out)
+            result.rest, result.hidden = relation, frozenset(left_out)
 
     def _value(
         self, value: exp.Expr, name: str, scope: _LineageScope, ctes: Mapping[str, Relation]
@@ -304,9 +304,9 @@ class LineageReader:
             yield from (derived for _, derived in scope.relation.columns)
         elif isinstance(value, exp.Column):
             parts = [part.name for part in value.parts]
-            if (found := scope.find(parts)) is None:
+            if (result := scope.find(parts)) is None:
                 raise _missing(parts)
-            yield found[0]
+            yield result[0]
         else:
             for part in value.iter_expressions():
                 yield from self._inputs(part, scope, ctes)
@@ -329,14 +329,18 @@ def _missing(parts: Sequence[str]) -> LineageError:
     return LineageError(f"no column `{'.'.join(parts)}` is there to read")
 
 
-def _rename_columns(found: Relation, names: Sequence[str]) -> Relation:
+def _rename_columns(relation: Relation, names: Sequence[str]) -> Relation:
     return Relation(
-        found.columns, frozenset(name.lower() for name in names), found.rest, found.hidden, found.open_source
+        relation.columns,
+        frozenset(name.lower() for name in names),
+        relation.rest,
+        relation.hidden,
+        relation.open_source,
     )
 
 
-def _merge_lineages(found: Sequence[ColumnLineage | None]) -> ColumnLineage:
-    there = [derived for derived in found if derived is not None]
+def _merge_lineages(result: Sequence[ColumnLineage | None]) -> ColumnLineage:
+    there = [derived for derived in result if derived is not None]
     origins = dict.fromkeys(origin for derived in there for origin in derived.origins)
     return ColumnLineage(
         tuple(origins), tuple(dict.fromkeys(step for derived in there for step in derived.steps))

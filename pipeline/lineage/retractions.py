@@ -61,15 +61,15 @@ class Retractions:
 
     def marking_nodes(self, model: PipelineModel, sink: str) -> list[str]:
         """Return the nodes that mark rows upstream of a sink, in the file's order."""
-        found: set[str] = set()
+        result: set[str] = set()
         waiting = [model.sinks[sink].from_]
         while waiting:
             name = waiting.pop()
-            if name not in found:
-                found.add(name)
+            if name not in result:
+                result.add(name)
                 waiting += graph.inputs_of(model, name)
         return [
-            name for name in (*model.sources, *model.transforms) if name in found and name in self.filtering
+            name for name in (*model.sources, *model.transforms) if name in result and name in self.filtering
         ]
 
 
@@ -108,7 +108,7 @@ def retractions(model: PipelineModel, upserts: Callable[[str], bool]) -> Retract
         if name in needs and (name in filtering or marked.intersection(graph.inputs_of(model, name))):
             marked.add(name)
     reached = {name: other for name, other in sinks.items() if model.sinks[name].from_ in marked}
-    by_node = [{name: frozenset(found.get(name, ())) for name in needs} for found in (needs, keys, plain)]
+    by_node = [{name: frozenset(result.get(name, ())) for name in needs} for result in (needs, keys, plain)]
     return Retractions(by_node[0], frozenset(marked), reached, filtering, *by_node[1:])
 
 
@@ -134,19 +134,19 @@ def _upstream(
 
     `by` traces the columns of one statement. A program passes its columns on by name.
     """
-    found: dict[str, set[str]] = {start: {name.lower() for name in columns}}
+    result: dict[str, set[str]] = {start: {name.lower() for name in columns}}
     for name in reversed(graph.in_order(model)):
-        if name not in found:
+        if name not in result:
             continue
         node: Any = model.transforms[name]
         made = (
-            by(node.query(name), found[name])
+            by(node.query(name), result[name])
             if node.type == "sql"
-            else dict.fromkeys(node.inputs(name), found[name])
+            else dict.fromkeys(node.inputs(name), result[name])
         )
         for upstream, wanted in made.items():
-            found.setdefault(upstream, set()).update(wanted)
-    return found
+            result.setdefault(upstream, set()).update(wanted)
+    return result
 
 
 def _find_unchanged_columns(model: PipelineModel, start: str, columns: Sequence[str]) -> dict[str, set[str]]:
@@ -154,13 +154,13 @@ def _find_unchanged_columns(model: PipelineModel, start: str, columns: Sequence[
 
     Their names may differ.
     """
-    found: dict[str, set[str]] = {start: {name.lower() for name in columns}}
+    result: dict[str, set[str]] = {start: {name.lower() for name in columns}}
     for name in reversed(graph.in_order(model)):
         node: Any = model.transforms[name]
-        for upstream in graph.inputs_of(model, name) if name in found else ():
-            brought = plain_inputs(node.query(name), found[name]) if node.type == "sql" else found[name]
-            found[upstream] = found.get(upstream, set(brought)) & brought
-    return found
+        for upstream in graph.inputs_of(model, name) if name in result else ():
+            brought = plain_inputs(node.query(name), result[name]) if node.type == "sql" else result[name]
+            result[upstream] = result.get(upstream, set(brought)) & brought
+    return result
 
 
 def _filter_of(model: PipelineModel, name: str, keys: Collection[str], plain: Collection[str]) -> str:

@@ -53,11 +53,11 @@ def _bound_text(value: object) -> object:
 
 
 def _percent(value: object) -> object:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", value.strip()) if isinstance(value, str) else None
-    if found is None:
+    result = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", value.strip()) if isinstance(value, str) else None
+    if result is None:
         msg = f"`{value}` is no percentage; write one such as 20%"
         raise ValueError(msg)
-    return float(found[1])
+    return float(result[1])
 
 
 BoundText = Annotated[

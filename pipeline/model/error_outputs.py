@@ -77,10 +77,10 @@ def error_sinks(sinks: Mapping[str, str]) -> dict[str, str]:
 
 def rejected_rows(sinks: Mapping[str, str], rows: Mapping[str, int]) -> dict[str, int]:
     """Return the rejected rows by node. `sinks` are those of `error_sinks`, `rows` what sinks took."""
-    found = dict.fromkeys(sinks.values(), 0)
+    result = dict.fromkeys(sinks.values(), 0)
     for name, node in sinks.items():
-        found[node] = max(found[node], rows.get(name, 0))
-    return found
+        result[node] = max(result[node], rows.get(name, 0))
+    return result
 
 
 def with_errors(model: PipelineModel, schemas: Mapping[str, pa.Schema]) -> dict[str, pa.Schema]:

@@ -90,8 +90,8 @@ def key_of(model: nodes.PipelineModel, name: str) -> tuple[str, ...]:
         return ()
     if own := known[name].primary_key:
         return own
-    found = {key_of(model, upstream) for upstream in inputs_of(model, name) if upstream in known}
-    return found.pop() if len(found) == 1 else ()
+    result = {key_of(model, upstream) for upstream in inputs_of(model, name) if upstream in known}
+    return result.pop() if len(result) == 1 else ()
 
 
 def has_late_key(model: nodes.PipelineModel, name: str) -> bool:
@@ -131,17 +131,17 @@ def upstream_sources(model: nodes.PipelineModel, name: str) -> tuple[str, ...]:
     """Return the sources whose rows reach a node, in the file's order."""
     if name in model.sources:
         return (name,)
-    found = {source for upstream in inputs_of(model, name) for source in upstream_sources(model, upstream)}
-    return tuple(source for source in model.sources if source in found)
+    result = {source for upstream in inputs_of(model, name) for source in upstream_sources(model, upstream)}
+    return tuple(source for source in model.sources if source in result)
 
 
 def streams_of(model: nodes.PipelineModel) -> tuple[Any, ...]:
     """Return the unbounded sources of a file, those of hybrid sources included, as nodes."""
-    found = [
+    result = [
         source.unbounded_source.node() if isinstance(source, HybridSourceConfig) else source
         for source in model.sources.values()
     ]
-    return tuple(source for source in found if source.is_unbounded)
+    return tuple(source for source in result if source.is_unbounded)
 
 
 def appending_sinks(model: nodes.PipelineModel, source: str) -> tuple[str, ...]:
@@ -156,10 +156,10 @@ def appending_sinks(model: nodes.PipelineModel, source: str) -> tuple[str, ...]:
 
 def upstream_looked_up_tables(model: nodes.PipelineModel, name: str) -> tuple[str, ...]:
     """Return the dynamic tables that were looked up for the rows of a node, in the file's order."""
-    found = {*looked_up_tables(model, name)}.union(
+    result = {*looked_up_tables(model, name)}.union(
         *(upstream_looked_up_tables(model, upstream) for upstream in inputs_of(model, name))
     )
-    return tuple(table for table in dynamic_tables(model) if table in found)
+    return tuple(table for table in dynamic_tables(model) if table in result)
 
 
 def lacks_commit_record(sink: Any) -> bool:

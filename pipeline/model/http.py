@@ -159,10 +159,10 @@ def find_request_warnings(node: EndpointConfig) -> Iterator[tuple[tuple[str, ...
 def redact_url(url: str) -> str:
     """Return a URL for messages, without user, password, query values, and path parts that may be tokens."""
     kept, marks = url, []
-    for found in VARIABLE.finditer(url):
+    for result in VARIABLE.finditer(url):
         mark = f"hr{len(marks)}var"
-        marks.append((mark, found[0]))
-        kept = kept.replace(found[0], mark, 1)
+        marks.append((mark, result[0]))
+        kept = kept.replace(result[0], mark, 1)
     try:
         parts = urlsplit(kept)
     except ValueError:

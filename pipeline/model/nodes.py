@@ -39,8 +39,8 @@ def without_effect(part: str, kind: str = "") -> frozenset[str]:
 def types_of_requests() -> frozenset[str]:
     """Return the types of nodes that send requests. Their strings may contain secrets."""
     entries = [*source_entries().items(), *sink_entries().items()]
-    found = (kind for kind, entry in entries if issubclass(entry.config_class(), EndpointConfig))
-    return frozenset({"handler", *found})
+    result = (kind for kind, entry in entries if issubclass(entry.config_class(), EndpointConfig))
+    return frozenset({"handler", *result})
 
 
 if TYPE_CHECKING:

@@ -101,14 +101,14 @@ class PluginNodeConfig(NodeConfig):
         if not isinstance(value, Mapping):
             return handler(value)
         try:
-            found, plugin = plugins.load_plugin_of_type(str(value.get("type")), cls.KIND)
+            result, plugin = plugins.load_plugin_of_type(str(value.get("type")), cls.KIND)
         except PluginError as error:
             line = relocate_error("plugin", error.message, ("type",), value.get("type"), {"hint": error.hint})
             raise ValidationError.from_exception_data(cls.__name__, [line]) from None
         keys = cls._own_keys()
         under = value.get("options") if isinstance(value.get("options"), Mapping) else {}
         flat = {key: one for key, one in value.items() if key not in keys}
-        given = gather(found.id, plugin.options, flat, dict(under or {}))
+        given = gather(result.id, plugin.options, flat, dict(under or {}))
         cls._add(value, plugin, given, info)
         parsed, lines = check(plugin.options, given)
         kept = {key: one for key, one in given.values.items() if key not in given.variables}
@@ -126,7 +126,7 @@ class PluginNodeConfig(NodeConfig):
             raise ValidationError.from_exception_data(cls.__name__, [*said, *lines]) from None
         if parsed is None:
             raise ValidationError.from_exception_data(cls.__name__, lines)
-        return node._with_plugin_labels(found, plugin, parsed)  # noqa: SLF001  its own kind
+        return node._with_plugin_labels(result, plugin, parsed)  # noqa: SLF001  its own kind
 
     @classmethod
     def _own_keys(cls) -> set[str]:
@@ -148,8 +148,10 @@ class PluginNodeConfig(NodeConfig):
         for key in secret_keys(plugin.options) & known.keys():
             given.values.setdefault(key, known[key])
 
-    def _with_plugin_labels(self, found: InstalledPlugin, plugin: Plugin, parsed: BaseModel) -> Self:
-        self._found, self._plugin, self._parsed = found, plugin, parsed
+    def _with_plugin_labels(
+        self, installed_plugin: InstalledPlugin, plugin: Plugin, parsed: BaseModel
+    ) -> Self:
+        self._found, self._plugin, self._parsed = installed_plugin, plugin, parsed
         if not plugin.labels:
             return self
         said = self.telemetry.labels if self.telemetry else {}

@@ -53,14 +53,14 @@ LEAST_EPOCH = 64 << 10
 
 def parse_size(value: object) -> int:
     """Return the bytes of a number or of a string with a unit. Raise ValueError for other values."""
-    found = re.fullmatch(r"(\d+)\s*([a-z]*)", str(value).strip().lower())
-    if isinstance(value, bool) or found is None or found[2] not in _SIZES:
+    match = re.fullmatch(r"(\d+)\s*([a-z]*)", str(value).strip().lower())
+    if isinstance(value, bool) or match is None or match[2] not in _SIZES:
         msg = (
             f"`{str(value).lower() if isinstance(value, bool) else value}` is no size; write a number of"
             " bytes, or one with a unit such as 64MiB"
         )
         raise ValueError(msg)
-    return int(found[1]) * _SIZES[found[2]]
+    return int(match[1]) * _SIZES[match[2]]
 
 
 def _epoch_size(value: object) -> int:

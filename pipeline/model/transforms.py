@@ -55,11 +55,11 @@ class SqlTransformConfig(RejectingConfig):
 def _backend(value: object) -> object:
     """Return the backend in one spelling: `In-Memory`, `in_memory` and `INMEMORY` are the same."""
     names = {"inmemory": "InMemory", "postgres": "Postgres"}
-    found = names.get(re.sub(r"[^a-z0-9]", "", value.lower())) if isinstance(value, str) else None
-    if found is None:
+    result = names.get(re.sub(r"[^a-z0-9]", "", value.lower())) if isinstance(value, str) else None
+    if result is None:
         msg = f"invalid dynamic table backend_type '{value}' (expected 'Postgres' or 'InMemory')"
         raise ValueError(msg)
-    return found
+    return result
 
 
 def _check_not_empty(value: str) -> str:

@@ -41,12 +41,12 @@ _here: dict[str, tuple[InstalledPlugin, Plugin]] = {}
 def temporary_plugin(plugin: Plugin) -> Iterator[InstalledPlugin]:
     """Register a plugin as installed inside the `with` block."""
     module = getattr(plugin.make, "__module__", "?")
-    _here[plugin.id] = found, _ = (
+    _here[plugin.id] = result, _ = (
         InstalledPlugin(plugin.id, module.replace("_", "-"), "(not installed)", module),
         plugin,
     )
     try:
-        yield found
+        yield result
     finally:
         del _here[plugin.id]
 
@@ -63,7 +63,7 @@ def _scan(path: tuple[str, ...]) -> tuple[InstalledPlugin, ...]:
         )
         for point in metadata.entry_points(group=GROUP)
     ]
-    return tuple(sorted(listed, key=lambda found: (found.id, found.package)))
+    return tuple(sorted(listed, key=lambda result: (result.id, result.package)))
 
 
 def list_installed() -> tuple[InstalledPlugin, ...]:
@@ -73,14 +73,17 @@ def list_installed() -> tuple[InstalledPlugin, ...]:
         return scanned
     return tuple(
         sorted(
-            [*(found for found, _ in _here.values()), *(found for found in scanned if found.id not in _here)],
+            [
+                *(result for result, _ in _here.values()),
+                *(result for result in scanned if result.id not in _here),
+            ],
             key=_by_id,
         )
     )
 
 
-def _by_id(found: InstalledPlugin) -> str:
-    return found.id
+def _by_id(installed_plugin: InstalledPlugin) -> str:
+    return installed_plugin.id
 
 
 def is_allowed(plugin_id: str) -> bool:
@@ -91,13 +94,12 @@ def is_allowed(plugin_id: str) -> bool:
 
 def find(plugin_id: str) -> InstalledPlugin | None:
     """Return the installed plugin of an id, allowed or not. Raise PluginError if two packages have one."""
-    found = [one for one in list_installed() if one.id == plugin_id]
-    if len(found) > 1:
-        msg = (
-            f"the plugin `{plugin_id}` is there {len(found)} times: {'; '.join(one.origin for one in found)}"
-        )
+    result = [one for one in list_installed() if one.id == plugin_id]
+    if len(result) > 1:
+        origins = "; ".join(one.origin for one in result)
+        msg = f"the plugin `{plugin_id}` is there {len(result)} times: {origins}"
         raise PluginError(msg, hint="Uninstall all but one of these packages.")
-    return found[0] if found else None
+    return result[0] if result else None
 
 
 def functions(names: frozenset[str]) -> list[InstalledPlugin]:
@@ -110,41 +112,47 @@ def function_names() -> list[str]:
     return [sql_name(one.id) for one in list_installed()]
 
 
-def load(found: InstalledPlugin) -> Plugin:
+def load(installed_plugin: InstalledPlugin) -> Plugin:
     """Return the declaration of a plugin.
 
     Raise PluginError if it is not allowed, cannot be imported, or declares no plugin or one with another id.
     """
-    if not is_allowed(found.id):
+    if not is_allowed(installed_plugin.id):
         msg = (
-            f"the plugin `{found.id}` ({found.origin}) is installed, and the setting `plugin.allow` does"
-            " not name it"
+            f"the plugin `{installed_plugin.id}` ({installed_plugin.origin}) is installed, and the"
+            " setting `plugin.allow` does not name it"
         )
         raise PluginError(
             msg,
             hint="Add it there if you trust it: a plugin is code that runs with all the rights of the run.",
         )
-    if found.id in _here:
-        return _here[found.id][1]
-    return _load_entry_point(found)
+    if installed_plugin.id in _here:
+        return _here[installed_plugin.id][1]
+    return _load_entry_point(installed_plugin)
 
 
 @lru_cache(maxsize=256)
-def _load_entry_point(found: InstalledPlugin) -> Plugin:
-    point = metadata.EntryPoint(found.id, found.entry, GROUP)
+def _load_entry_point(installed_plugin: InstalledPlugin) -> Plugin:
+    point = metadata.EntryPoint(installed_plugin.id, installed_plugin.entry, GROUP)
     try:
         plugin = point.load()
     except Exception as error:
         at = _place_in(error)
         msg = (
-            f"the plugin `{found.id}` ({found.origin}) cannot be loaded: {type(error).__name__}: {error}{at}"
+            f"the plugin `{installed_plugin.id}` ({installed_plugin.origin}) cannot be loaded:"
+            f" {type(error).__name__}: {error}{at}"
         )
-        raise PluginError(msg, hint=f"Repair or uninstall the package {found.package}. {LIST}") from error
+        raise PluginError(
+            msg, hint=f"Repair or uninstall the package {installed_plugin.package}. {LIST}"
+        ) from error
     if not isinstance(plugin, Plugin):
-        msg = f"the plugin `{found.id}` ({found.origin}) is {type(plugin).__name__}, and no headrace.Plugin"
+        msg = (
+            f"the plugin `{installed_plugin.id}` ({installed_plugin.origin}) is {type(plugin).__name__},"
+            " and no headrace.Plugin"
+        )
         raise PluginError(msg, hint="Its entry point must lead to a headrace.Plugin(...).")
-    if plugin.id != found.id:
-        msg = f"the plugin `{found.id}` ({found.origin}) calls itself `{plugin.id}`"
+    if plugin.id != installed_plugin.id:
+        msg = f"the plugin `{installed_plugin.id}` ({installed_plugin.origin}) calls itself `{plugin.id}`"
         raise PluginError(msg, hint="The name of the entry point and the id of the plugin must be the same.")
     return plugin
 
@@ -154,16 +162,16 @@ def load_plugin_of_type(
 ) -> tuple[InstalledPlugin, Plugin]:
     """Load the plugin that a node or a setting names. Raise PluginError if none of this type is installed."""
     named_by = f"the setting `plugin.{setting}` names `{plugin_id}`: " if setting else ""
-    found = find(plugin_id)
-    if found is None:
+    result = find(plugin_id)
+    if result is None:
         ids = ", ".join(one.id for one in list_installed()) or "none"
         msg = f"{named_by}no such plugin is installed" if setting else f"no plugin `{plugin_id}` is installed"
         raise PluginError(msg, hint=f"Installed: {ids}. Install the package that has it.")
-    plugin = load(found)
+    plugin = load(result)
     if plugin.kind != kind:
-        msg = f"{named_by}the plugin `{plugin_id}` ({found.origin}) is a {plugin.kind}, not a {kind}"
+        msg = f"{named_by}the plugin `{plugin_id}` ({result.origin}) is a {plugin.kind}, not a {kind}"
         raise PluginError(msg, hint=LIST)
-    return found, plugin
+    return result, plugin
 
 
 def _place_in(error: BaseException) -> str:

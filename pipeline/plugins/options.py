@@ -35,32 +35,32 @@ def gather(
 
     Drop a required option whose value is empty.
     """
-    found = RawOptions(
+    raw_options = RawOptions(
         {**under, **flat}, {**{key: ("options", key) for key in under}, **{key: (key,) for key in flat}}
     )
     fields = fields_of(model)
     for key, (name, text) in _variables(plugin_id).items():
-        found.values[key] = _parse_variable(text, fields.get(key))
-        found.variables[key] = name
+        raw_options.values[key] = _parse_variable(text, fields.get(key))
+        raw_options.variables[key] = name
     for key in [
         key
-        for key, value in found.values.items()
+        for key, value in raw_options.values.items()
         if value in (None, "") and key in fields and fields[key].is_required()
     ]:
-        del found.values[key]
-    return found
+        del raw_options.values[key]
+    return raw_options
 
 
 def _variables(plugin_id: str) -> dict[str, tuple[str, str]]:
-    found: dict[str, tuple[str, str]] = {}
+    result: dict[str, tuple[str, str]] = {}
     for prefix in reversed(PREFIXES):
         start = f"{prefix}{variable_name(plugin_id)}__"
-        found |= {
+        result |= {
             name[len(start) :].lower(): (name, text)
             for name, text in os.environ.items()
             if name.upper().startswith(start)
         }
-    return found
+    return result
 
 
 def _parse_variable(text: str, about: FieldInfo | None) -> Any:
@@ -94,9 +94,9 @@ def check(model: type[BaseModel], given: RawOptions) -> tuple[BaseModel | None, 
     values, lines = dict(given.values), []
     for key, info in fields_of(model).items():
         if info.annotation in (SecretStr, SecretStr | None) and key in values:
-            found = mask_secret(values[key])
+            result = mask_secret(values[key])
             try:
-                values[key] = found.secret() if isinstance(found, Reference) else found
+                values[key] = result.secret() if isinstance(result, Reference) else result
             except ValueError as error:
                 loc = ("type",) if key in given.variables else given.at.get(key, (key,))
                 lines.append(relocate_error("value_error", f"Value error, {error}", loc, None, None))

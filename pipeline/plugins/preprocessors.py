@@ -46,27 +46,29 @@ class PreprocessedText:
 def preprocess(text: str, shown: str) -> PreprocessedText:
     """Run the preprocessors of the settings on a text. Raise PluginError if one is missing or fails."""
     settings = plugin_settings()
-    found = PreprocessedText(text)
+    result = PreprocessedText(text)
     for plugin_id in settings.preprocessor_ids:
-        found = rewrite(found, plugin_id, settings.preprocessor_options, shown)
-    return found
+        result = rewrite(result, plugin_id, settings.preprocessor_options, shown)
+    return result
 
 
 def rewrite(
     before: PreprocessedText, plugin_id: str, options: Mapping[str, Any], shown: str
 ) -> PreprocessedText:
     """Run one preprocessor on a text. `options` has the form of the setting `preprocessor_options`."""
-    found, plugin = load_plugin_of_type(plugin_id, PluginType.PREPROCESSOR, "preprocessor_ids")
-    parsed = options_of(found, plugin, options, "preprocessor_options")
+    result, plugin = load_plugin_of_type(plugin_id, PluginType.PREPROCESSOR, "preprocessor_ids")
+    parsed = options_of(result, plugin, options, "preprocessor_options")
     try:
-        worker = plugin.make(PluginContext(plugin_id, parsed, found=found))
+        worker = plugin.make(PluginContext(plugin_id, parsed, found=result))
         text = worker.process(before.text) if hasattr(worker, "process") else worker(before.text)
     except HeadraceError:
         raise
     except Exception as error:
-        raise plugin_error(error, found, doing="rewriting", place=FileLocation(shown)) from error
+        raise plugin_error(error, result, doing="rewriting", place=FileLocation(shown)) from error
     if not isinstance(text, str):
-        msg = f"the preprocessor `{found.id}` ({found.origin}) returned {type(text).__name__}, and not a text"
+        msg = (
+            f"the preprocessor `{result.id}` ({result.origin}) returned {type(text).__name__}, and not a text"
+        )
         raise PluginError(msg, place=FileLocation(shown))
     if text == before.text:
         return before
@@ -87,14 +89,16 @@ def _in_words(item: ErrorDetails) -> str:
 def _origins(before: PreprocessedText, text: str, plugin_id: str) -> list[int | str]:
     old, new = before.text.splitlines(), text.splitlines()
     known = before.lines or tuple(range(1, len(old) + 1))
-    found: list[int | str] = [plugin_id] * len(new)
+    result: list[int | str] = [plugin_id] * len(new)
     for block in difflib.SequenceMatcher(a=old, b=new, autojunk=False).get_matching_blocks():
         for offset in range(block.size):
-            found[block.b + offset] = known[block.a + offset]
-    return found
+            result[block.b + offset] = known[block.a + offset]
+    return result
 
 
-def options_of(found: InstalledPlugin, plugin: Plugin, said: Mapping[str, Any], setting: str) -> BaseModel:
+def options_of(
+    installed_plugin: InstalledPlugin, plugin: Plugin, said: Mapping[str, Any], setting: str
+) -> BaseModel:
     """Return a plugin's options from a setting: a map under its id, or flat keys. Raise PluginError."""
     own = said.get(plugin.id)
     known = fields_of(plugin.options)
@@ -106,5 +110,7 @@ def options_of(found: InstalledPlugin, plugin: Plugin, said: Mapping[str, Any], 
     reasons = "; ".join(
         _in_words(item) for item in ValidationError.from_exception_data("options", lines).errors()
     )
-    msg = f"the plugin `{found.id}` ({found.origin}) does not take its options: {reasons}"
+    msg = (
+        f"the plugin `{installed_plugin.id}` ({installed_plugin.origin}) does not take its options: {reasons}"
+    )
     raise PluginError(msg, hint=f"They are in the setting plugin.{setting}, under `{plugin.id}`.")

@@ -139,19 +139,21 @@ class PluginContext:
 
 def plugin_error(
     error: BaseException,
-    found: InstalledPlugin,
+    installed_plugin: InstalledPlugin,
     *,
     doing: str,
     node: str = "",
     place: FileLocation | None = None,
 ) -> PluginError:
     """Log a plugin's exception. Return an error with the plugin, its package, the line and the operation."""
-    log.warning("event=plugin_failed plugin=%s node=%s action=%s", found.id, node, doing, exc_info=error)
+    log.warning(
+        "event=plugin_failed plugin=%s node=%s action=%s", installed_plugin.id, node, doing, exc_info=error
+    )
     said = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}".rstrip(": ")
-    msg = f"the plugin `{found.id}` failed in {doing}: {said}"
+    msg = f"the plugin `{installed_plugin.id}` failed in {doing}: {said}"
     return PluginError(
         msg,
-        hint=f"It is of {found.origin}{_line_of(error)}. The log has the details.",
+        hint=f"It is of {installed_plugin.origin}{_line_of(error)}. The log has the details.",
         node=node,
         place=place,
     )

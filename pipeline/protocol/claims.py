@@ -47,8 +47,8 @@ class TargetClaimant:
 
     def refuse(self, claims: Iterable[Claim], target: str, *, file: str = "FILE") -> None:
         """Raise SinkStateError if a rival is among `claims`."""
-        if found := self.rivals(claims):
-            raise claim_error(self, found[0], target, file)
+        if result := self.rivals(claims):
+            raise claim_error(self, result[0], target, file)
 
     def _is_former(self, key: SinkKey) -> bool:
         if (key.name, key.lane, key.sink) == (self.key.name, self.key.lane, self.key.sink):

@@ -225,7 +225,7 @@ class CommitRecord:
 
     def after_epoch(self, plan: EpochPlan, generation: int, counts: WriteCounts) -> Self:
         """Return the record that follows this one after `plan` is written."""
-        found = replace(
+        result = replace(
             self,
             epoch=plan.number,
             generation=generation,
@@ -242,12 +242,12 @@ class CommitRecord:
             splits=plan.splits,
         )
         # Reserve room for the counts, which some sinks know only after the record is created.
-        fits = not plan.splits or _size(found.to_json()) <= RECORD_BYTES - 100
-        return found if fits else replace(found, splits=None)
+        fits = not plan.splits or _size(result.to_json()) <= RECORD_BYTES - 100
+        return result if fits else replace(result, splits=None)
 
     def to_json(self) -> Json:
         """Return the record as plain JSON values, with its format number."""
-        found = {
+        result = {
             "format": RECORD_FORMAT,
             "key": asdict(self.key),
             "epoch": self.epoch,
@@ -265,13 +265,13 @@ class CommitRecord:
             "splits": None if self.splits is None else list(self.splits),
         }
         absent = {"window": None, "planned_at": None, "splits": []}
-        return {name: value for name, value in found.items() if name not in absent or value != absent[name]}
+        return {name: value for name, value in result.items() if name not in absent or value != absent[name]}
 
     @classmethod
     def from_json(cls, data: Json) -> Self:
         """Create a record from the output of `to_json`. Raise InternalError for an unknown format."""
-        if (found := data.get("format")) != RECORD_FORMAT:
-            msg = f"a sink's record has format {found}, this Headrace knows {RECORD_FORMAT}"
+        if (result := data.get("format")) != RECORD_FORMAT:
+            msg = f"a sink's record has format {result}, this Headrace knows {RECORD_FORMAT}"
             raise InternalError(msg, hint="Run the Headrace version that wrote it, or a newer one.")
         end, splits = data["end"], data.get("splits", [])
         return cls(

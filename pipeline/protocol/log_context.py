@@ -56,10 +56,10 @@ class LogContextFilter(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Add the context fields to the record and return True."""
-        found = current_log_context()
+        result = current_log_context()
         for key in FIELDS:
-            if key in found and not hasattr(record, key):
-                setattr(record, key, found[key])
+            if key in result and not hasattr(record, key):
+                setattr(record, key, result[key])
         return True
 
 

@@ -146,15 +146,15 @@ def list_partitions(
         last = max(current, _step_of(partitions, partitions.history_end or date.min))
     else:
         last = _step_of(partitions, partitions.end)
-    found: list[TimePartition] = []
+    result: list[TimePartition] = []
     step = _step_of(partitions, partitions.start)
     while step < last:
         after = min(_next(step, partitions.every), last)
-        found.append(
+        result.append(
             TimePartition(_key_of(step), _to_instant(partitions, step), _to_instant(partitions, after))
         )
         step = after
-    return found
+    return result
 
 
 def _key_of(start: date) -> str:

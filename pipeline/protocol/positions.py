@@ -309,27 +309,27 @@ def _with_history(
 
 def _join_adjacent(spans: Iterable[list[str]]) -> list[list[str]]:
     """Return the spans, with adjacent spans joined."""
-    found: list[list[str]] = []
+    result: list[list[str]] = []
     for start, end in sorted(spans):
-        if found and start <= found[-1][1]:
-            found[-1][1] = max(found[-1][1], end)
+        if result and start <= result[-1][1]:
+            result[-1][1] = max(result[-1][1], end)
         else:
-            found.append([start, end])
-    return found
+            result.append([start, end])
+    return result
 
 
 def _without(spans: Iterable[list[str]], first: str, last: str) -> list[list[str]]:
     """Return the spans without the range from `first` to `last`. A value is a span that begins at its end."""
-    found: list[list[str]] = []
+    result: list[list[str]] = []
     for start, end in spans:
         if (first, last) == (start, end):
             continue
         if start == end:
-            found.append([start, end])
+            result.append([start, end])
             continue
         parts = [[start, min(end, first)], [max(start, last), end]]
-        found += [part for part in parts if part[0] < part[1]]
-    return found
+        result += [part for part in parts if part[0] < part[1]]
+    return result
 
 
 def completed_partitions(model: PipelineModel, position: Position) -> list[str]:

@@ -17,15 +17,15 @@ _DEFAULT_LAG = timedelta(hours=1)
 def source_identity(node: Any) -> Json:
     """Return the fixed keys of a source, without defaults. All options of a plugin are fixed."""
     if node.type == "hybrid":
-        found = _fixed_fields(node) - {"bounded_sources", "unbounded_source"}
+        result = _fixed_fields(node) - {"bounded_sources", "unbounded_source"}
         if node.handoff_lag == _DEFAULT_LAG:
-            found -= {"handoff_lag"}
+            result -= {"handoff_lag"}
         parts = {
             "type": node.type,
             "bounded_sources": [source_identity(part.node()) for part in node.bounded_sources],
             "unbounded_source": source_identity(node.unbounded_source.node()),
         }
-        return parts | node.model_dump(mode="json", by_alias=True, include=found, exclude_none=True)
+        return parts | node.model_dump(mode="json", by_alias=True, include=result, exclude_none=True)
     if not hasattr(node, "identity_keys"):
         return {"type": node.type, "options": node.model_dump(mode="json").get("options", {})}
     return {"type": node.type} | node.model_dump(

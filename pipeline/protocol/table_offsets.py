@@ -75,10 +75,10 @@ FirstFilled = Callable[[Mapping[str, Sequence[Range]]], Mapping[str, int]]
 
 def table_offsets(blocks: Iterable[Block], since: Mapping[str, int], search: Search) -> TableOffsets:
     """Return the offsets of a table, with the gaps at or above `since`."""
-    found: dict[str, list[Block]] = {}
+    result: dict[str, list[Block]] = {}
     for block in blocks:
-        found.setdefault(block.partition, []).append(block)
-    return TableOffsets({name: _partition(mine, since.get(name, 0), search) for name, mine in found.items()})
+        result.setdefault(block.partition, []).append(block)
+    return TableOffsets({name: _partition(mine, since.get(name, 0), search) for name, mine in result.items()})
 
 
 def _partition(blocks: Sequence[Block], since: int, search: Search) -> PartitionOffsets:
@@ -154,13 +154,13 @@ class HandoffFilter:
 
     def to_json(self) -> Json:
         """Return the handoff filter as JSON, as splits store it."""
-        found: Json = {
+        result: Json = {
             "partition_column": self.partition_column,
             "offset_column": self.offset_column,
             "fence": dict(sorted(self.fence.items())),
         }
         return (
-            found
+            result
             if self.topic_column is None
-            else found | {"topic_column": self.topic_column, "topic": self.topic}
+            else result | {"topic_column": self.topic_column, "topic": self.topic}
         )

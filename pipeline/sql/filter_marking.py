@@ -341,10 +341,10 @@ def conditions_for_good(predicate: str) -> list[str]:
     if OP not in predicate:
         return []
     try:
-        found = sqlglot.parse_one(f"SELECT * FROM s WHERE (\n{predicate}\n)", dialect=DIALECT)  # noqa: S608  looked at, and not run
+        result = sqlglot.parse_one(f"SELECT * FROM s WHERE (\n{predicate}\n)", dialect=DIALECT)  # noqa: S608  looked at, and not run
     except SqlglotError:
         return []
-    where = found.args.get("where")
+    where = result.args.get("where")
     return (
         [part.sql(dialect=DIALECT) for part in _conjuncts(where.this) if is_for_good(part, ())]
         if where is not None

@@ -372,8 +372,8 @@ def _names(call: exp.Expr) -> tuple[exp.Identifier, ...]:
 
 
 def _several(call: exp.Expr) -> bool:
-    found = GeneratorCall(call)
-    return found.numbered or found.structs
+    generator_call = GeneratorCall(call)
+    return generator_call.numbered or generator_call.structs
 
 
 def _put(part: exp.Expr, column: exp.Column) -> None:

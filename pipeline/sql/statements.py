@@ -30,9 +30,9 @@ __all__ = ("DIALECT",)
 
 @lru_cache(maxsize=256)
 def _parse_checked(text: str, dialect: str) -> exp.Query:
-    found = read(text, dialect)
-    unsupported.check(found)
-    return translate_to_spark(found, dialect)
+    result = read(text, dialect)
+    unsupported.check(result)
+    return translate_to_spark(result, dialect)
 
 
 def parse(text: str, *, node: str = "", dialect: str = "spark") -> exp.Query:
@@ -54,9 +54,9 @@ def spark_text(text: str, *, node: str = "", dialect: str = "spark") -> str:
 
 def input_nodes(text: str, *, node: str = "", dialect: str = "spark") -> tuple[str, ...]:
     """Return the nodes that the statement reads, in order of appearance. Exclude names of its own WITH."""
-    found = parse(text, node=node, dialect=dialect)
-    own = {cte.alias for cte in found.find_all(exp.CTE)}
-    return tuple(name for name in dict.fromkeys(_table_names(found)) if name not in own)
+    result = parse(text, node=node, dialect=dialect)
+    own = {cte.alias for cte in result.find_all(exp.CTE)}
+    return tuple(name for name in dict.fromkeys(_table_names(result)) if name not in own)
 
 
 def table_uses(text: str, *, node: str = "", dialect: str = "spark") -> dict[str, int]:
@@ -110,26 +110,26 @@ def compile_statement(
 
     Raise UserError if the statement sets a system column to an invalid value.
     """
-    found = parse(text, node=node) if isinstance(text, str) else text.copy()
-    functions.expand(found, node=node, now=now)
-    own = {cte.alias for cte in found.find_all(exp.CTE)}
-    among = branches(found, sources or {})
+    result = parse(text, node=node) if isinstance(text, str) else text.copy()
+    functions.expand(result, node=node, now=now)
+    own = {cte.alias for cte in result.find_all(exp.CTE)}
+    among = branches(result, sources or {})
     try:
-        marker = Marker(found, marking, node) if marking else None
-        for select in list(found.find_all(exp.Select)):
+        marker = Marker(result, marking, node) if marking else None
+        for select in list(result.find_all(exp.Select)):
             branch = among.get(id(select))
             numbers, marks = marker.mark(select, branch) if marker else (spread(select), None)
             functions.number_generated_rows(select, numbers)
             add_system_columns(select, hidden, numbers, node, branch, marks)
     except UserError as error:
         raise type(error)(error.message, hint=error.hint, node=node) from None
-    for named in found.find_all(exp.CTE, exp.Subquery, exp.Table):
+    for named in result.find_all(exp.CTE, exp.Subquery, exp.Table):
         alias = named.args.get("alias")
         if alias is not None and alias.args.get("columns"):
             alias.set(
                 "columns", [*alias.columns, *(exp.to_identifier(column, quoted=True) for column in hidden)]
             )
-    for table in list(found.find_all(exp.Table)):
+    for table in list(result.find_all(exp.Table)):
         name = _table_name(table)
         if rename and name in rename and name not in own:
             table.set(
@@ -140,8 +140,8 @@ def compile_statement(
                 table.set(key, None)
             table.set("this", exp.to_identifier(rename[name], quoted=True))
     if now is not None:
-        _fix_clocks(found, now)
-    return found.sql(dialect=DIALECT)
+        _fix_clocks(result, now)
+    return result.sql(dialect=DIALECT)
 
 
 _CLOCKS = (exp.CurrentTimestamp, exp.Localtimestamp, exp.CurrentDate, exp.Anonymous)
@@ -213,10 +213,10 @@ def _clock_words(query: exp.Query, *, zoned: bool = False) -> Iterator[tuple[str
             into
             and isinstance(text, exp.Literal)
             and text.is_string
-            and (found := _WORDS.fullmatch(text.name))
-            and bool(found[2]) == zoned
+            and (match := _WORDS.fullmatch(text.name))
+            and bool(match[2]) == zoned
         ):
-            yield found[0].strip() if zoned else found[1], text
+            yield match[0].strip() if zoned else match[1], text
 
 
 _IMPURE = frozenset(
@@ -240,7 +240,7 @@ _IMPURE = frozenset(
 def nondeterministic_calls(text: str, *, dialect: str = "spark") -> tuple[str, ...]:
     """Return the non-deterministic parts of a statement: function names, and strings such as `today CET`."""
     query = parse(text, dialect=dialect)
-    found = (
+    result = (
         part.sql_name().lower()
         if isinstance(part, exp.Func) and not isinstance(part, exp.Anonymous)
         else part.name.lower()
@@ -249,7 +249,7 @@ def nondeterministic_calls(text: str, *, dialect: str = "spark") -> tuple[str, .
     return tuple(
         dict.fromkeys(
             [
-                *(name for name in found if name in _IMPURE),
+                *(name for name in result if name in _IMPURE),
                 *(word for word, _ in _clock_words(query, zoned=True)),
             ]
         )
@@ -315,12 +315,12 @@ def nondeterministic_in_clickhouse(predicate: str) -> tuple[str, ...]:
         tokens = sqlglot.tokenize(predicate, read="clickhouse")
     except SqlglotError:
         return ()
-    found: list[str] = []
+    result: list[str] = []
     for token, behind in zip(tokens, [*tokens[1:], None], strict=True):
         name, called = token.text.lower(), behind is not None and behind.token_type is TokenType.L_PAREN
         word = token.token_type not in (TokenType.STRING, TokenType.IDENTIFIER)
         if word and (
             (called and (name in _MOVES_THERE or name.startswith("rand"))) or name in _WITHOUT_BRACKETS
         ):
-            found.append(f"{token.text}()" if called else token.text)
-    return tuple(dict.fromkeys(found))
+            result.append(f"{token.text}()" if called else token.text)
+    return tuple(dict.fromkeys(result))

@@ -65,14 +65,14 @@ def branches(query: exp.Query, sources: Mapping[str, Collection[str]]) -> dict[i
     ctes = {cte.alias: cte.this for cte in query.find_all(exp.CTE)}
 
     def behind(part: exp.Expr, seen: frozenset[str]) -> set[str]:
-        found: set[str] = set()
+        result: set[str] = set()
         for table in part.find_all(exp.Table):
             name = ".".join(one.name for one in table.parts)
             if name in ctes and name not in seen:
-                found |= behind(ctes[name], seen | {name})
+                result |= behind(ctes[name], seen | {name})
             else:
-                found.update(sources.get(name, (name,)))
-        return found
+                result.update(sources.get(name, (name,)))
+        return result
 
     by_part: dict[int, Branch] = {}
     for union in query.find_all(exp.Union):

@@ -64,20 +64,20 @@ def plain_inputs(query: exp.Query, columns: Collection[str]) -> frozenset[str]:
         or query.args.get("joins")
     ):
         return frozenset()
-    found: set[str] = set()
+    result: set[str] = set()
     wanted = {name.lower() for name in columns}
     listed = {item.alias_or_name.lower() for item in query.expressions if not item.is_star}
     for item in query.expressions:
         value = item.unalias()
         if item.is_star:
-            found |= wanted - listed
+            result |= wanted - listed
         elif (
             item.alias_or_name.lower() in wanted
             and isinstance(value, exp.Column)
             and not isinstance(value.this, exp.Star)
         ):
-            found.add(value.name.lower())
-    return frozenset(found - set(_made_columns(query)))
+            result.add(value.name.lower())
+    return frozenset(result - set(_made_columns(query)))
 
 
 @dataclass(slots=True)

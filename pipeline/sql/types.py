@@ -92,11 +92,11 @@ class _TypeScope:
 
     def columns_of(self, qualifier: str) -> dict[str, exp.DataType]:
         """Return the columns of one relation, or of all relations if the qualifier is empty."""
-        found: dict[str, exp.DataType] = {}
+        result: dict[str, exp.DataType] = {}
         for names, columns in self.relations:
             if not qualifier or qualifier.lower() in names:
-                found |= columns
-        return found
+                result |= columns
+        return result
 
     def find(self, parts: list[str]) -> exp.DataType:
         """Return the type of a dotted name: a column, or a field of one."""
@@ -105,10 +105,10 @@ class _TypeScope:
             if any(".".join(parts[:length]) in names for names, _ in self.relations):
                 columns, parts = self.columns_of(".".join(parts[:length])), parts[length:]
                 break
-        found = columns.get(parts[0], UNKNOWN)
+        result = columns.get(parts[0], UNKNOWN)
         for part in parts[1:]:
-            found = field_type(found, part) or UNKNOWN
-        return found
+            result = field_type(result, part) or UNKNOWN
+        return result
 
 
 class _Typer:
@@ -154,20 +154,20 @@ class _Typer:
             self._add_generator(part, scope)
         if select.args.get("where") is not None:
             self._expression(select.args["where"].this, scope)
-        found: dict[str, exp.DataType] = {}
+        result: dict[str, exp.DataType] = {}
         for item in [_open_struct(item, scope) for item in select.expressions]:
             if item.is_star:
-                found |= _star_columns(item, scope)
+                result |= _star_columns(item, scope)
                 continue
             is_named = isinstance(item, exp.Alias | exp.Column | exp.Dot)
             name = item.alias_or_name if is_named else item.sql(dialect=DIALECT)
             value = self._expression(item.unalias(), scope)
-            found[name] = value.type or UNKNOWN
+            result[name] = value.type or UNKNOWN
             if not is_named and holds_wide(value.type):
                 value.replace(exp.alias_(value.copy(), name, quoted=True))
             if isinstance(item, exp.Alias):
                 scope.aliases[item.alias.lower()] = value.type or UNKNOWN
-        return found
+        return result
 
     def _add_generator(self, part: exp.Expr, scope: _TypeScope) -> None:
         """Add the columns of a generator after FROM."""
@@ -298,8 +298,8 @@ def _branch_type(name: str, left: exp.DataType, right: exp.DataType) -> exp.Data
 
     Raise UserError if the types differ and one is a wide number.
     """
-    if (found := common_type([left, right])) is not None:
-        return found
+    if (result := common_type([left, right])) is not None:
+        return result
     msg = (
         f"column `{name}` is {_spell_type(left)} in one branch of UNION ALL, and {_spell_type(right)} in"
         " another"
@@ -328,15 +328,17 @@ class WideColumns:
 def apply_types(query: exp.Query, nodes: Mapping[str, Types], *, node: str = "") -> WideColumns:
     """Rewrite a statement by the types of its inputs, in place, and return its wide columns."""
     try:
-        found = _Typer(nodes).query(query, {})
+        result = _Typer(nodes).query(query, {})
     except UserError as error:
         raise type(error)(error.message, hint=error.hint, node=node) from None
-    numbers = {name.lower(): wide for name, kind in found.items() if (wide := wide_of_type(kind)) is not None}
+    numbers = {
+        name.lower(): wide for name, kind in result.items() if (wide := wide_of_type(kind)) is not None
+    }
     return WideColumns(
         numbers,
         {
             name.lower(): kind
-            for name, kind in found.items()
+            for name, kind in result.items()
             if name.lower() not in numbers and holds_wide(kind)
         },
     )

@@ -60,11 +60,11 @@ def read_rows(
     if node.rows is None:
         return _from_file(form, folder / str(node.path), here)
     at = (*path, "rows")
-    found = {
+    result = {
         key[len(at) :]: place for key, place in places.items() if key[: len(at)] == at and len(key) > len(at)
     }
     records = [_spell_value(record, (*at, index), texts) for index, record in enumerate(node.rows)]
-    return Rows(records, here, found)
+    return Rows(records, here, result)
 
 
 def _spell_value(value: Any, path: Path_, texts: Mapping[Path_, str]) -> Any:
@@ -127,25 +127,25 @@ def _json(path: Path) -> Rows:
         if not line.strip():
             continue
         try:
-            found = json.loads(line, parse_float=Decimal)
+            result = json.loads(line, parse_float=Decimal)
         except ValueError as error:
             _refuse(
                 f"not JSON: {error}", "One JSON object per line is expected.", FileLocation(str(path), number)
             )
-        if not isinstance(found, dict):
+        if not isinstance(result, dict):
             _refuse(
                 f"`{shorten(line)}` is no JSON object",
                 "One JSON object per line is expected.",
                 FileLocation(str(path), number),
             )
         places[len(records),] = FileLocation(str(path), number)
-        records.append(found)
+        records.append(result)
     return Rows(records, FileLocation(str(path), 1), places)
 
 
 def _parquet(path: Path) -> Rows:
-    found = pq.read_table(path)
-    return Rows(found.to_pylist(maps_as_pydicts="strict"), FileLocation(str(path)), {}, found.schema)
+    table = pq.read_table(path)
+    return Rows(table.to_pylist(maps_as_pydicts="strict"), FileLocation(str(path)), {}, table.schema)
 
 
 def _refuse(msg: str, hint: str, place: FileLocation) -> NoReturn:

@@ -92,12 +92,12 @@ def spell(value: Any) -> str:
 
 def infer(values: Iterable[Any]) -> pa.DataType | None:
     """Return the narrowest type that fits all values. String if all are null, None if no type fits."""
-    found = {_infer_type(value) for value in values if value is not None}
-    if found <= {pa.int64(), pa.float64()} and len(found) == 2:
+    result = {_infer_type(value) for value in values if value is not None}
+    if result <= {pa.int64(), pa.float64()} and len(result) == 2:
         return pa.float64()
-    if found == {pa.date32(), pa.timestamp("us", tz="UTC")}:
+    if result == {pa.date32(), pa.timestamp("us", tz="UTC")}:
         return pa.timestamp("us", tz="UTC")
-    return found.pop() if len(found) == 1 else None if found else pa.string()
+    return result.pop() if len(result) == 1 else None if result else pa.string()
 
 
 class _UnfitError(Exception):

@@ -64,8 +64,8 @@ def parse_type(text: str) -> pa.DataType:
     Raise SchemaError with the nearest known name.
     """
     name = text.strip().lower()
-    if (found := FILE_TYPES.get(name)) is not None:
-        return found
+    if (result := FILE_TYPES.get(name)) is not None:
+        return result
     if decimal := _DECIMAL.fullmatch(name):
         return _decimal(text, *decimal.groups())
     known = (*FILE_TYPES, *DECIMALS)

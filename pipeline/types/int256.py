@@ -95,9 +95,9 @@ def plain_digits(text: str) -> str:
 
     Other text stays unchanged.
     """
-    if (found := re.match(SPELLED, text, re.ASCII)) is None:
+    if (match := re.match(SPELLED, text, re.ASCII)) is None:
         return text
-    said = f"{found[1]}{found[2]}{found[3] or ''}"
+    said = f"{match[1]}{match[2]}{match[3] or ''}"
     return "0" if said == MINUS_NOTHING else said
 
 

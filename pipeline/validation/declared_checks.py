@@ -32,5 +32,5 @@ def find_check_errors(model: nodes.PipelineModel, place: Callable[..., FileLocat
 
 
 def _suggest(name: str) -> str:
-    found = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_")
-    return found if re.match(r"[A-Za-z_]", found) else f"check_{found}".rstrip("_")
+    result = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_")
+    return result if re.match(r"[A-Za-z_]", result) else f"check_{result}".rstrip("_")

@@ -62,8 +62,8 @@ def check_values(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserErr
                 problem.message, hint=problem.hint, node=name, place=place("transforms", name, *keys)
             )
         yield from _programs(name, node, place)
-    for part, found in (("sources", model.sources), ("sinks", model.sinks)):
-        for name, node in found.items():
+    for part, result in (("sources", model.sources), ("sinks", model.sinks)):
+        for name, node in result.items():
             for keys, problem in find_request_errors(node) if isinstance(node, EndpointConfig) else ():
                 yield UserError(problem.message, hint=problem.hint, node=name, place=place(part, name, *keys))
     yield from _timezones(model, place)

@@ -39,10 +39,10 @@ def describe_file_errors(
 
     `model` is the expected model of the file.
     """
-    found = [(item, _file_path(item["loc"])) for item in error.errors()]
+    result = [(item, _file_path(item["loc"])) for item in error.errors()]
     return [
         _in_words(item, path, tree, model)
-        for item, path in found
+        for item, path in result
         # Pydantic also reports a list with wrong entries as too short.
         if path not in tree.spoiled and not (item["type"] == "too_short" and _at(path, tree.value))
     ]
@@ -116,10 +116,10 @@ def display_value(path: Path, tree: YamlDocument) -> str:
     """Return the value at a path as the file writes it, because a variable's value may be a secret."""
     if path in tree.written:
         return shorten(tree.written[path])
-    found = _at(path, tree.value)
-    if isinstance(found, bool):
-        return str(found).lower()
-    return "nothing" if found is None else shorten(found)
+    result = _at(path, tree.value)
+    if isinstance(result, bool):
+        return str(result).lower()
+    return "nothing" if result is None else shorten(result)
 
 
 def types_of(part: str) -> list[str]:
@@ -190,7 +190,7 @@ def _unknown_type(part: str, path: Path, tree: YamlDocument) -> tuple[str, str]:
             f"`{name}` is a type of {others[0]}, not of {part}",
             f"Move the node to `{others[0]}`, or use one of: {', '.join(allowed)}.",
         )
-    there = [found.id for found in plugins.list_installed()]
+    there = [result.id for result in plugins.list_installed()]
     return (
         f"{one} type `{name}` is not known{suggest_closest(name, [*allowed, *there])}",
         f"Allowed: {', '.join(allowed)}{_and(there)}.",
@@ -199,7 +199,7 @@ def _unknown_type(part: str, path: Path, tree: YamlDocument) -> tuple[str, str]:
 
 def _plugin_hint(part: str, name: str, allowed: list[str]) -> str:
     """Return the hint for a plugin that is not installed."""
-    there = [found.id for found in plugins.list_installed()]
+    there = [result.id for result in plugins.list_installed()]
     close = suggest_closest(name, there).removeprefix("; ").capitalize()
     listed = f"Installed plugins: {', '.join(there) or 'none'}."
     return (
@@ -225,8 +225,8 @@ def _unknown_value(path: Path, expected: str, tree: YamlDocument) -> tuple[str, 
 
 
 def _missing_hint(path: Path, plain: Json, model: type[BaseModel]) -> str:
-    found = _fields(path, plain, model).get(str(path[-1]))
-    return f"Add `{path[-1]}: ...` here.{f' {found.description}' if found and found.description else ''}"
+    result = _fields(path, plain, model).get(str(path[-1]))
+    return f"Add `{path[-1]}: ...` here.{f' {result.description}' if result and result.description else ''}"
 
 
 def _wrong_value(path: Path, item: ErrorDetails, tree: YamlDocument) -> tuple[str, str]:
@@ -261,11 +261,11 @@ def _wrong_value(path: Path, item: ErrorDetails, tree: YamlDocument) -> tuple[st
 
 def _kind(path: Path, tree: YamlDocument) -> str:
     """Return the value at a path, or its type if the value is long."""
-    found = _at(path, tree.value)
-    if isinstance(found, dict | list):
-        return "a map" if isinstance(found, dict) else "a list"
-    if found is None or found == "":
-        return "nothing" if found is None else "an empty text"
+    result = _at(path, tree.value)
+    if isinstance(result, dict | list):
+        return "a map" if isinstance(result, dict) else "a list"
+    if result is None or result == "":
+        return "nothing" if result is None else "an empty text"
     return f"`{display_value(path, tree)}`"
 
 
@@ -331,10 +331,10 @@ def _phase_of(annotation: Any, phase: Any) -> type[BaseModel] | None:
 def _models_in(annotation: Any) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    return [found for part in get_args(annotation) for found in _models_in(part)]
+    return [result for part in get_args(annotation) for result in _models_in(part)]
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    return next((found for part in get_args(annotation) if (found := _model_in(part))), None)
+    return next((result for part in get_args(annotation) if (result := _model_in(part))), None)

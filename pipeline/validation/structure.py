@@ -66,8 +66,8 @@ def check_shape(tree: YamlDocument) -> list[UserError]:
 
 
 def _has_dead_letters(node: Any) -> bool:
-    found = node.get("unbounded_source", node) if isinstance(node, dict) else None
-    return isinstance(found, dict) and found.get("on_error") == "dead_letter"
+    result = node.get("unbounded_source", node) if isinstance(node, dict) else None
+    return isinstance(result, dict) and result.get("on_error") == "dead_letter"
 
 
 def _twice(shape: _FileStructure, tree: YamlDocument) -> Iterator[UserError]:

@@ -87,8 +87,8 @@ class _Check:
 
     def _values(self, part: str, node: str, said: list[Any]) -> Iterator[UserError]:
         """Check a list of values, which only a dynamic table has."""
-        found = self._parts["transforms"].get(node)
-        if not isinstance(found, dict) or found.get("type") != "dynamic_table":
+        result = self._parts["transforms"].get(node)
+        if not isinstance(result, dict) or result.get("type") != "dynamic_table":
             msg = f"`{part}.{node}` is a list, and only a dynamic table has values without columns"
             yield self._problem(msg, "Write `rows:` with a map per row.", (part, node))
         for index, value in enumerate(said):

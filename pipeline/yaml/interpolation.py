@@ -22,12 +22,12 @@ def interpolate(text: str, *, node: str = "") -> str:
     """Return the text with the values of its variables. Raise UserError for a variable that is not set."""
 
     def value(match: re.Match[str]) -> str:
-        found = os.environ.get(match[1], match[2])
-        if found is None:
+        result = os.environ.get(match[1], match[2])
+        if result is None:
             msg = f"`${{{match[1]}}}` is not set"
             hint = f"Set the environment variable {match[1]}, or give a default: ${{{match[1]}:-value}}."
             raise UserError(msg, hint=hint, node=node)
-        return found
+        return result
 
     return VARIABLE.sub(value, text)
 

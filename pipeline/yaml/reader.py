@@ -124,9 +124,9 @@ def unwrap(tree: YamlDocument) -> None:
         del inner[key]
     tree.value |= inner
     for paths in (tree.places, tree.written, tree.texts):
-        found: dict[Path, Any] = paths
-        for path in [path for path in found if path[:1] == (WRAPPER,) and path[1:2] and path[1] in inner]:
-            found[path[1:]] = found.pop(path)
+        result: dict[Path, Any] = paths
+        for path in [path for path in result if path[:1] == (WRAPPER,) and path[1:2] and path[1] in inner]:
+            result[path[1:]] = result.pop(path)
     tree.spoiled = {path[1:] if path[:1] == (WRAPPER,) else path for path in tree.spoiled}
 
 
@@ -141,9 +141,9 @@ def shorten(value: object) -> str:
 def _unreadable(error: ReaderError, text: str, shown: str) -> UserError:
     before = text[: error.position].splitlines() or [""]
     place = FileLocation(shown, len(before), len(before[-1]) + 1)
-    found = error.character if isinstance(error.character, int) else ord(error.character)
+    result = error.character if isinstance(error.character, int) else ord(error.character)
     return UserError(
-        f"not YAML: the character U+{found:04X} is not allowed",
+        f"not YAML: the character U+{result:04X} is not allowed",
         hint="Is this a text file? Remove the character.",
         place=place,
     )
@@ -215,12 +215,12 @@ class _Walk:
         return self.value(node, path)
 
     def _map(self, node: MappingNode, path: Path) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        result: dict[str, Any] = {}
         own: dict[str, int] = {}
         for key_node, value_node in node.value:
             if str(key_node.tag) == f"{_CORE}merge":
                 for key, value in self._merge_mappings(value_node, path):
-                    found.setdefault(key, value)
+                    result.setdefault(key, value)
                 continue
             key = self._key(key_node)
             if key is None:
@@ -232,8 +232,8 @@ class _Walk:
             place = self._mark(key_node)
             own[key] = place.line or 0
             self._tree.places[*path, key] = place
-            found[key] = self.value(value_node, (*path, key))
-        return found
+            result[key] = self.value(value_node, (*path, key))
+        return result
 
     def _merge_mappings(self, node: Node, path: Path) -> Iterator[tuple[str, Any]]:
         """Return the merged mapping of `<<: *name` and `<<: [*one, *two]`.
@@ -273,7 +273,7 @@ class _Walk:
             )
             return str(node.value)
         try:
-            found = self._yaml.constructor.construct_object(node)
+            result = self._yaml.constructor.construct_object(node)
         except (YAMLError, ValueError, OverflowError):
             said = _SAID.get(kind, "cannot be read")
             hint = "Write another, or put it into quotes if it is meant as text."
@@ -281,7 +281,7 @@ class _Walk:
             return str(node.value)
         if kind in ("int", "float", "timestamp"):
             self._tree.texts[path] = str(node.value)
-        return found
+        return result
 
     def _is_text(self, node: ScalarNode) -> bool:
         if any("\ud800" <= char <= "\udfff" for char in node.value):
@@ -296,12 +296,12 @@ class _Walk:
     def _fill_variables(self, text: str, path: Path) -> str:
         def value(match: re.Match[str]) -> str:
             name, default = match[1], match[2]
-            found = os.environ.get(name, default)
-            if found is None:
+            result = os.environ.get(name, default)
+            if result is None:
                 hint = f"Set the environment variable {name}, or give a default: ${{{name}:-value}}."
                 self._problem(f"`${{{name}}}` is not set", hint, self._tree.place(path), path)
-            self._tree.variables[name] = found or ""
-            return found or ""
+            self._tree.variables[name] = result or ""
+            return result or ""
 
         # In a script `${name}` is JavaScript's own.
         program = len(path) >= len(_SCRIPT) and path[-3::2] == _SCRIPT[::2]

@@ -92,11 +92,11 @@ class ArrowAvroDecoder:
         try:
             cursor = PayloadCursor.of(bodies, FRAME_BYTES)
             matched = match_types(writer, reader)
-            found = _read(cursor, matched)
+            result = _read(cursor, matched)
             cursor.check_ends()
-            if found.null_count:
+            if result.null_count:
                 return None
-            table = pa.table(_convert(found, matched, reader).flatten(), schema=schema)
+            table = pa.table(_convert(result, matched, reader).flatten(), schema=schema)
         except (PayloadError, SchemaError, pa.ArrowInvalid):
             return None
         return table
@@ -144,10 +144,10 @@ def _read(cursor: PayloadCursor, kind: AvroType) -> pa.Array:
     if len(rows) == len(is_null):
         return _read_value(cursor, kind)
     some = cursor.select(rows)
-    found = _read_value(some, kind)
+    value = _read_value(some, kind)
     cursor.merge(rows, some)
     places = np.cumsum(~is_null) - 1
-    return found.take(pa.array(np.where(is_null, 0, places), mask=is_null))
+    return value.take(pa.array(np.where(is_null, 0, places), mask=is_null))
 
 
 def _read_value(cursor: PayloadCursor, kind: AvroType) -> pa.Array:
@@ -160,11 +160,11 @@ def _read_value(cursor: PayloadCursor, kind: AvroType) -> pa.Array:
 
 def _read_booleans(cursor: PayloadCursor, kind: AvroType) -> pa.Array:
     del kind
-    found = cursor.read_fixed(1)[:, 0]
-    if (found > 1).any():
+    result = cursor.read_fixed(1)[:, 0]
+    if (result > 1).any():
         msg = "a boolean is neither 0 nor 1"
         raise PayloadError(msg)
-    return pa.array(found.astype(np.bool_))
+    return pa.array(result.astype(np.bool_))
 
 
 def _read_floats(cursor: PayloadCursor, kind: AvroType) -> pa.Array:
@@ -177,9 +177,9 @@ def _read_texts(cursor: PayloadCursor, kind: AvroType) -> pa.Array:
     if kind.is_decimal:
         return _decimals(cursor, start, lengths, kind)
     offsets, content = cursor.copy_slices(start, lengths)
-    found = pa.Array.from_buffers(_SCALARS[kind.kind], len(lengths), [None, offsets, content])
-    found.validate(full=True)  # a string is UTF-8
-    return found
+    texts = pa.Array.from_buffers(_SCALARS[kind.kind], len(lengths), [None, offsets, content])
+    texts.validate(full=True)  # a string is UTF-8
+    return texts
 
 
 def _read_fixed(cursor: PayloadCursor, kind: AvroType) -> pa.Array:
@@ -195,17 +195,17 @@ def _decimals(cursor: PayloadCursor, start: Any, lengths: Any, kind: AvroType) -
         msg = "a decimal has more than 128 bits"
         raise PayloadError(msg)
     digits = pa.py_buffer(cursor.read_last_bytes(start, lengths, _DECIMAL_BYTES))
-    found = pa.Array.from_buffers(pa.decimal128(SPARK_DIGITS, kind.scale), len(lengths), [None, digits])
-    found.validate(full=True)  # 128 bits have more than 38 digits
-    return found
+    result = pa.Array.from_buffers(pa.decimal128(SPARK_DIGITS, kind.scale), len(lengths), [None, digits])
+    result.validate(full=True)  # 128 bits have more than 38 digits
+    return result
 
 
 def _read_symbols(cursor: PayloadCursor, kind: AvroType) -> pa.Array:
-    found = cursor.read_ints()
-    if ((found < 0) | (found >= len(kind.symbols))).any():
+    result = cursor.read_ints()
+    if ((result < 0) | (result >= len(kind.symbols))).any():
         msg = "an enum has no such symbol"
         raise PayloadError(msg)
-    return pa.array(kind.symbols, pa.string()).take(pa.array(found))
+    return pa.array(kind.symbols, pa.string()).take(pa.array(result))
 
 
 def _convert(values: pa.Array, writer: AvroType, reader: AvroType) -> pa.Array:

@@ -149,7 +149,7 @@ class AvroMessageDecoder:
         hint = "Avro needs the frame of a schema registry. Messages in JSON need `data_format: json`."
         required = [has_payload, checks.require(is_framed, what, hint, **where, payload=shown)]
         # Gives the expression its type, also if no message can be read.
-        found = F.when(F.lit(False), _from_avro(resolve_schemas(self._reader, self._reader)))
+        result = F.when(F.lit(False), _from_avro(resolve_schemas(self._reader, self._reader)))
         known = F.lit(False)
         groups = [(tombstone, keys), (~tombstone, values)] if self._key else [(None, values)]
         for group, branches in groups:
@@ -162,13 +162,13 @@ class AvroMessageDecoder:
                     hint += " `schema_id_overrides`."
                     required.append(checks.require(~condition, branch, hint, **where, payload=shown))
                 else:
-                    found = found.when(condition, _from_avro(branch))
+                    result = result.when(condition, _from_avro(branch))
         if may_retry:
             required.append(checks.require_or_retry(known, OTHER_SCHEMA))
         else:
             what = F.concat(F.lit("the message has no branch for the frame "), F.hex(_FRAME))
             required.append(checks.require(known, what, "Please report this.", **where))
-        return checks.guard(found, *required)
+        return checks.guard(result, *required)
 
     def _check_record(self, checks: RowConditions) -> Column:
         """Return the record of a message, or an error. The columns of the message have their final names."""

@@ -75,10 +75,10 @@ class AvroFormat(OutputFormat):
     ) -> tuple[WrittenSchema, WrittenSchema | None]:
         """Return the schemas of value and key. The registry gets those that it lacks."""
         value, of_key = self._write_schemas(schema, key)
-        found = WrittenSchema(self._client.register(self._subject("value"), value), value)
+        written_schema = WrittenSchema(self._client.register(self._subject("value"), value), value)
         if of_key is None:
-            return found, None
-        return found, WrittenSchema(self._client.register(self._subject("key"), of_key), of_key)
+            return written_schema, None
+        return written_schema, WrittenSchema(self._client.register(self._subject("key"), of_key), of_key)
 
     def _write_schemas(self, schema: pa.Schema, key: Sequence[str]) -> tuple[str, str | None]:
         topic = self._node.topic

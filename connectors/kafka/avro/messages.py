@@ -71,8 +71,8 @@ class AvroMessages:
     @cached_property
     def _arrow(self) -> ArrowAvroDecoder | None:
         """The decoder without Spark, if it knows the types of the columns."""
-        found = ArrowAvroDecoder(self._schemas.reader)
-        return found if found.is_supported and not self._is_skipped else None
+        result = ArrowAvroDecoder(self._schemas.reader)
+        return result if result.is_supported and not self._is_skipped else None
 
     @property
     def driver_rows(self) -> int:
@@ -125,8 +125,8 @@ class AvroMessages:
             self._branches((key[:FRAME_BYTES] for key in of_keys), of_keys=True),
             in_driver=True,
         )
-        found = collect_arrow(rows)
-        return found if self._arrow is None else found.cast(self._schema_like_arrow(found.schema))
+        result = collect_arrow(rows)
+        return result if self._arrow is None else result.cast(self._schema_like_arrow(result.schema))
 
     def _schema_like_arrow(self, schema: pa.Schema) -> pa.Schema:
         """Return the schema of rows that Arrow decoded. Other rows of a range may be such ones."""
@@ -139,15 +139,15 @@ class AvroMessages:
             return None
         keys = pa.array(batch.keys or [None] * len(batch), pa.binary())
         of_keys = keys.filter(values.is_null())
-        found = decoder.decode(
+        result = decoder.decode(
             values,
             keys,
             self._schemas.resolve(find_frames(values), _keep_schema),
             self._schemas.resolve(find_frames(of_keys), _keep_schema, of_keys=True),
         )
-        if found is None:
+        if result is None:
             return None
-        payload = dict(zip(found.column_names, found.columns, strict=True))
+        payload = dict(zip(result.column_names, result.columns, strict=True))
         return complete_batch(payload, batch, self._node, self._ordinal)
 
     def close(self) -> None:

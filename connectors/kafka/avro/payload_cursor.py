@@ -59,28 +59,28 @@ class PayloadCursor:
 
     def read_longs(self) -> Numbers:
         """Return a number of 64 bits of each payload."""
-        found = self._read_bytes_at(self._at, self._end)
+        result = self._read_bytes_at(self._at, self._end)
         self._at = self._at + 1
-        value = (found & 0x7F).astype(np.uint64)
-        rows = np.flatnonzero(found >= 0x80)  # more bytes follow
+        value = (result & 0x7F).astype(np.uint64)
+        rows = np.flatnonzero(result >= 0x80)  # more bytes follow
         for place in range(1, _LONGEST):
             if not len(rows):
                 break
             at = self._at[rows]
-            found = self._read_bytes_at(at, self._end[rows])
-            if place == _LONGEST - 1 and (found > 1).any():
+            result = self._read_bytes_at(at, self._end[rows])
+            if place == _LONGEST - 1 and (result > 1).any():
                 msg = "a number has more than 64 bits"
                 raise PayloadError(msg)
-            value[rows] |= (found & 0x7F).astype(np.uint64) << np.uint64(7 * place)
+            value[rows] |= (result & 0x7F).astype(np.uint64) << np.uint64(7 * place)
             self._at[rows] = at + 1
-            rows = rows[found >= 0x80]
+            rows = rows[result >= 0x80]
         return (value >> np.uint64(1)).astype(np.int64) ^ -(value & np.uint64(1)).astype(np.int64)
 
     def read_ints(self) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
         """Return a number of 32 bits of each payload."""
-        found = self.read_longs()
-        narrow = found.astype(np.int32)
-        if (narrow != found).any():
+        result = self.read_longs()
+        narrow = result.astype(np.int32)
+        if (narrow != result).any():
             msg = "a number has more than 32 bits"
             raise PayloadError(msg)
         return narrow
@@ -124,13 +124,13 @@ class PayloadCursor:
         """
         first = self._data[np.minimum(start, max(0, len(self._data) - 1))] if len(self._data) else start
         fill = np.where((lengths > 0) & (first >= 0x80), 0xFF, 0).astype(np.uint8)
-        found = np.repeat(fill[:, None], count, axis=1)
+        result = np.repeat(fill[:, None], count, axis=1)
         for place in range(count):
             rows = np.flatnonzero(lengths > place)
             if not len(rows):
                 break
-            found[rows, place] = self._data[start[rows] + lengths[rows] - 1 - place]
-        return found.reshape(-1)
+            result[rows, place] = self._data[start[rows] + lengths[rows] - 1 - place]
+        return result.reshape(-1)
 
     def _read_bytes_at(self, at: Numbers, end: Numbers) -> Bytes:
         if (at >= end).any():

@@ -52,9 +52,9 @@ def write_message_schema(
             raise _column_error((field.name,), f"cannot carry {field.type}")
     writer = _SchemaWriter()
     record = writer.write_record(spark_schema(pa.schema([schema.field(one) for one in columns])), name, ())
-    found = {"type": "record", "name": name, "namespace": _namespace(topic)}
-    found |= {"doc": json.dumps({"primaryKeys": list(key)})} if key else {}
-    return json.dumps(found | {"fields": record["fields"]}, separators=(",", ":"), ensure_ascii=False)
+    result = {"type": "record", "name": name, "namespace": _namespace(topic)}
+    result |= {"doc": json.dumps({"primaryKeys": list(key)})} if key else {}
+    return json.dumps(result | {"fields": record["fields"]}, separators=(",", ":"), ensure_ascii=False)
 
 
 class _SchemaWriter:
@@ -90,10 +90,10 @@ class _SchemaWriter:
         if isinstance(kind, t.DecimalType):
             digits = {"precision": kind.precision, "scale": kind.scale}
             return {"type": "bytes", "logicalType": "decimal"} | digits
-        found = _PLAIN.get(type(kind).__name__)
-        if found is None:
+        result = _PLAIN.get(type(kind).__name__)
+        if result is None:
             raise _column_error(path, f"cannot carry {kind.simpleString()}")
-        return found
+        return result
 
 
 def _namespace(topic: str) -> str:

@@ -39,8 +39,8 @@ class ProtobufBatchDecoder:
 
         The columns of a rejected message have any values. A tombstone has the columns of its key.
         """
-        found = join_rows(self._decode_parts(values, keys), self._schema)
-        return found.drop_columns(REASON), found[REASON].combine_chunks()
+        rows = join_rows(self._decode_parts(values, keys), self._schema)
+        return rows.drop_columns(REASON), rows[REASON].combine_chunks()
 
     @property
     def _schema(self) -> pa.Schema:

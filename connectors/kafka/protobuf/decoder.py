@@ -36,8 +36,8 @@ def decode_payloads(payloads: pa.Array, message: ProtobufType) -> tuple[pa.Table
         return _decode(payloads, message), pa.nulls(len(payloads), pa.string())
     except ValueError as error:
         if len(payloads) <= 1:
-            found = _decode(pa.array([b""], pa.binary()), message)
-            return found, pa.array([str(error).removeprefix(_PREFIX)])
+            result = _decode(pa.array([b""], pa.binary()), message)
+            return result, pa.array([str(error).removeprefix(_PREFIX)])
     half = len(payloads) // 2
     (first, why_first), (second, why_second) = (
         decode_payloads(some, message) for some in (payloads.slice(0, half), payloads.slice(half))
@@ -48,14 +48,14 @@ def decode_payloads(payloads: pa.Array, message: ProtobufType) -> tuple[pa.Table
 def _decode(payloads: pa.Array, message: ProtobufType) -> pa.Table:
     """Raise ValueError if one of the payloads does not fit."""
     try:
-        found = _handler(message).array_to_record_batch(payloads)
+        result = _handler(message).array_to_record_batch(payloads)
     except BaseException as error:
         # A length beyond the end of a payload can end in a panic, whose class only exists then.
         if type(error).__name__ != "PanicException":
             raise
         msg = "a length is beyond the end"
         raise ValueError(msg) from None
-    columns = [_convert_field(found.column(_name(one)), one) for one in message.fields]
+    columns = [_convert_field(result.column(_name(one)), one) for one in message.fields]
     return pa.table(columns, names=[one.name for one in message.fields])
 
 
@@ -71,9 +71,9 @@ def _handler(message: ProtobufType) -> Any:
     name = _add_message(file, message)
     pool = DescriptorPool()
     pool.Add(file)
-    found = pool.FindMessageTypeByName(name.removeprefix("."))
+    result = pool.FindMessageTypeByName(name.removeprefix("."))
     settings = ptars.PtarsConfig(list_value_name="element", list_nullable=False)
-    return ptars.HandlerPool([found.file], config=settings).get_for_message(found)
+    return ptars.HandlerPool([result.file], config=settings).get_for_message(result)
 
 
 def _add_message(file: FileDescriptorProto, message: ProtobufType) -> str:
@@ -145,8 +145,8 @@ def _convert_timestamp(column: pa.StructArray) -> pa.Array:
             msg = "a time is not in the years 1 to 9999"
             raise ValueError(msg)
     micros = pc.add(pc.multiply(seconds, 1_000_000), pc.divide(nanos.cast(pa.int64()), 1000))
-    found = pc.if_else(column.is_valid(), micros, pa.scalar(None, pa.int64()))
-    return found.cast(pa.timestamp("us", tz="UTC"))
+    result = pc.if_else(column.is_valid(), micros, pa.scalar(None, pa.int64()))
+    return result.cast(pa.timestamp("us", tz="UTC"))
 
 
 def _convert_map(column: pa.ListArray, field: ProtobufField) -> pa.Array:

@@ -65,11 +65,11 @@ def _split(
     codes = heads.indices.to_numpy()
     for code, head in enumerate(heads.dictionary.to_pylist()):
         mine = rows[codes == code]
-        found = _read_head(head, length, schemas, part)
-        if isinstance(found, int):
-            yield from _split(values, mine, found, schemas, part)
+        result = _read_head(head, length, schemas, part)
+        if isinstance(result, int):
+            yield from _split(values, mine, result, schemas, part)
         else:
-            yield FramedRows(mine, length, found)
+            yield FramedRows(mine, length, result)
 
 
 def _read_head(head: bytes, length: int, schemas: SchemasByFrame, part: str) -> ProtobufType | str | int:

@@ -105,10 +105,10 @@ class ProtobufMessages:
             return None
         keys = pa.array(batch.keys or [None] * len(batch), pa.binary())
         of_keys = keys.filter(values.is_null())
-        found, reasons = self._decoder(find_frames(values), find_frames(of_keys)).decode(values, keys)
+        result, reasons = self._decoder(find_frames(values), find_frames(of_keys)).decode(values, keys)
         if reasons.null_count < len(reasons):
             return None
-        payload = dict(zip(found.column_names, found.columns, strict=True))
+        payload = dict(zip(result.column_names, result.columns, strict=True))
         return complete_batch(payload, batch, self._node, self._ordinal)
 
     def decode(self, messages: DataFrame, *, is_first: bool = False) -> DataFrame:
@@ -125,8 +125,8 @@ class ProtobufMessages:
             (frame for frame, of_key in self._frames if of_key),
         )
         carried = [*PLACE, "timestamp", "headers", *(("key", "value") if self._has_dead_letters else ())]
-        found = self._decode_in_tasks(messages, decoder, carried, may_retry=is_first)
-        return self._check_rows(found, carried)
+        result = self._decode_in_tasks(messages, decoder, carried, may_retry=is_first)
+        return self._check_rows(result, carried)
 
     def _decode_in_tasks(
         self, messages: DataFrame, decoder: ProtobufBatchDecoder, carried: list[str], *, may_retry: bool
@@ -142,7 +142,7 @@ class ProtobufMessages:
         work = _work(decoder, carried, wire, self._name, may_retry=may_retry)
         return messages.mapInArrow(work, StructType([*payload.fields, *kept, *own]))
 
-    def _check_rows(self, found: DataFrame, carried: list[str]) -> DataFrame:
+    def _check_rows(self, frame: DataFrame, carried: list[str]) -> DataFrame:
         """Return the rows of decoded messages: good ones, or with dead letters all of them."""
         from pyspark.sql import functions as F  # noqa: N812
 
@@ -163,7 +163,7 @@ class ProtobufMessages:
         if rejects:
             kept.append(checks.reason().alias(REASON))
         payload = [F.col(name) for name in self._payload.names]
-        rows = found.select(*payload, *kept)
+        rows = frame.select(*payload, *kept)
         system = message_columns(
             final,
             self._ordinal,

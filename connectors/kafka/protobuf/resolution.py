@@ -36,20 +36,20 @@ ReadableMessages = Mapping[tuple[int, ...], ProtobufType | str]
 
 def resolve_values(schema: ProtobufSchema, reader: ProtobufType) -> ReadableMessages:
     """Return how the messages of a schema are read as values: those with the reader's name as the reader."""
-    found: dict[tuple[int, ...], ProtobufType | str] = {}
+    values: dict[tuple[int, ...], ProtobufType | str] = {}
     for place, one in schema.types.items():
         if one.name != reader.name:
-            found[place] = f"the message is `{one.name}`, and the node reads `{reader.name}`"
+            values[place] = f"the message is `{one.name}`, and the node reads `{reader.name}`"
         elif mismatch := find_mismatch(one, reader):
-            found[place] = f"the message cannot be read with the reader schema: {mismatch}"
+            values[place] = f"the message cannot be read with the reader schema: {mismatch}"
         else:
-            found[place] = reader
-    return found
+            values[place] = reader
+    return values
 
 
 def resolve_keys(schema: ProtobufSchema, columns: pa.Schema) -> ReadableMessages:
     """Return how the messages of a schema are read as keys: by the names of the key's columns."""
-    found: dict[tuple[int, ...], ProtobufType | str] = {}
+    result: dict[tuple[int, ...], ProtobufType | str] = {}
     wanted = {name.lower() for name in columns.names}
     for place, one in schema.types.items():
         fields = tuple(field for field in one.fields if field.name.lower() in wanted)
@@ -57,11 +57,11 @@ def resolve_keys(schema: ProtobufSchema, columns: pa.Schema) -> ReadableMessages
         try:
             types = {field.name.lower(): field.type for field in payload_columns(of_key)}
         except SchemaError as error:
-            found[place] = error.message
+            result[place] = error.message
             continue
         other = [field for field in columns if types.get(field.name.lower(), field.type) != field.type]
-        found[place] = f"field `{other[0].name}` of the key is no {other[0].type}" if other else of_key
-    return found
+        result[place] = f"field `{other[0].name}` of the key is no {other[0].type}" if other else of_key
+    return result
 
 
 def find_mismatch(writer: ProtobufType, reader: ProtobufType, path: str = "") -> str | None:
@@ -69,8 +69,8 @@ def find_mismatch(writer: ProtobufType, reader: ProtobufType, path: str = "") ->
     written = {one.number: one for one in writer.fields}
     for one in reader.fields:
         other = written.get(one.number)
-        if other is not None and (found := _field_mismatch(other, one, f"{path}{one.name}")):
-            return found
+        if other is not None and (result := _field_mismatch(other, one, f"{path}{one.name}")):
+            return result
     return None
 
 

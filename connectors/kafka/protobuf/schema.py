@@ -80,11 +80,11 @@ class ProtobufSchema:
         from google.protobuf.descriptor_pool import DescriptorPool
 
         pool = DescriptorPool()
-        found = FileDescriptorSet.FromString(self.descriptors)
-        for one in found.file:
+        result = FileDescriptorSet.FromString(self.descriptors)
+        for one in result.file:
             pool.Add(one)
-        package = found.file[-1].package
-        names = dict(_place_messages(found.file[-1].message_type, (), f"{package}." if package else ""))
+        package = result.file[-1].package
+        names = dict(_place_messages(result.file[-1].message_type, (), f"{package}." if package else ""))
         return {place: pool.FindMessageTypeByName(name) for place, name in names.items()}
 
     @functools.cached_property
@@ -114,13 +114,13 @@ def parse_schema(text: str, references: Sequence[SchemaReference] = ()) -> Proto
     from google.protobuf.message import DecodeError
 
     try:
-        found = ProtobufSchema(base64.b64decode(text))
-        found.messages  # noqa: B018  reads it
+        schema = ProtobufSchema(base64.b64decode(text))
+        schema.messages  # noqa: B018  reads it
     except (binascii.Error, DecodeError, TypeError, IndexError) as error:
         msg = f"the schema is no `.proto` file, and no FileDescriptorSet in Base64: {error}"
         hint = "`protoc --include_imports --descriptor_set_out=FILE` writes one with all imports."
         raise SchemaError(msg, hint=hint) from None
-    return found
+    return schema
 
 
 PROTOBUF = SchemaLanguage("PROTOBUF", "Protobuf", parse_schema)
@@ -180,12 +180,12 @@ def _message_type(message: Descriptor, outer: tuple[str, ...]) -> ProtobufType:
 def _field(one: FieldDescriptor, outer: tuple[str, ...]) -> ProtobufField:
     kind = _KINDS[one.type]
     if kind == MESSAGE and one.message_type is not None:
-        found = _message_type(one.message_type, outer)
+        result = _message_type(one.message_type, outer)
     elif one.enum_type is not None:
         symbols = tuple((value.number, value.name) for value in one.enum_type.values)
-        found = ProtobufType(kind, one.enum_type.full_name, symbols=symbols)
+        result = ProtobufType(kind, one.enum_type.full_name, symbols=symbols)
     else:
-        found = ProtobufType(kind)
+        result = ProtobufType(kind)
     has_default = not one.is_repeated and (not one.has_presence or one.has_default_value)
     default = one.default_value if has_default else None
-    return ProtobufField(one.name, one.number, found, one.is_repeated, default)
+    return ProtobufField(one.name, one.number, result, one.is_repeated, default)

@@ -38,10 +38,10 @@ class Table(ArrowTransactionalSink):
         return connection
 
     def _note(self, connection: sqlite3.Connection) -> dict[str, Any] | None:
-        found = connection.execute(
+        result = connection.execute(
             "SELECT note FROM headrace_notes WHERE key = ?", [self.note_key]
         ).fetchone()
-        return json.loads(found[0]) if found else None
+        return json.loads(result[0]) if result else None
 
     def load_note(self) -> dict[str, Any] | None:
         """Return the commit record that the file stores."""

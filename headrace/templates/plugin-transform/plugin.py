@@ -27,8 +27,8 @@ class Words(ArrowTransform):
     def process(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return one row per word. Runs in Spark's workers, on batches of any size."""
         words = [(text or "").split() for text in batch.column(self.options.column).to_pylist()]
-        rows = [row for row, found in enumerate(words) for _ in found]
-        flat = [word for found in words for word in found]
+        rows = [row for row, result in enumerate(words) for _ in result]
+        flat = [word for result in words for word in result]
         return fan_out(batch, rows).append_column("word", pa.array(flat, pa.string()))
 
 

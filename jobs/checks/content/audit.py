@@ -91,7 +91,7 @@ class ContentAudit:
         folder = Path(tempfile.mkdtemp(prefix="headrace-audit-"))
         started = time.monotonic()
         try:
-            found = self._compare(name, folder)
+            result = self._compare(name, folder)
         except Exception as error:
             reason = error if isinstance(error, HeadraceError) else as_headrace_error(error, node=name)
             if not isinstance(reason, InternalError):
@@ -104,8 +104,8 @@ class ContentAudit:
             )
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-        found.numbers["seconds"] = round(time.monotonic() - started, 1)
-        return found
+        result.numbers["seconds"] = round(time.monotonic() - started, 1)
+        return result
 
     def check_within(self, name: str, seconds: float) -> CheckResult:
         """Check one sink with samples of growing size, for about the given time.
@@ -115,15 +115,15 @@ class ContentAudit:
         started, best, before = time.monotonic(), None, ""
         for rows in _GROWING:
             began, self._budget = time.monotonic(), rows
-            found = self.check(name)
-            again, before = found.message == before, found.message
-            best = found if best is None or found.passed is not None else best
+            result = self.check(name)
+            again, before = result.message == before, result.message
+            best = result if best is None or result.passed is not None else best
             now = time.monotonic()
             larger = (now - began) * _GROWTH
             if (
                 again
-                or found.passed is False
-                or found.numbers.get("complete")
+                or result.passed is False
+                or result.numbers.get("complete")
                 or now - started + larger > seconds
             ):
                 break
@@ -226,8 +226,8 @@ class ContentAudit:
             sample = sample_by_key(planner, work.name, work.single, work.inputs[0], last, by_arrow=by_arrow)
         else:
             sample = sample_at_sink(planner, work.name, work.inputs, last, by_arrow=by_arrow)
-        found = compare_sample(sample, work.content, work.key, whole=work.scope.whole)
-        return _unknown(work.name, self._too_large()) if found is None else work.result(found, sample)
+        result = compare_sample(sample, work.content, work.key, whole=work.scope.whole)
+        return _unknown(work.name, self._too_large()) if result is None else work.result(result, sample)
 
     def _in_spark(self, work: _Work) -> CheckResult:
         content = work.content
@@ -280,13 +280,15 @@ class _Work:
     scope: AuditScope
     key: tuple[str, ...]
 
-    def result(self, found: ContentDifference, expected: ExpectedRows | ExpectedSample) -> CheckResult:
+    def result(
+        self, content_difference: ContentDifference, expected: ExpectedRows | ExpectedSample
+    ) -> CheckResult:
         """Return the check result for a difference."""
-        return _result(self.name, found, expected, self.content, self.scope, self.inputs)
+        return _result(self.name, content_difference, expected, self.content, self.scope, self.inputs)
 
 
 def _difference(
-    expected: ExpectedRows, found: DataFrame, names: Sequence[str], scope: AuditScope, key: tuple[str, ...]
+    expected: ExpectedRows, actual: DataFrame, names: Sequence[str], scope: AuditScope, key: tuple[str, ...]
 ) -> ContentDifference:
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -300,13 +302,13 @@ def _difference(
         match = [
             F.col(f"`{name}`").cast(kinds[name]) == F.col(f"_hr_k{place}") for place, name in enumerate(key)
         ]
-        found = found.join(keys, match, "left_semi")
+        actual = actual.join(keys, match, "left_semi")
         wanted = wanted.join(
             keys,
             [F.col(f"`{name}`") == F.col(f"_hr_k{place}") for place, name in enumerate(key)],
             "left_semi",
         )
-    return compare(wanted, found, columns, key)
+    return compare(wanted, actual, columns, key)
 
 
 def _unknown(name: str, why: str) -> CheckResult:
@@ -315,7 +317,7 @@ def _unknown(name: str, why: str) -> CheckResult:
 
 def _result(
     name: str,
-    found: ContentDifference,
+    content_difference: ContentDifference,
     expected: ExpectedRows | ExpectedSample,
     content: TargetContent,
     scope: AuditScope,
@@ -333,23 +335,31 @@ def _result(
             "the target has more rows than the sample may read, so rows without a source were not looked for"
         )
     numbers: Json = {
-        "expected": found.expected,
-        "rows": found.found,
+        "expected": content_difference.expected,
+        "rows": content_difference.found,
         "read": sum(one.rows for one in inputs),
         "epoch": scope.last.number,
         "complete": not limits and not skipped,
-        "differing": found.differing,
+        "differing": content_difference.differing,
     }
     if limits:
         numbers["not_compared"] = "; ".join(limits)
     if skipped:
         numbers["columns_not_compared"] = ", ".join(skipped)
     what = f"epoch {scope.last.number}"
-    if found.buckets:
-        numbers["keys"] = list(found.keys)
-        shown = "; ".join(found.keys)
-        more = f"; and {found.differing - SHOWN:,} more" if found.differing > SHOWN else ""
-        keys = "1 key differs" if found.differing == 1 else f"{found.differing:,} keys differ"
+    if content_difference.buckets:
+        numbers["keys"] = list(content_difference.keys)
+        shown = "; ".join(content_difference.keys)
+        more = (
+            f"; and {content_difference.differing - SHOWN:,} more"
+            if content_difference.differing > SHOWN
+            else ""
+        )
+        keys = (
+            "1 key differs"
+            if content_difference.differing == 1
+            else f"{content_difference.differing:,} keys differ"
+        )
         return CheckResult(
             NAME,
             name,
@@ -357,7 +367,7 @@ def _result(
             f"{keys} from the sources as of {what}: {shown}{more}",
             numbers,
         )
-    if not found.expected and limits:
+    if not content_difference.expected and limits:
         return CheckResult(
             NAME, name, None, f"not applicable: no key could be compared; {'; '.join(limits)}", numbers
         )
@@ -367,5 +377,9 @@ def _result(
         else f"; not complete: {numbers.get('not_compared') or numbers.get('columns_not_compared')}"
     )
     return CheckResult(
-        NAME, name, True, f"{found.expected:,} rows match the sources as of {what}{whole}", numbers
+        NAME,
+        name,
+        True,
+        f"{content_difference.expected:,} rows match the sources as of {what}{whole}",
+        numbers,
     )

@@ -26,11 +26,11 @@ class ContentDifference:
 
 
 def compare(
-    expected: DataFrame, found: DataFrame, columns: Sequence[str], key: Sequence[str]
+    expected: DataFrame, actual: DataFrame, columns: Sequence[str], key: Sequence[str]
 ) -> ContentDifference:
     """Compare the `columns` of two frames, by key or, without one, as multisets of rows."""
     wanted = {field.name: field.dataType for field in expected.schema}
-    expected_rows, actual_rows = normal(expected, columns, wanted), normal(found, columns, wanted)
+    expected_rows, actual_rows = normal(expected, columns, wanted), normal(actual, columns, wanted)
     by = list(key or columns)
     expected_digests, actual_digests = (
         _digests(expected_rows, columns, by),
@@ -62,10 +62,10 @@ def normal(
 
     def column(name: str) -> Column:
         kind = types[name]
-        found = F.col(f"`{name}`").cast(kind)
+        result = F.col(f"`{name}`").cast(kind)
         if kind.typeName() in ("float", "double"):
-            return F.when(found == 0, F.lit(0.0).cast(kind)).otherwise(found).alias(name)
-        return (found.cast("string") if kind.typeName() in _PLAIN else found).alias(name)
+            return F.when(result == 0, F.lit(0.0).cast(kind)).otherwise(result).alias(name)
+        return (result.cast("string") if kind.typeName() in _PLAIN else result).alias(name)
 
     return rows.select(*(column(name) for name in columns), *keep)
 
@@ -85,12 +85,12 @@ def _digests(rows: DataFrame, columns: Sequence[str], by: Sequence[str]) -> dict
 
     parts = [part for name in columns for part in (F.col(f"`{name}`"), F.col(f"`{name}`").isNull())]
     digest = F.sum(F.xxhash64(*parts).cast("decimal(38,0)"))
-    found = (
+    result = (
         rows.groupBy(_bucket(by).alias("bucket"))
         .agg(F.count("*").alias("rows"), digest.alias("digest"))
         .collect()
     )
-    return {row["bucket"]: (row["rows"], row["digest"]) for row in found}
+    return {row["bucket"]: (row["rows"], row["digest"]) for row in result}
 
 
 def _name_keys(
@@ -128,17 +128,17 @@ def _name_keys(
     words = []
     for row in shown:
         key = {name: row[alias] for name, alias in names.items()}
-        expected, found = (
+        expected, result = (
             [()] * (side or 0) if not keyed else side or [] for side in (row["expected"], row["found"])
         )
-        words.append(describe_difference(key, expected, found, columns, keyed=keyed))
+        words.append(describe_difference(key, expected, result, columns, keyed=keyed))
     return total, tuple(words)
 
 
 def describe_difference(
     key: Mapping[str, Any],
     expected: Sequence[Sequence[Any]],
-    found: Sequence[Sequence[Any]],
+    result: Sequence[Sequence[Any]],
     columns: Sequence[str],
     *,
     keyed: bool,
@@ -146,14 +146,14 @@ def describe_difference(
     """Return `id=5: missing`, `id=5: name, amount differ`. Values outside the key are not shown."""
     key_text = ", ".join(f"{name}={value}" for name, value in key.items())
     if not keyed:
-        return f"{key_text}: {len(found)} times, expected {len(expected)}"
+        return f"{key_text}: {len(result)} times, expected {len(expected)}"
     if not expected:
         return f"{key_text}: extra"
-    if not found:
+    if not result:
         return f"{key_text}: missing"
-    if len(found) != len(expected):
-        return f"{key_text}: {len(found)} rows, expected {len(expected)}"
-    wrong = [name for place, name in enumerate(columns) if _differs(expected[0][place], found[0][place])]
+    if len(result) != len(expected):
+        return f"{key_text}: {len(result)} rows, expected {len(expected)}"
+    wrong = [name for place, name in enumerate(columns) if _differs(expected[0][place], result[0][place])]
     return f"{key_text}: {', '.join(wrong)} differ{'s' if len(wrong) == 1 else ''}"
 
 

@@ -93,7 +93,7 @@ def passes_key(planner: PipelinePlanner, sink: str) -> str | None:
 
 
 def expected_by_key(
-    planner: PipelinePlanner, sink: str, source: str, found: SourceRows, plan: EpochPlan
+    planner: PipelinePlanner, sink: str, source: str, source_rows: SourceRows, plan: EpochPlan
 ) -> ExpectedRows:
     """Return the last row of each key of the source, and the result of the pipeline's SQL for these rows."""
     from pyspark.sql import functions as F  # noqa: N812
@@ -101,11 +101,15 @@ def expected_by_key(
     key = graph.key_of(planner.file.model, sink)
     node = planner.file.model.sinks[sink]
     filtered = node.from_ in planner.retractions.marked
-    last, unclear = _last(union_of(found), key, getattr(node, "version_column", None), filtered=filtered)
+    last, unclear = _last(
+        union_of(source_rows), key, getattr(node, "version_column", None), filtered=filtered
+    )
     last = last.persist()
     keys = last.select(*[f"`{name}`" for name in key])
     decided = (
-        None if found.complete else last.where(F.col(TIER) >= STREAM).select(*[f"`{name}`" for name in key])
+        None
+        if source_rows.complete
+        else last.where(F.col(TIER) >= STREAM).select(*[f"`{name}`" for name in key])
     )
     return ExpectedRows(rows_by_sql(planner, sink, source, last, plan), decided, keys, last, unclear)
 
@@ -194,9 +198,11 @@ def _upstream_nodes(planner: PipelinePlanner, name: str) -> set[str]:
     return {name}.union(*(_upstream_nodes(planner, upstream) for upstream in graph.inputs_of(model, name)))
 
 
-def union_of(found: SourceRows) -> DataFrame:
+def union_of(source_rows: SourceRows) -> DataFrame:
     """Return the rows of an input in one frame."""
-    return reduce(lambda one, other: one.unionByName(other), [one.create_frame() for one in found.pieces])
+    return reduce(
+        lambda one, other: one.unionByName(other), [one.create_frame() for one in source_rows.pieces]
+    )
 
 
 def _last(

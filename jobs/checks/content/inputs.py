@@ -92,12 +92,12 @@ class SourceRows:
 
     def find_local_rows(self) -> pa.Table | None:
         """Return all rows as Arrow, or None if only Spark has some of them."""
-        found = []
+        result = []
         for piece in self.pieces:
             if (rows := piece.find_local_rows()) is None:
                 return None
-            found.append(rows)
-        return pa.concat_tables(found) if found else None
+            result.append(rows)
+        return pa.concat_tables(result) if result else None
 
     def miss(self, why: str) -> None:
         """Note rows that are not among these."""
@@ -123,10 +123,10 @@ def create_unfiltered_sources(
             )
         elif keyed and node.is_unbounded and hasattr(node, "filter"):
             nodes[name] = node.model_copy(update={"filter": None})
-    found = create_pipeline_sources(nodes, settings)
-    for source in found.values():
+    result = create_pipeline_sources(nodes, settings)
+    for source in result.values():
         source.contents = contents
-    return found
+    return result
 
 
 def stream_filter(node: Any) -> str | None:
@@ -160,23 +160,23 @@ class SourceRowsReader:
 
     def read(self, name: str, schema: pa.Schema) -> SourceRows:
         """Return the rows of one source. The stream is read first, because its newest rows decide most."""
-        found = SourceRows(name)
+        source_rows = SourceRows(name)
         source, end = (
             self._sources[name],
             positions.with_overlap(self._scope.last.end[name], self._scope.first.start.get(name, {})),
         )
         if source.unbounded is not None and "stream" in end:
-            self._stream(found, source, end, schema)
+            self._stream(source_rows, source, end, schema)
         if source.bounded:
             try:
-                self._history(found, source, end, schema)
+                self._history(source_rows, source, end, schema)
             except HeadraceError as error:
-                found.miss(f"history cannot be read again: {error.message}")
-        return found
+                source_rows.miss(f"history cannot be read again: {error.message}")
+        return source_rows
 
     # --- stream
 
-    def _stream(self, found: SourceRows, source: PipelineSource, end: Json, schema: pa.Schema) -> None:
+    def _stream(self, source_rows: SourceRows, source: PipelineSource, end: Json, schema: pa.Schema) -> None:
         assert source.unbounded is not None  # noqa: S101
         start = self._stream_start(source, end)
         earliest = source.unbounded.readable_offsets(end["stream"])
@@ -184,14 +184,16 @@ class SourceRowsReader:
         begin = {part: positions.offsets(start).get(part, known.get(part, 0)) for part in ends}
         readable = {part: min(max(at, known.get(part, at)), ends[part]) for part, at in begin.items()}
         if readable != begin:
-            found.miss("the topic no longer has the first rows of the stream")
+            source_rows.miss("the topic no longer has the first rows of the stream")
         if self._left is not None and (total := _distance(readable, ends)) > self._left:
-            found.miss(f"only the newest {self._left:,} of {total:,} offsets of the stream were read")
+            source_rows.miss(f"only the newest {self._left:,} of {total:,} offsets of the stream were read")
             share = self._left // max(1, len(ends))
             readable = {part: max(at, ends[part] - share) for part, at in readable.items()}
-        self._take(found, _distance(readable, ends))
+        self._take(source_rows, _distance(readable, ends))
         end_position = dict(end) | {"stream": {**end["stream"], "offsets": readable}}
-        found.size += source.unbounded.estimate_bytes(end_position["stream"], end["stream"], _SIZED) or 0
+        source_rows.size += (
+            source.unbounded.estimate_bytes(end_position["stream"], end["stream"], _SIZED) or 0
+        )
         unbegun = "stream" not in self._scope.first.start[source.name]
         if (
             unbegun
@@ -199,19 +201,19 @@ class SourceRowsReader:
             and end_position.get("cursor")
             and not end_position.keys() & {"overlap", "catch_up"}
         ):
-            found.miss("it is unknown where the overlap of history and stream ends")
+            source_rows.miss("it is unknown where the overlap of history and stream ends")
         if self._keyed:
             piece = self._read_messages(source, end_position["stream"], end["stream"], schema, STREAM)
         else:
             reading = source.read_stream(self._spark, end_position, end)
             piece = SourcePiece(lambda: reading.frame, lambda: reading.table, schema, STREAM)
-        found.pieces.append(piece)
-        if self._keyed and found.complete and _covers_topic(source, self._model):
+        source_rows.pieces.append(piece)
+        if self._keyed and source_rows.complete and _covers_topic(source, self._model):
             before = {part: known.get(part, 0) for part in begin}
             if self._left is None or _distance(before, begin) <= self._left:
-                self._take(found, _distance(before, begin))
+                self._take(source_rows, _distance(before, begin))
                 first, last = ({**end["stream"], "offsets": offsets} for offsets in (before, begin))
-                found.pieces.append(self._read_messages(source, first, last, schema, BEFORE))
+                source_rows.pieces.append(self._read_messages(source, first, last, schema, BEFORE))
 
     def _read_messages(
         self, source: PipelineSource, start: Json, end: Json, schema: pa.Schema, tier: int
@@ -235,33 +237,35 @@ class SourceRowsReader:
 
     # --- history
 
-    def _history(self, found: SourceRows, source: PipelineSource, end: Json, schema: pa.Schema) -> None:
+    def _history(self, source_rows: SourceRows, source: PipelineSource, end: Json, schema: pa.Schema) -> None:
         # In a refresh the rows of a stream stay, so they are later than renewed history.
-        found.renewed = "renewed" in end["history"] and source.unbounded is None
+        source_rows.renewed = "renewed" in end["history"] and source.unbounded is None
         if "renewed" in end["history"]:
-            found.miss("partitions that were loaded from an earlier snapshot of history are not compared")
+            source_rows.miss(
+                "partitions that were loaded from an earlier snapshot of history are not compared"
+            )
         if self._is_too_much(
-            found, [splits for _, _, splits in self._splits_of_epochs(source, end)]
+            source_rows, [splits for _, _, splits in self._splits_of_epochs(source, end)]
         ):  # without asking a large source for its splits
             return
         pieces = self._pieces(source, end)
         total = _rows_in(splits for _, _, splits in pieces)
-        if self._is_too_much(found, [splits for _, _, splits in pieces]):
+        if self._is_too_much(source_rows, [splits for _, _, splits in pieces]):
             return
-        self._take(found, total)
-        found.size += sum(split.get("bytes", 0) for _, _, splits in pieces for split in splits)
+        self._take(source_rows, total)
+        source_rows.size += sum(split.get("bytes", 0) for _, _, splits in pieces for split in splits)
         for window, phase, splits in pieces:
             if splits:
-                tier = RENEWED if found.renewed else HISTORY
+                tier = RENEWED if source_rows.renewed else HISTORY
                 readers = self._readers_of(source, end, phase, splits, schema)
-                found.pieces.append(SourcePiece(*readers, schema, tier, window))
+                source_rows.pieces.append(SourcePiece(*readers, schema, tier, window))
 
-    def _is_too_much(self, found: SourceRows, splits: Sequence[Sequence[Json]]) -> bool:
+    def _is_too_much(self, source_rows: SourceRows, splits: Sequence[Sequence[Json]]) -> bool:
         """Whether splits have more rows than the sample may read, which is noted."""
         rows = _rows_in(splits)
         if self._left is None or rows <= self._left:
             return False
-        found.miss(f"history has {rows:,} rows, more than the sample may read")
+        source_rows.miss(f"history has {rows:,} rows, more than the sample may read")
         return True
 
     def _readers_of(
@@ -328,8 +332,8 @@ class SourceRowsReader:
             )
         )
 
-    def _take(self, found: SourceRows, rows: int) -> None:
-        found.rows += rows
+    def _take(self, source_rows: SourceRows, rows: int) -> None:
+        source_rows.rows += rows
         if self._left is not None:
             self._left = max(0, self._left - rows)
 

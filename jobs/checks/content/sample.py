@@ -66,22 +66,28 @@ class ExpectedSample:
 
 
 def sample_by_key(
-    planner: PipelinePlanner, sink: str, source: str, found: SourceRows, plan: EpochPlan, *, by_arrow: bool
+    planner: PipelinePlanner,
+    sink: str,
+    source: str,
+    source_rows: SourceRows,
+    plan: EpochPlan,
+    *,
+    by_arrow: bool,
 ) -> ExpectedSample:
     """See `expected_by_key`. `by_arrow`: Arrow computes the SQL if it can."""
     node, key = planner.file.model.sinks[sink], graph.key_of(planner.file.model, sink)
     filtered = node.from_ in planner.retractions.marked
-    read = found.find_local_rows()
+    read = source_rows.find_local_rows()
     if read is None:
         ensure_session(planner.spark)
-        read = union_of(found).toArrow()
+        read = union_of(source_rows).toArrow()
     last, unclear = last_rows(read, key, getattr(node, "version_column", None), filtered=filtered)
     computed = _compute_rows(planner, sink, source, last) if by_arrow else None
     made, types = computed or _collect(
         rows_by_sql(planner, sink, source, _create_frame(planner, source, last), plan)
     )
     keys, streamed = (keys_of(last, key, streamed=streamed) for streamed in (False, True))
-    return ExpectedSample(made, types, keys, None if found.complete else streamed, unclear)
+    return ExpectedSample(made, types, keys, None if source_rows.complete else streamed, unclear)
 
 
 def _create_frame(planner: PipelinePlanner, source: str, rows: pa.Table) -> DataFrame:
@@ -180,14 +186,14 @@ def compare_sample(
     decided = sample.decided
     if key and decided is None and (sample.unclear or not whole or not content.is_whole):
         decided = sample.keys
-    found: Any = content.table if content.table is not None else content.rows
-    if not content.is_whole and (decided is None or (found := content.lookup(decided)) is None):
+    result: Any = content.table if content.table is not None else content.rows
+    if not content.is_whole and (decided is None or (result := content.lookup(decided)) is None):
         return None
-    if not isinstance(found, pa.Table):
-        found = normal(found, columns, sample.types).toArrow()
+    if not isinstance(result, pa.Table):
+        result = normal(result, columns, sample.types).toArrow()
     wanted = sample.rows.select(columns)
-    found = canonical(found.select(columns).cast(plain_types(wanted.schema)), key)
-    return compare_tables(rows_of_keys(wanted, key, decided), rows_of_keys(found, key, decided), key)
+    result = canonical(result.select(columns).cast(plain_types(wanted.schema)), key)
+    return compare_tables(rows_of_keys(wanted, key, decided), rows_of_keys(result, key, decided), key)
 
 
 def _collect(rows: DataFrame) -> tuple[pa.Table, dict[str, Any]]:

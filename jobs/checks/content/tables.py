@@ -77,13 +77,13 @@ def rows_of_keys(rows: pa.Table, key: Sequence[str], keys: pa.Table | None) -> p
     return rows.join(keys, list(key), join_type="left semi")
 
 
-def compare_tables(expected: pa.Table, found: pa.Table, key: Sequence[str]) -> ContentDifference:
+def compare_tables(expected: pa.Table, actual: pa.Table, key: Sequence[str]) -> ContentDifference:
     """Compare two tables, by key or, without one, as multisets of rows.
 
     `expected` decides on columns and types.
     """
     columns = expected.column_names
-    expected_rows, actual_rows = (_plain(side, columns, expected.schema) for side in (expected, found))
+    expected_rows, actual_rows = (_plain(side, columns, expected.schema) for side in (expected, actual))
     counted = _count_rows(expected_rows, actual_rows, columns)
     differing = counted.filter(pc.not_equal(counted[_EXPECTED], counted[_FOUND]))
     if not differing.num_rows:
@@ -122,8 +122,8 @@ def _count_rows(expected_rows: pa.Table, actual_rows: pa.Table, columns: Sequenc
         return rows.append_column(_EXPECTED, first).append_column(_FOUND, second)
 
     both = pa.concat_tables([mark_rows(expected_rows, 1), mark_rows(actual_rows, 0)])
-    found = both.group_by(list(columns)).aggregate([(_EXPECTED, "sum"), (_FOUND, "sum")])
-    return found.rename_columns([*columns, _EXPECTED, _FOUND])
+    result = both.group_by(list(columns)).aggregate([(_EXPECTED, "sum"), (_FOUND, "sum")])
+    return result.rename_columns([*columns, _EXPECTED, _FOUND])
 
 
 def _values(
@@ -137,10 +137,10 @@ def _values(
         if pa.types.is_floating(value.type) and value.is_valid and np.isnan(value.as_py()):
             same = pc.is_nan(rows[name])
         keep = pc.and_(keep, pc.fill_null(same, False))
-    found = rows.filter(keep).select(list(columns))
+    result = rows.filter(keep).select(list(columns))
     if not keyed:
-        return [()] * found.num_rows
-    return [tuple(row[name] for name in columns) for row in found.slice(0, SHOWN).to_pylist()]
+        return [()] * result.num_rows
+    return [tuple(row[name] for name in columns) for row in result.slice(0, SHOWN).to_pylist()]
 
 
 def _groups(rows: pa.Table, key: Sequence[str]) -> tuple[np.ndarray, int]:
@@ -169,11 +169,11 @@ def _places(rows: pa.Table) -> np.ndarray:
 
 def _position(rows: pa.Table) -> dict[str, np.ndarray]:
     whole = rows[POS].combine_chunks()
-    found = dict(zip(("source", "part", "off", "sub"), (whole.field(at) for at in range(4)), strict=True))
-    found |= {name: rows[name] for name in (TIER, WINDOW)}
+    result = dict(zip(("source", "part", "off", "sub"), (whole.field(at) for at in range(4)), strict=True))
+    result |= {name: rows[name] for name in (TIER, WINDOW)}
     return {
         name: pc.fill_null(pc.cast(column, pa.int64()), -1).to_numpy(zero_copy_only=False)
-        for name, column in found.items()
+        for name, column in result.items()
     }
 
 

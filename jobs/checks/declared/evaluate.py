@@ -109,15 +109,15 @@ class _SinkEvaluation:
         """
         every = [one for parts in statements.values() for one in parts.aggregates]
         try:
-            (found,) = self._fetch(scan(self._query, every)).rows
+            (result,) = self._fetch(scan(self._query, every)).rows
         except HeadraceError as error:
             if error.retriable or isinstance(error, InternalError) or not every:
                 raise
             return lambda name: self._scan_one(statements[name])
-        self._rows = int(found[0])
+        self._rows = int(result[0])
         values, at = {}, 1
         for name, parts in statements.items():
-            values[name] = list(found[at : at + len(parts.aggregates)])
+            values[name] = list(result[at : at + len(parts.aggregates)])
             at += len(parts.aggregates)
         return values.__getitem__
 
@@ -219,10 +219,10 @@ class _SinkEvaluation:
         return before
 
     def _samples(self, text: str) -> list[Json]:
-        found = self._fetch(text)
+        result = self._fetch(text)
         return [
-            {column: self._display(value) for column, value in zip(found.columns, row, strict=True)}
-            for row in found.rows
+            {column: self._display(value) for column, value in zip(result.columns, row, strict=True)}
+            for row in result.rows
         ]
 
     def _display(self, value: Any) -> Any:

@@ -43,8 +43,8 @@ def _first_after(ledger: Ledger, state: PipelineState, since: datetime) -> int:
     low, high = state.kept_from, state.committed + 1
     while low < high:
         middle = (low + high) // 2
-        found = next(iter(ledger.epochs(state.name, state.lane, middle, middle)), None)
-        if found is not None and found.committed_at is not None and found.committed_at <= since:
+        result = next(iter(ledger.epochs(state.name, state.lane, middle, middle)), None)
+        if result is not None and result.committed_at is not None and result.committed_at <= since:
             low = middle + 1
         else:
             high = middle

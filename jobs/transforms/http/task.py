@@ -136,9 +136,9 @@ class HandlerTask:
         try:
             return self._rows(batch.rows, self.decoder.read(reply.body))
         except AnswerError as error:
-            found = excerpt(reply.body, self.service.secrets)
+            result = excerpt(reply.body, self.service.secrets)
             msg = f"POST {self.service.shown} answered HTTP {reply.status}, but {error}" + (
-                f"\n  body: {found}" if found else ""
+                f"\n  body: {result}" if result else ""
             )
             hint = "An answer has the columns of the node: those of `from`, changed by `schema_override`."
             raise DataError(msg, hint=hint, node=self.service.node) from None

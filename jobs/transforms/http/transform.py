@@ -64,8 +64,8 @@ class HandlerRows(RowTransform):
         sent = rows.select(*columns, *(f"`{self._payload.field(at).name}`" for at in self._key))
         # mapInArrow does not quote names, so columns travel by their place.
         numbered = sent.toDF(*(f"c{at}" for at in range(len(sent.columns))))
-        found = self._spread(numbered, plan).mapInArrow(task, self._numbered_schema())
-        return self._restore_names(found)
+        result = self._spread(numbered, plan).mapInArrow(task, self._numbered_schema())
+        return self._restore_names(result)
 
     def _spread(self, rows: DataFrame, plan: EpochPlan) -> DataFrame:
         """Return the rows in one partition per task, each in order.

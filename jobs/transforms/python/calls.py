@@ -46,7 +46,7 @@ class PythonTransformTask:
     def _one(self, function: Callable[..., Any], batch: pa.RecordBatch, hidden: pa.Schema) -> pa.RecordBatch:
         payload = batch.drop_columns([POS])
         try:
-            found = function(payload, **self.options)
+            result = function(payload, **self.options)
         except (Exception, SystemExit) as error:  # noqa: BLE001  errors of the user's function are reported; an exit would end the worker
             msg = (
                 f"`{self.function}` failed on {self._rows(batch)}:"
@@ -55,10 +55,10 @@ class PythonTransformTask:
             raise DataError(
                 msg, hint="Fix the function, or filter such rows out before it.", node=self.node
             ) from None
-        if not isinstance(found, pa.RecordBatch | pa.Table):
-            msg = f"`{self.function}` returned {type(found).__name__}"
+        if not isinstance(result, pa.RecordBatch | pa.Table):
+            msg = f"`{self.function}` returned {type(result).__name__}"
             raise SchemaError(msg, hint="Return a pyarrow.RecordBatch or a pyarrow.Table.", node=self.node)
-        table = pa.table(found) if isinstance(found, pa.RecordBatch) else found
+        table = pa.table(result) if isinstance(result, pa.RecordBatch) else result
         columns = [
             self._column(table, field, kind)
             for field, kind in zip(self.schema, storage_schema(self.schema), strict=True)
@@ -87,15 +87,15 @@ class PythonTransformTask:
                 f"It must return {', '.join(self.schema.names)}; it returned {', '.join(table.column_names)}."
             )
             raise SchemaError(msg, hint=hint, node=self.node)
-        found = table.column(field.name).combine_chunks()
-        found = found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
-        found = found.storage if isinstance(found, pa.ExtensionArray) else found
+        result = table.column(field.name).combine_chunks()
+        result = result.combine_chunks() if isinstance(result, pa.ChunkedArray) else result
+        result = result.storage if isinstance(result, pa.ExtensionArray) else result
         try:
-            found = found if found.type == kind.type else pc.cast(found, kind.type)
-            return plain_columns(found) if is_wide(field.type) else found
+            result = result if result.type == kind.type else pc.cast(result, kind.type)
+            return plain_columns(result) if is_wide(field.type) else result
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             msg = (
-                f"column `{field.name}` of what `{self.function}` returned is {found.type} and must be"
+                f"column `{field.name}` of what `{self.function}` returned is {result.type} and must be"
                 f" {field.type}: {str(error).splitlines()[0]}"
             )
             raise DataError(
@@ -116,10 +116,10 @@ class PythonTransformTask:
                 " pyarrow.array(range(batch.num_rows)) filtered alike."
             )
             raise SchemaError(msg, hint=hint, node=self.node)
-        found = table.column(ROW).combine_chunks()
-        found = found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
+        result = table.column(ROW).combine_chunks()
+        result = result.combine_chunks() if isinstance(result, pa.ChunkedArray) else result
         try:
-            rows = pc.cast(found, pa.int64())
+            rows = pc.cast(result, pa.int64())
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             rows = None
         ends = pc.min_max(rows) if rows is not None and len(rows) else None
@@ -145,13 +145,13 @@ class PythonTransformTask:
         inherited = batch.column(OP) if rows is None else batch.column(OP).take(rows)
         if OP not in table.column_names:
             return inherited
-        found = table.column(OP).combine_chunks()
-        found = found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
-        found = pc.coalesce(pc.cast(found, pa.string()), inherited)
-        if len(found) and not pc.all(pc.is_in(found, value_set=_OPERATIONS)).as_py():
+        result = table.column(OP).combine_chunks()
+        result = result.combine_chunks() if isinstance(result, pa.ChunkedArray) else result
+        result = pc.coalesce(pc.cast(result, pa.string()), inherited)
+        if len(result) and not pc.all(pc.is_in(result, value_set=_OPERATIONS)).as_py():
             msg = f"`{OP}` of what `{self.function}` returned must be i, u or d"
             raise DataError(msg, hint="Leave it out to keep the operation of the input row.", node=self.node)
-        return found
+        return result
 
     def _positions(self, batch: pa.RecordBatch, rows: pa.Array | None) -> pa.Array:
         pos = batch.column(POS)

@@ -48,11 +48,11 @@ def shape(inputs: pa.Schema, outputs: Mapping[str, pa.DataType], said: Mapping[s
 
 
 def _spec(name: str, kind: pa.DataType, said: str) -> Spec:
-    found = _nested_spec(name, kind) if kinds.is_nested(kind) else _flat_spec(kind)
-    if found is None:
+    result = _nested_spec(name, kind) if kinds.is_nested(kind) else _flat_spec(kind)
+    if result is None:
         msg = f"column `{name}` has the type {said}, which a script cannot be given"
         raise SchemaError(msg, hint="Cast it in a sql transform before, such as CAST(x AS string).")
-    return {"name": name, "said": said} | found
+    return {"name": name, "said": said} | result
 
 
 def _nested_spec(name: str, kind: pa.DataType) -> Spec | None:
@@ -123,11 +123,11 @@ def decode_output(
         parse_options=pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="error"),
     )
     row, sub, op, *columns = (_only(table.column(name)) for name in schema.names)
-    found = [
+    result = [
         _convert_column(index, column, kind)
         for index, (column, (_, kind)) in enumerate(zip(columns, outputs.values(), strict=True))
     ]
-    return row, sub, op, found
+    return row, sub, op, result
 
 
 def _native(kind: pa.DataType) -> pa.DataType | None:
@@ -188,14 +188,14 @@ def _parse_nested(column: pa.Array, kind: pa.DataType) -> pa.Array:
         .as_py()
         .encode()
     )
-    found = pj.read_json(
+    result = pj.read_json(
         io.BytesIO(text),
         read_options=pj.ReadOptions(use_threads=False, block_size=len(text) + 1),
         parse_options=pj.ParseOptions(
             explicit_schema=pa.schema({"v": level}), unexpected_field_behavior="error"
         ),
     )
-    value = found.column("v").combine_chunks() if len(column) else pa.array([], level)
+    value = result.column("v").combine_chunks() if len(column) else pa.array([], level)
     value = value.chunk(0) if isinstance(value, pa.ChunkedArray) else value
     if len(value) != len(column):
         msg = "a value is not one JSON text"

@@ -125,9 +125,9 @@ def offsets_and_bytes(column: pa.Array) -> tuple[pa.Array, bytes]:
     _, offsets, data = column.buffers()
     if offsets is None:
         return pa.array([0] * (len(column) + 1), pa.int32()), b""
-    found = pa.Array.from_buffers(pa.int32(), len(column) + 1, [None, offsets], offset=column.offset)
-    start, end = found[0].as_py(), found[-1].as_py()
-    return pc.subtract(found, found[0]), data.slice(
+    result = pa.Array.from_buffers(pa.int32(), len(column) + 1, [None, offsets], offset=column.offset)
+    start, end = result[0].as_py(), result[-1].as_py()
+    return pc.subtract(result, result[0]), data.slice(
         start, end - start
     ).to_pybytes() if data is not None else b""
 

@@ -245,5 +245,5 @@ class Script:
         keys = [
             f"{name} {batch.column(name)[row].as_py()}" for name in self.key if name in batch.schema.names
         ]
-        found = f"partition {pos['part']}, offset {pos['off']}"
-        return f"row {', '.join(keys)} ({found})" if keys else f"row at {found}"
+        result = f"partition {pos['part']}, offset {pos['off']}"
+        return f"row {', '.join(keys)} ({result})" if keys else f"row at {result}"

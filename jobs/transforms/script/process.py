@@ -142,8 +142,8 @@ class ScriptProcess:
                 case b"a":
                     continue
                 case b"f":
-                    found = json.loads(content)
-                    raise StoppedError(*_describe_failure(found))
+                    result = json.loads(content)
+                    raise StoppedError(*_describe_failure(result))
                 case _:
                     raise _parse_stop(tag, content)
 
@@ -174,8 +174,8 @@ class ScriptProcess:
         return StoppedError("died", row, name)
 
 
-def _describe_failure(found: dict[str, object]) -> tuple[str, int, str, str]:
-    return "failed", int(str(found["row"])), str(found["said"]), str(found["stack"])
+def _describe_failure(result: dict[str, object]) -> tuple[str, int, str, str]:
+    return "failed", int(str(result["row"])), str(result["said"]), str(result["stack"])
 
 
 def _parse_stop(tag: bytes, content: bytes) -> StoppedError:
@@ -198,11 +198,11 @@ def _engine() -> str:
 
     Raises ImportError with the package's name if it is not installed.
     """
-    found = find_spec("_quickjs")
-    if found is None or found.origin is None:
+    result = find_spec("_quickjs")
+    if result is None or result.origin is None:
         msg = "quickjs"
         raise ImportError(msg, name="quickjs-ng")
-    return found.origin
+    return result.origin
 
 
 @cache

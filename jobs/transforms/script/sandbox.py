@@ -46,16 +46,16 @@ class ScriptEngine:
 
     def _function(self, script: str) -> Any:
         """Return `process` or `invoke` of the script, the script itself if it is a function, or None."""
-        wrong = found = None
+        wrong = result = None
         try:
             # The line before the script keeps its own line numbers readable: they are one too high.
             self._run_timed(lambda: self._context.eval('"use strict";\n' + script + "\n;undefined"))
             find = (
                 "typeof process === 'function' ? process : typeof invoke === 'function' ? invoke : undefined"
             )
-            found = self._run_timed(lambda: self._context.eval(find))
-            if found is not None:
-                return found
+            result = self._run_timed(lambda: self._context.eval(find))
+            if result is not None:
+                return result
         except self._error as error:
             wrong = error
         if wrong is None or str(wrong).startswith("SyntaxError"):
@@ -65,14 +65,14 @@ class ScriptEngine:
                 + "\n)"
             )
             try:
-                found = self._run_timed(lambda: self._context.eval(alone))
+                result = self._run_timed(lambda: self._context.eval(alone))
             except self._error as error:
                 if not str(error).startswith("SyntaxError"):
                     raise
-                found = None
-        if found is None and wrong is not None:
+                result = None
+        if result is None and wrong is not None:
             raise wrong
-        return found
+        return result
 
     def rows(self, text: str, one: bool) -> None:
         """Send the output of a batch, and signs of life in between, because many rows may take long.

@@ -174,8 +174,8 @@ class CoordinatorRepairs(CoordinatorInterventions):
                     " lane stands."
                 )
                 raise SinkStateError(msg, hint=hint, node=missing[0])
-            found = {sink: record for sink, record in records.items() if record is not None}
-            lease = ledger.rebuild(lease, found, compiled, pipeline_hash)
+            result = {sink: record for sink, record in records.items() if record is not None}
+            lease = ledger.rebuild(lease, result, compiled, pipeline_hash)
         finally:
             # The lost ledger may have another owner, which is unknown.
             with suppress(FencedError):

@@ -150,7 +150,7 @@ def skipped_epochs(events: Collection[Json], sink: str) -> list[Json]:
 
 def skipped_ranges(event: Json) -> str:
     """Return a description of a skipped epoch: offsets by source and partition, or splits of history."""
-    data, found = event["data"], []
+    data, result = event["data"], []
     for source, end in data["end"].items():
         start = data["start"].get(source, {}) if isinstance(data["start"], dict) else {}
         if not isinstance(end, dict) or not isinstance(end.get("stream"), dict):
@@ -158,7 +158,7 @@ def skipped_ranges(event: Json) -> str:
         before = (start.get("stream") or start.get("fence") or {}).get("offsets", {})
         for part, offset in end["stream"].get("offsets", {}).items():
             if before.get(part, 0) < offset:
-                found.append(f"{source} partition {part}: offsets {before.get(part, 0)} to {offset - 1}")
+                result.append(f"{source} partition {part}: offsets {before.get(part, 0)} to {offset - 1}")
     if data.get("splits"):
-        found.append(f"{len(data['splits'])} pieces of history")
-    return ", ".join(found) or "its rows"
+        result.append(f"{len(data['splits'])} pieces of history")
+    return ", ".join(result) or "its rows"

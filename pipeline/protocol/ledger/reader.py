@@ -142,7 +142,7 @@ class LedgerReader:
 
     def window_counts(self, name: str, lane: str = "main") -> dict[str, dict[str, WriteCounts]]:
         """Return the counts of history by partition and sink. Epochs that were rolled up are included."""
-        found: Json = {}
+        result: Json = {}
         with self._store.read() as tx:
             ids = {"name": name, "lane": lane, "history": str(Phase.HISTORY)}
             rolled = tx.all(
@@ -153,7 +153,7 @@ class LedgerReader:
             )
             for (windows,) in rolled:
                 for window, counts in json.loads(windows).items():
-                    add_counts(found.setdefault(window, {}), counts)
+                    add_counts(result.setdefault(window, {}), counts)
             rows = tx.all(
                 "select time_window, counts from headrace_ledger_epoch"
                 " where uuid = (select uuid from headrace_ledger_pipeline where name = :name) and lane ="
@@ -162,8 +162,8 @@ class LedgerReader:
                 **ids,
             )
         for window, counts in rows:
-            add_counts(found.setdefault(window, {}), json.loads(counts))
-        return {window: _counts(by_sink) for window, by_sink in found.items()}
+            add_counts(result.setdefault(window, {}), json.loads(counts))
+        return {window: _counts(by_sink) for window, by_sink in result.items()}
 
     def read_audit_progress(self, name: str, lane: str = "main") -> AuditProgress | None:
         """Return the progress of the last audit that found no problem."""
@@ -240,13 +240,13 @@ class LedgerReader:
                 name=name,
                 lane=lane,
             )
-        found: Restart | None = None
+        restart: Restart | None = None
         for kind, data in rows:
             if kind == "reset":
-                found = Restart(json.loads(data)["epoch"], {})
-            elif found is not None:
-                found = Restart(found.first, json.loads(data)["position"])
-        return found
+                restart = Restart(json.loads(data)["epoch"], {})
+            elif restart is not None:
+                restart = Restart(restart.first, json.loads(data)["position"])
+        return restart
 
     def close(self) -> None:
         """Close the store."""

@@ -99,7 +99,7 @@ class RollUps(RefreshRequests):
 
     def _due(self, tx: Tx, lease: Lease, last: int, *, history: bool) -> list[_Row]:
         """Return the next epochs for one summary. They are consecutive in number, position and chain."""
-        found = tx.all(
+        result = tx.all(
             "select number, phase, time_window, pipeline_hash, generation, committed_at, counts, link, plan"
             " from headrace_ledger_epoch"
             " where uuid = :uuid and lane = :lane and number <= :last and committed_at is not null order by"
@@ -110,11 +110,11 @@ class RollUps(RefreshRequests):
         )
         before = self._newest(tx, lease)
         number, chained = (
-            (before["last"], before["link"]) if before else (found[0][0] - 1 if found else 0, START)
+            (before["last"], before["link"]) if before else (result[0][0] - 1 if result else 0, START)
         )
         due: list[_Row] = []
         end: Json | None = None
-        for values in found:
+        for values in result:
             row = _Row(*values)
             plan = json.loads(row.plan)
             chained = link(chained, row.number, row.plan, row.generation, row.committed_at, row.counts)
@@ -155,10 +155,10 @@ class RollUps(RefreshRequests):
         counts: Json = json.loads(before["counts"]) if before and extends else {}
         windows: Json = json.loads(before["windows"]) if before and extends else {}
         for row in rows:
-            found = json.loads(row.counts)
-            add_counts(counts, found)
+            result = json.loads(row.counts)
+            add_counts(counts, result)
             if row.window is not None and history:
-                add_counts(windows.setdefault(row.window, {}), found)
+                add_counts(windows.setdefault(row.window, {}), result)
         values: dict[str, Any] = {
             "first": before["first"] if before and extends else rows[0].number,
             "last": rows[-1].number,

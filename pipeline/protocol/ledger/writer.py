@@ -226,42 +226,42 @@ class Ledger(LedgerInterventions):
         lost ledger used. Raise SinkStateError if the records do not agree (see `recovery.from_records`) or
         if the ledger has the pipeline and is not older than the records.
         """
-        found = from_records(lease.name, lease.lane, records, pipeline_hash)
+        result = from_records(lease.name, lease.lane, records, pipeline_hash)
         with self._store.write() as tx:
             self._hold(tx, lease)
-            generation = next_generation(max(found.generation, lease.generation), tx.now)
-            fresh = replace(lease, pipeline=found.pipeline, generation=generation, settled=False)
-            self._rename(tx, lease, found)
+            generation = next_generation(max(result.generation, lease.generation), tx.now)
+            fresh = replace(lease, pipeline=result.pipeline, generation=generation, settled=False)
+            self._rename(tx, lease, result)
             tx.run(
                 "update headrace_ledger_lane set uuid = :to, generation = :generation, committed ="
                 " :committed, position = :position,"
                 " ended = :position, pipeline_hash = :hash, unsettled = 1 where uuid = :uuid and lane ="
                 " :lane",
-                to=found.pipeline,
+                to=result.pipeline,
                 generation=generation,
-                committed=found.committed,
-                position=dump(normalize_position(found.position)),
-                hash=found.pipeline_hash,
+                committed=result.committed,
+                position=dump(normalize_position(result.position)),
+                hash=result.pipeline_hash,
                 **ids_of(lease),
             )
             tx.run(
                 "update headrace_ledger_event set uuid = :to where uuid = :uuid and lane = :lane",
-                to=found.pipeline,
+                to=result.pipeline,
                 **ids_of(lease),
             )
             for sink in records:
                 # The epoch of its registration is lost. With 0, a replay of all its epochs is refused.
                 self._put_sink(tx, fresh, sink, "joined", 0)
-            if found.plan is not None:
+            if result.plan is not None:
                 self._insert_plan(
-                    tx, fresh, found.plan, compiled, found.committed, normalize_position(found.position)
+                    tx, fresh, result.plan, compiled, result.committed, normalize_position(result.position)
                 )
             self._note(
                 tx,
                 fresh,
                 "rebuilt",
                 {
-                    "committed": found.committed,
+                    "committed": result.committed,
                     "records": {sink: record.to_json() for sink, record in records.items()},
                 },
             )
@@ -273,7 +273,7 @@ class Ledger(LedgerInterventions):
             former.release()
         return fresh
 
-    def _rename(self, tx: Tx, lease: Lease, found: RecoveredState) -> None:
+    def _rename(self, tx: Tx, lease: Lease, result: RecoveredState) -> None:
         """Give the pipeline its former UUID. Remove what an older ledger has of it.
 
         Other lanes of the name must not have begun under the new one.
@@ -282,18 +282,18 @@ class Ledger(LedgerInterventions):
         others = tx.one(
             "select 1 from headrace_ledger_lane where uuid = :uuid and lane <> :lane", **ids_of(lease)
         )
-        if others and found.pipeline != lease.pipeline:
+        if others and result.pipeline != lease.pipeline:
             raise _not_empty(lease, "another run of it has begun")
         if state is not None and (state.committed or state.open_plan or state.sinks):
-            if found.pipeline != lease.pipeline:
+            if result.pipeline != lease.pipeline:
                 raise _not_empty(lease, "under another identity")
             newest = state.committed + (state.open_plan is not None)
-            if found.committed + (found.plan is not None) <= newest:
+            if result.committed + (result.plan is not None) <= newest:
                 raise _not_empty(lease, f"it is at epoch {newest}, and no target is ahead of it")
             self._remove_state(tx, lease)
         tx.run(
             "update headrace_ledger_pipeline set uuid = :to where uuid = :uuid",
-            to=found.pipeline,
+            to=result.pipeline,
             uuid=lease.pipeline,
         )
 

@@ -139,14 +139,14 @@ def java_format(text: str) -> str:
 
     Raise UserError for a sign without a counterpart.
     """
-    found = []
+    result = []
     for sign, letters, rest in re.findall(r"%([:.]?\d?[A-Za-z%])|([A-Za-z']+)|(.)", text, re.DOTALL):
         if sign and sign not in _CHRONO:
             msg = f"`%{sign}` of the format `{text}` has no counterpart in Spark"
             raise UserError(msg, hint=f"Known: {', '.join('%' + known for known in _CHRONO)}.")
         quoted = letters.replace("'", "''")
-        found.append(_CHRONO[sign] if sign else f"'{quoted}'" if letters else rest)
-    return "".join(found)
+        result.append(_CHRONO[sign] if sign else f"'{quoted}'" if letters else rest)
+    return "".join(result)
 
 
 def _by_method(arguments: list[Any]) -> exp.Expr:
@@ -178,11 +178,13 @@ def _first_alone(name: str, arguments: list[Any]) -> exp.Expr | None:
 
 def _one_list(arguments: list[Any]) -> exp.Expr | None:
     """Concatenate lists. NULL counts as an empty list unless all are NULL."""
-    found, *others = arguments or [None]
+    result, *others = arguments or [None]
     for one in others:
-        both = exp.Anonymous(this="concat", expressions=[found.copy(), one.copy()])
-        found = template("CASE WHEN _0 IS NULL THEN _1 WHEN _1 IS NULL THEN _0 ELSE _2 END", found, one, both)
-    return found
+        both = exp.Anonymous(this="concat", expressions=[result.copy(), one.copy()])
+        result = template(
+            "CASE WHEN _0 IS NULL THEN _1 WHEN _1 IS NULL THEN _0 ELSE _2 END", result, one, both
+        )
+    return result
 
 
 def _by_unit(build: Callable[[exp.Expr, exp.Expr], exp.Expr]) -> Callable[[list[Any]], exp.Expr | None]:

@@ -119,9 +119,9 @@ def _unit(call: exp.TimestampTrunc | exp.DateTrunc, dialect: str) -> exp.Expr:
     return call
 
 
-def _group(found: re.Match[str]) -> str:
+def _group(result: re.Match[str]) -> str:
     """Return a group, a backslash or a dollar in the spelling of Java's replacements."""
-    said = found[0]
+    said = result[0]
     if said[1:] and said[1:] != "\\":
         return "$0" if said[1] == "&" else f"${said[1]}"
     return f"\\{said[0]}"

@@ -39,20 +39,22 @@ def similar(node: exp.SimilarTo, dialect: str) -> exp.Expr:
 
 def _of_like(text: str) -> str:
     """Return a pattern of Postgres as a pattern of Java."""
-    found, listed = [], False
+    result, listed = [], False
     letters = iter(text)
     for letter in letters:
         if letter == "\\":
-            found.append(re.escape(next(letters, "")))
+            result.append(re.escape(next(letters, "")))
         elif listed:
             listed = letter != "]"
-            found.append(letter)
+            result.append(letter)
         elif letter == "[":
             listed = True
-            found.append(letter)
+            result.append(letter)
         else:
-            found.append({"%": ".*", "_": "."}.get(letter) or (f"\\{letter}" if letter in _PLAIN else letter))
-    return "".join(found)
+            result.append(
+                {"%": ".*", "_": "."}.get(letter) or (f"\\{letter}" if letter in _PLAIN else letter)
+            )
+    return "".join(result)
 
 
 def build_date_bin(arguments: list[Any]) -> exp.Expr:

@@ -126,11 +126,11 @@ def _offer(text: str, dialect: str) -> str:
     """Return a hint with the dialects that can read the text, if Spark's parser refuses it."""
     if dialect != "spark":
         return ""
-    found = [name for name in DIALECTS if name != dialect and _reads(text, name)]
-    if not found:
+    result = [name for name in DIALECTS if name != dialect and _reads(text, name)]
+    if not result:
         return ""
     names, keys = (
-        _join_words([said(name) for name in found]) for said in (_TITLES.__getitem__, "`dialect: {}`".format)
+        _join_words([said(name) for name in result]) for said in (_TITLES.__getitem__, "`dialect: {}`".format)
     )
     return f"As SQL of {names} it can be read: add {keys} to the node.\n"
 
@@ -141,11 +141,11 @@ def _join_words(words: list[str]) -> str:
 
 def _reads(text: str, dialect: str) -> bool:
     try:
-        found = read(text, dialect)
+        result = read(text, dialect)
     except UserError:
         return False
     # Some parsers accept any word as a user-defined type. Headrace has no such types.
-    return not any(kind.this is exp.DataType.Type.USERDEFINED for kind in found.find_all(exp.DataType))
+    return not any(kind.this is exp.DataType.Type.USERDEFINED for kind in result.find_all(exp.DataType))
 
 
 @lru_cache(maxsize=256)

@@ -119,9 +119,9 @@ def _int256_of(node: exp.Expr) -> WideInteger | None:
 
 
 def _call(name: str, kind: exp.DataType | str, *arguments: exp.Expr) -> exp.Anonymous:
-    found = exp.Anonymous(this=name, expressions=[argument.copy() for argument in arguments])
-    found.type = exp.DataType.build(kind, dialect="spark")
-    return found
+    result = exp.Anonymous(this=name, expressions=[argument.copy() for argument in arguments])
+    result.type = exp.DataType.build(kind, dialect="spark")
+    return result
 
 
 def _to_int256(node: exp.Expr, kind: WideInteger) -> exp.Expr:

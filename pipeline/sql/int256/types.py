@@ -57,27 +57,27 @@ def infer_type(node: exp.Expr) -> exp.DataType:
     if node.type is not None and node.type.this != exp.DType.UNKNOWN:
         return node.type
     name = node.name.lower() if isinstance(node, exp.Anonymous) else ""
-    found: exp.DataType | None = None
+    result: exp.DataType | None = None
     if isinstance(node, exp.Dot):
-        found = field_type(infer_type(node.this), node.name)
+        result = field_type(infer_type(node.this), node.name)
     elif name == "get":
-        found = element_type(infer_type(node.expressions[0]))
+        result = element_type(infer_type(node.expressions[0]))
     elif isinstance(node, exp.Struct) or name == "named_struct":
-        found = _struct_type(node)
+        result = _struct_type(node)
     elif isinstance(node, exp.VarMap):
-        found = _container(
+        result = _container(
             exp.DType.MAP, [element_type(infer_type(node.args[part])) for part in ("keys", "values")]
         )
     elif isinstance(node, exp.Bracket) and not isinstance(node.expressions[0], exp.Slice):
         kind = infer_type(node.this)
-        found = (
+        result = (
             field_type(kind, node.expressions[0].name)
             if kind.this == exp.DType.STRUCT
             else element_type(kind)
         )
     else:
-        found = annotate_types(node.copy(), dialect=Spark, overwrite_types=False).type
-    return found or UNKNOWN
+        result = annotate_types(node.copy(), dialect=Spark, overwrite_types=False).type
+    return result or UNKNOWN
 
 
 def _struct_type(node: exp.Expr) -> exp.DataType:
