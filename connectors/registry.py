@@ -72,10 +72,10 @@ def open_sink(context: SinkContext) -> Sink:
     node = context.node
     if not isinstance(node, PluginSinkConfig):
         return sink_class(node)(context)
-    given = replace(
+    own_context = replace(
         context, extra={**context.extra, "plugin": plugin_context(context.key.sink, node, context.settings)}
     )
-    return create_checked(lambda: node.plugin.make(given), Sink, node.installed, context.key.sink)
+    return create_checked(lambda: node.plugin.make(own_context), Sink, node.installed, context.key.sink)
 
 
 def sink_class(node: Any) -> type[Sink]:

@@ -41,10 +41,10 @@ def row_error(node: str, what: Column | str, hint: str = "", **facts: Column) ->
     """
     from pyspark.sql import functions as F  # noqa: N812
 
-    said = F.lit(what) if isinstance(what, str) else what
+    text = F.lit(what) if isinstance(what, str) else what
     fields = [
         F.lit(node).alias("node"),
-        said.alias("what"),
+        text.alias("what"),
         F.lit(hint).alias("hint"),
         F.struct(*[v.alias(k) for k, v in facts.items()]),
     ]

@@ -27,9 +27,9 @@ def expressions(frame: DataFrame) -> Iterator[Any]:
             result += inner(one.children())
 
 
-def inner(held: Any) -> list[Any]:
+def inner(sequence: Any) -> list[Any]:
     """Return a JVM sequence as a list."""
-    return [held.apply(place) for place in range(held.size())]
+    return [sequence.apply(place) for place in range(sequence.size())]
 
 
 def refuse_relative_timestamps(frame: DataFrame, text: str, node: str, known: Collection[str] = ()) -> None:

@@ -146,7 +146,7 @@ def _translate_error(error: Exception, name: str, table: str, doing: str, sectio
     from clickhouse_connect.driver.exceptions import OperationalError
 
     code = getattr(error, "code", None)
-    said = _SERVER_TEXT.sub(r"\1", str(error))
+    text = _SERVER_TEXT.sub(r"\1", str(error))
     subject = f"`{table}`" if table else "ClickHouse"
     if code in _LOGIN:
         msg = f"ClickHouse refuses the user or the password of {section}"
@@ -155,15 +155,15 @@ def _translate_error(error: Exception, name: str, table: str, doing: str, sectio
         )
     if code in _PASSING or (code is None and isinstance(error, OperationalError)):
         return TransientError(
-            f"ClickHouse cannot be reached or is busy: {said if code else _root(error)}",
+            f"ClickHouse cannot be reached or is busy: {text if code else _root(error)}",
             hint=f"Is {section}.url right? Servers for trying things out: headrace services up.",
             node=name,
         )
     if code == ACCESS_DENIED:
-        return TargetError(f"{subject}: no right to {doing or 'do this'}: {said}", node=name)
+        return TargetError(f"{subject}: no right to {doing or 'do this'}: {text}", node=name)
     if code in {UNKNOWN_TABLE, UNKNOWN_DATABASE}:
-        return TargetError(f"{subject} does not exist: {said}", node=name)
-    return TargetError(f"{subject}: ClickHouse says: {said}", node=name)
+        return TargetError(f"{subject} does not exist: {text}", node=name)
+    return TargetError(f"{subject}: ClickHouse says: {text}", node=name)
 
 
 def _root(error: BaseException, host: str = "") -> str:

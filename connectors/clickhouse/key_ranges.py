@@ -95,18 +95,18 @@ class SqlParameters:
 
     def value(self, text: str, kind: str) -> str:
         """Return SQL of the type `kind` for a value that `SortingKeyColumn.text` converted to a string."""
-        base, given = base_of(kind), self.bind(text, "String")
+        base, parameter = base_of(kind), self.bind(text, "String")
         if base in _HEX:
-            given = f"unhex({given})"
-        return f"CAST({given} AS {_in_utc(kind) if base in _TIMES else kind})"
+            parameter = f"unhex({parameter})"
+        return f"CAST({parameter} AS {_in_utc(kind) if base in _TIMES else kind})"
 
     def literal(self, text: str, kind: str) -> str:
         """Return SQL of the type `kind` for a value from a user. Times without a zone are UTC."""
         parsed: Any = parse(kind)
-        given = self.bind(text, "String")
+        parameter = self.bind(text, "String")
         if parsed.base_type in _TIMES:
-            return f"parseDateTime64BestEffort({given}, {getattr(parsed, 'scale', 0)}, 'UTC')"
-        return f"CAST({given} AS {kind})"
+            return f"parseDateTime64BestEffort({parameter}, {getattr(parsed, 'scale', 0)}, 'UTC')"
+        return f"CAST({parameter} AS {kind})"
 
 
 def _in_utc(kind: str) -> str:

@@ -77,9 +77,9 @@ class ClickHouseScan:
 
         Columns are named by index, because an alias would shadow the column that a filter refers to.
         """
-        asked = [_cast(column) for column in self.columns]
+        expressions = [_cast(column) for column in self.columns]
         listed = (
-            ", ".join(f"{sql} AS _headrace_{place}" for place, sql in enumerate([*asked, *extra]))
+            ", ".join(f"{sql} AS _headrace_{place}" for place, sql in enumerate([*expressions, *extra]))
             or "1 AS _headrace_0"
         )
         text = (

@@ -133,8 +133,8 @@ def _agrees(node: FileSourceConfig, shape: FileSchema, file: File, name: str) ->
             shape.payload.field(column).type if column in shape.payload.names else None,
         )
         if result != wanted:
-            said = f"has no column `{column}`" if result is None else f"holds `{column}` as {result}"
-            msg = f"`schema` declares `{column}: {kind}`, but `{file.path}` {said}"
+            text = f"has no column `{column}`" if result is None else f"holds `{column}` as {result}"
+            msg = f"`schema` declares `{column}: {kind}`, but `{file.path}` {text}"
             raise SchemaError(
                 msg,
                 hint=f"Correct `schema`, or leave it out. The file has: {', '.join(shape.payload.names)}.",
@@ -148,12 +148,12 @@ def check_file(file: File, schema: pa.Schema, wanted: pa.Schema, name: str) -> N
         at = schema.get_field_index(field.name)
         result = plain(schema.field(at).type) if at >= 0 else None
         if result is None or not _fits(result, field.type):
-            said = (
+            text = (
                 f"lacks the column `{field.name}`"
                 if result is None
                 else f"holds `{field.name}` as {result}, not as {field.type}"
             )
-            msg = f"`{file.path}` {said}, unlike the first file"
+            msg = f"`{file.path}` {text}, unlike the first file"
             raise SchemaError(
                 msg,
                 hint="List the columns that all files have under `columns`, or read the files in parts.",

@@ -148,15 +148,15 @@ class IcebergMetadata:
                 return stored.record
         return None
 
-    def contains(self, held: IcebergSinkState) -> bool:
+    def contains(self, state: IcebergSinkState) -> bool:
         """Return whether the newest snapshot contains the rows written with a record.
 
         A rollback removes the rows and keeps the record. If snapshots in between were expired, return True.
         """
         at = self.newest
-        while at is not None and int(at.snapshotId()) != held.snapshot:
+        while at is not None and int(at.snapshotId()) != state.snapshot:
             parent = at.parentId()
-            if int(at.sequenceNumber()) <= held.sequence or parent is None:
+            if int(at.sequenceNumber()) <= state.sequence or parent is None:
                 return False
             at = self._base.snapshot(parent)
             if at is None:
@@ -175,7 +175,7 @@ class IcebergMetadata:
     def commit_if_unchanged(
         self,
         *,
-        held: IcebergSinkState | None = None,
+        state: IcebergSinkState | None = None,
         main: int | None = None,
         begin: str = "",
         drop: tuple[str, ...] = (),
@@ -194,7 +194,7 @@ class IcebergMetadata:
         if main is not None and main != self.newest_id:
             builder.setBranchSnapshot(main, MAIN)
         values = java_class(self._jvm, "java.util.HashMap")()
-        for app, one in {**(others or {}), **({self._app: held} if held is not None else {})}.items():
+        for app, one in {**(others or {}), **({self._app: state} if state is not None else {})}.items():
             values.put(PREFIX + app, one.text())
         if self._base.propertyAsBoolean(_DELETED_BY_ICEBERG, False):
             values.put(_DELETED_BY_ICEBERG, "false")

@@ -132,7 +132,7 @@ class IcebergTableSink(LakehouseSink):
         if change.kind is CommitKind.FENCE:
             stored = metadata.sink_state() or IcebergSinkState(change.generation, None, 0, None)
             fence = replace(stored, generation=change.generation, share=self._context.owner.share)
-            done = metadata.commit_if_unchanged(held=fence)
+            done = metadata.commit_if_unchanged(state=fence)
             return SinkState(change.generation, expected.record) if done else None
         return self._commit_registration(metadata, change)
 
@@ -210,7 +210,7 @@ class IcebergTableSink(LakehouseSink):
         record = replace(change.record, baseline=self.read_rows(SinkState(version=metadata)).count())
         former = [claim.key.text for claim in owner.former(claims)]
         state = IcebergSinkState.at(metadata.newest, change.generation, record, share=owner.share)
-        done = metadata.commit_if_unchanged(held=state, remove=former)
+        done = metadata.commit_if_unchanged(state=state, remove=former)
         return SinkState(change.generation, record) if done else None
 
     def _commit_epoch(self, expected: SinkState, change: SinkCommit, frame: EpochFrame) -> SinkState | None:
@@ -235,7 +235,7 @@ class IcebergTableSink(LakehouseSink):
                 record = change.complete(read_counts(staged, begun, keyed=bool(frame.key)))
                 share = self._context.owner.share
                 stored = IcebergSinkState.at(staged, change.generation, record, share=share)
-                if metadata.commit_if_unchanged(held=stored, main=int(staged.snapshotId()), drop=(branch,)):
+                if metadata.commit_if_unchanged(state=stored, main=int(staged.snapshotId()), drop=(branch,)):
                     published = SinkState(change.generation, record)
             self._read_back(published)
         except Exception as error:

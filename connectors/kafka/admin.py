@@ -97,11 +97,13 @@ class TopicCluster:
         from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
         cluster = self.admin.describe_cluster(request_timeout=timeout) if not self._cluster_id else None
-        asked = self.admin.describe_topics(TopicCollection([self.topic]), request_timeout=timeout)[self.topic]
+        futures = self.admin.describe_topics(TopicCollection([self.topic]), request_timeout=timeout)[
+            self.topic
+        ]
         try:
             if cluster is not None:
                 self._cluster_id = str(cluster.result().cluster_id)
-            result = asked.result()
+            result = futures.result()
         except KafkaException as error:
             if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
                 return None
@@ -115,16 +117,16 @@ class TopicCluster:
 
         The client itself would retry until its own timeout.
         """
-        said = "no address"
+        text = "no address"
         for broker in self._connection.brokers.split(","):
             host, _, port = broker.strip().rpartition(":")
             try:
                 socket.create_connection((host.strip("[]"), int(port)), timeout).close()
             except (OSError, ValueError) as error:
-                said = getattr(error, "strerror", None) or str(error)
+                text = getattr(error, "strerror", None) or str(error)
             else:
                 return
-        msg = f"Kafka at {self._connection.brokers} cannot be reached: {said}"
+        msg = f"Kafka at {self._connection.brokers} cannot be reached: {text}"
         raise TransientError(
             msg, hint=f"Are the brokers up, and is {self._setting}.brokers right?", node=self.node
         )
@@ -190,8 +192,8 @@ class TopicCluster:
                 on=is_moving, wait_initial=0.05, wait_max=1.0, attempts=None, timeout=_TIMEOUT
             ):
                 with attempt:
-                    asked = self.admin.list_offsets(wanted, isolation_level=level, request_timeout=_TIMEOUT)
-                    answers = {part.partition: answer.result() for part, answer in asked.items()}
+                    futures = self.admin.list_offsets(wanted, isolation_level=level, request_timeout=_TIMEOUT)
+                    answers = {part.partition: answer.result() for part, answer in futures.items()}
                     offsets = {part: (answer.offset, answer.timestamp) for part, answer in answers.items()}
         except KafkaException as error:
             raise self.explain(error) from error
@@ -217,9 +219,11 @@ class TopicCluster:
         from confluent_kafka import KafkaError, KafkaException
         from confluent_kafka.cimpl import NewTopic
 
-        asked = NewTopic(self.topic, partitions, -1 if replicas is None else replicas, config=dict(config))
+        new_topic = NewTopic(
+            self.topic, partitions, -1 if replicas is None else replicas, config=dict(config)
+        )
         try:
-            self.admin.create_topics([asked], request_timeout=_TIMEOUT)[self.topic].result()
+            self.admin.create_topics([new_topic], request_timeout=_TIMEOUT)[self.topic].result()
         except KafkaException as error:
             cause = error.args[0]
             if cause.name() in _INVALID_TOPIC:

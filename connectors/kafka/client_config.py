@@ -43,22 +43,22 @@ def spark_options(connection: KafkaCluster) -> dict[str, str]:
 
     The user's options with the prefix `kafka.` are passed through and take precedence.
     """
-    given = _plain(connection)
+    options = _plain(connection)
     result = {
         "bootstrap.servers": connection.brokers,
         "security.protocol": connection.security_protocol.upper(),
     }
-    result |= {key: given[key] for key in _SAME if key in given} | _login(given) | _tls(given)
+    result |= {key: options[key] for key in _SAME if key in options} | _login(options) | _tls(options)
     if result.get("ssl.endpoint.identification.algorithm") == "none":
         result["ssl.endpoint.identification.algorithm"] = ""
     return {f"kafka.{key}": value for key, value in result.items()} | {
-        k: v for k, v in given.items() if k.startswith(_JVM_ONLY)
+        k: v for k, v in options.items() if k.startswith(_JVM_ONLY)
     }
 
 
-def _login(given: dict[str, str]) -> dict[str, str]:
-    mechanism = given.get("sasl.mechanism") or given.get("sasl.mechanisms")
-    if mechanism is None or "kafka.sasl.jaas.config" in given:
+def _login(options: dict[str, str]) -> dict[str, str]:
+    mechanism = options.get("sasl.mechanism") or options.get("sasl.mechanisms")
+    if mechanism is None or "kafka.sasl.jaas.config" in options:
         return {"sasl.mechanism": mechanism} if mechanism else {}
     if mechanism not in _LOGIN:
         msg = (
@@ -68,7 +68,7 @@ def _login(given: dict[str, str]) -> dict[str, str]:
         raise SettingsError(
             msg, hint="Give the JVM's own settings too: kafka.sasl.mechanism and kafka.sasl.jaas.config."
         )
-    user, password = (_quote_text(given.get(key, "")) for key in ("sasl.username", "sasl.password"))
+    user, password = (_quote_text(options.get(key, "")) for key in ("sasl.username", "sasl.password"))
     return {
         "sasl.mechanism": mechanism,
         "sasl.jaas.config": f"{_LOGIN[mechanism]} required username={user} password={password};",
@@ -80,17 +80,17 @@ def _quote_text(text: str) -> str:
     return f'"{escaped}"'
 
 
-def _tls(given: dict[str, str]) -> dict[str, str]:
+def _tls(options: dict[str, str]) -> dict[str, str]:
     """Return the JVM's TLS options from the PEM settings of librdkafka.
 
     Certificate and key are passed as strings, because the JVM would otherwise need them in one file.
     """
     result: dict[str, str] = {}
-    if path := given.get("ssl.ca.location"):
+    if path := options.get("ssl.ca.location"):
         result |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": path}
-    elif pem := given.get("ssl.ca.pem"):
+    elif pem := options.get("ssl.ca.pem"):
         result |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": pem}
-    chain, key = _pem(given, "ssl.certificate"), _pem(given, "ssl.key")
+    chain, key = _pem(options, "ssl.certificate"), _pem(options, "ssl.key")
     if chain and key:
         result |= {
             "ssl.keystore.type": "PEM",
@@ -100,10 +100,10 @@ def _tls(given: dict[str, str]) -> dict[str, str]:
     return result
 
 
-def _pem(given: dict[str, str], name: str) -> str | None:
-    if pem := given.get(f"{name}.pem"):
+def _pem(options: dict[str, str], name: str) -> str | None:
+    if pem := options.get(f"{name}.pem"):
         return pem
-    path = given.get(f"{name}.location")
+    path = options.get(f"{name}.location")
     if path is None:
         return None
     try:

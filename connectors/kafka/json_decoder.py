@@ -218,7 +218,7 @@ def guard_record(
         "payload": F.substring("text", 1, 2000),
         "columns": F.lit(json.dumps({name: kind.lower() for name, kind in declared.items()})),
     }
-    said = f"the {what} does not fit `schema`"
+    problem = f"the {what} does not fit `schema`"
     good = F.col("json.bad").isNull() & F.col("json.v").isNotNull() & F.col("json.e").isNotNull()
     whole = [
         require_payload(checks, F.col("value").isNotNull(), where),
@@ -227,7 +227,7 @@ def guard_record(
         ),
         checks.require(
             good,
-            F.concat(F.lit(said), _describe_misfit(declared)) if checks.collect else said,
+            F.concat(F.lit(problem), _describe_misfit(declared)) if checks.collect else problem,
             f"{remedy}, or `schema`.",
             **where,
             **shown,
@@ -309,10 +309,10 @@ def _wide(checks: RowConditions, name: str, kind: pa.DataType, declared: str) ->
         f"Send its digits, as text if there are more than {SPARK_DIGITS}; or correct the type of"
         f" `{name}` in `schema`."
     )
-    said = F.regexp_replace(
+    digits = F.regexp_replace(
         text, SPELLED, "$1$2$3"
     )  # one string per number, because keys are compared as strings
-    plain = F.when(said == MINUS_NOTHING, "0").otherwise(said)
+    plain = F.when(digits == MINUS_NOTHING, "0").otherwise(digits)
     fits = checks.require(text.isNull() | good, _cannot_hold(name, declared, text), hint, **place_columns())
     return checks.guard(plain, fits).alias(name)
 

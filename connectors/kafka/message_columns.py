@@ -137,17 +137,17 @@ def _operation(checks: RowConditions, key: Sequence[str], *, own: bool) -> Colum
     headers = F.col(OF_MESSAGE + "headers")
     header = F.element_at(F.filter(headers, lambda h: h["key"] == OP_HEADER), -1)["value"].cast("string")
     has_header = headers.isNotNull() & F.exists(headers, lambda h: h["key"] == OP_HEADER)
-    said = F.col(OP) if own else F.when(has_header, F.coalesce(header, F.lit("")))
-    known = F.lower(said)
+    text = F.col(OP) if own else F.when(has_header, F.coalesce(header, F.lit("")))
+    known = F.lower(text)
     what = F.concat(
-        F.lit(f"{'column `' + OP + '`' if own else 'header ' + OP_HEADER} says `"), said, F.lit("`")
+        F.lit(f"{'column `' + OP + '`' if own else 'header ' + OP_HEADER} says `"), text, F.lit("`")
     )
-    result = F.when(said.isNull(), F.lit("i"))
+    result = F.when(text.isNull(), F.lit("i"))
     for name, operation in OPERATIONS.items():
         result = result.when(known == name, F.lit(operation))
     tombstone = F.col(OF_MESSAGE + TOMBSTONE) if key else F.lit(False)
     hint = "Known: r, c (insert), u (update), d (delete); without the header a message is an insert."
-    is_known = said.isNull() | known.isin(*OPERATIONS)
+    is_known = text.isNull() | known.isin(*OPERATIONS)
     operation = checks.guard(result, checks.require(tombstone | is_known, what, hint, **place_columns()))
     if not key:
         return operation

@@ -84,18 +84,18 @@ class KafkaStream(UnboundedSource):
 
         It is earliest, latest, or the first rows at or after epoch milliseconds.
         """
-        asked = self._node.starting_offsets.strip().lower()
-        if asked == "earliest":
+        setting = self._node.starting_offsets.strip().lower()
+        if setting == "earliest":
             return self._growth.first_position(self.earliest_offsets())
-        if asked == "latest":
+        if setting == "latest":
             return self.end_offsets()
-        if not re.fullmatch(r"\d+", asked):
+        if not re.fullmatch(r"\d+", setting):
             msg = (
                 f"starting_offsets `{self._node.starting_offsets}` is none of: earliest, latest, epoch"
                 " milliseconds"
             )
             raise UserError(msg, hint="Write for example starting_offsets: '1735689600000'.", node=self._name)
-        return self._at_time(self._cluster.describe(), int(asked))
+        return self._at_time(self._cluster.describe(), int(setting))
 
     def earliest_offsets(self) -> Json:
         """Return the first offsets that the topic still has."""
@@ -370,14 +370,14 @@ class KafkaStream(UnboundedSource):
         starts = {part: after["offsets"].get(str(part), 0) for part in topic.partitions if part in ends}
         earliest = self._cluster.earliest(starts)
         if lost := {part: start for part, start in starts.items() if start < earliest[part]}:
-            said = "; ".join(
+            details = "; ".join(
                 f"partition {part}: next to read {at}, earliest held {earliest[part]}"
                 for part, at in lost.items()
             )
             count = sum(earliest[part] - at for part, at in lost.items())
             msg = (
                 f"topic `{self._node.topic}` no longer holds {count} offsets that the stream must read"
-                f" ({said})"
+                f" ({details})"
             )
             hint = f"Lengthen retention.ms (and delete.retention.ms of a compacted topic). {_RESET}"
             hint += " If an epoch is open, `headrace replay FILE --skip-open` goes on without its rows."
@@ -393,8 +393,8 @@ class KafkaStream(UnboundedSource):
         ahead = [part for part, offset in offsets.items() if offset > ends[part]]
         high = self._cluster.high_watermark(ahead)
         if cut := {part: offsets[part] for part in ahead if offsets[part] > high[part]}:
-            said = "; ".join(f"partition {part}: {what} {at}, end {high[part]}" for part, at in cut.items())
+            gaps = "; ".join(f"partition {part}: {what} {at}, end {high[part]}" for part, at in cut.items())
             msg = (
-                f"topic `{self._node.topic}` ends before the stream's position ({said}): its log was cut off"
+                f"topic `{self._node.topic}` ends before the stream's position ({gaps}): its log was cut off"
             )
             raise TargetError(msg, hint=f"Was the cluster restored from a backup? {_RESET}", node=self._name)

@@ -165,8 +165,8 @@ class ArrowTransactionalSink(TransactionalSink):
         """Fence each sink with a note of the generation after its own, then remove its claim."""
         for claim in claims:
             with self._noting(claim.key.text):
-                if held := self.load_note():
-                    self._swap(held, {"generation": held["generation"] + 1, "record": None}, None)
+                if state := self.load_note():
+                    self._swap(state, {"generation": state["generation"] + 1, "record": None}, None)
         note, there = self._claims()
         self._put_claims(note, [claim for claim in there if claim not in claims])
 

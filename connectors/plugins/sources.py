@@ -249,17 +249,18 @@ def _work(
         worker: Any = shipped.open()
         for batch in places:
             for at in batch.column(0).to_pylist():
-                part, first, kind, asked = tasks[at]
+                part, first, kind, request = tasks[at]
                 seen = 0
-                for made in shipped.checked_batches("`batches`", lambda asked=asked: worker.batches(**asked)):
+                for made in shipped.checked_batches(
+                    "`batches`", lambda request=request: worker.batches(**request)
+                ):
                     yield _add_position(shipped, made, schema, part, first + seen)
                     seen += made.num_rows
-                    if kind == _OF_RANGE and seen > asked["end"] - asked["start"]:
-                        what = (
-                            f"`batches` gave more than {asked['end'] - asked['start']} rows for the offsets"
-                        )
+                    if kind == _OF_RANGE and seen > request["end"] - request["start"]:
+                        start, end = request["start"], request["end"]
                         shipped.refuse(
-                            f"{what} {asked['start']} to {asked['end']} of partition {part}",
+                            f"`batches` gave more than {end - start} rows for the offsets {start} to {end} of"
+                            f" partition {part}",
                             "At most one row has an offset.",
                         )
 

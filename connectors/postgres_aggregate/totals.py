@@ -79,9 +79,9 @@ class TotalsTable:
             return ""
         if not result[0][0].startswith(self._owner):
             where = f"{self._node.schema_}.{self._node.agg_table}"
-            said = result[0][0].removeprefix(_MARK).split(",")[0]
+            owner = result[0][0].removeprefix(_MARK).split(",")[0]
             whose = (
-                f"has the totals of {said}" if result[0][0].startswith(_MARK) else "was not made by Headrace"
+                f"has the totals of {owner}" if result[0][0].startswith(_MARK) else "was not made by Headrace"
             )
             msg = f"the table {where} {whose}, not of {self._node.landing_table}"
             raise TargetError(msg, hint="Choose another `agg_table`.", node=self._name, keys=("agg_table",))
@@ -108,20 +108,20 @@ class TotalsTable:
 
     def _stored_totals(self, column: str, total: AggregateColumn) -> dict[str, _Total]:
         source = None if total.from_ is None and total.fn == "count" else Identifier(total.from_ or column)
-        given = trusted_sql(total.type) if total.type else None
+        declared_type = trusted_sql(total.type) if total.type else None
         if source is None:
-            return {column: _counter(SQL("count(*)"), given)}
+            return {column: _counter(SQL("count(*)"), declared_type)}
         if total.fn == "count":
-            return {column: _counter(SQL("count({})").format(source), given)}
+            return {column: _counter(SQL("count({})").format(source), declared_type)}
         if total.fn in ("sum", "avg"):
-            kind = given or SQL("numeric")
+            kind = declared_type or SQL("numeric")
             amount = SQL("sum({}::{})").format(source, kind)
             name = column if total.fn == "sum" else f"{column}_sum"
             result = {name: _Total(kind, lambda rows: _add_filter(amount, rows, empty="0"), "+")}
             if total.fn == "avg":
                 result[f"{column}_count"] = _counter(SQL("count({})").format(source))
             return result
-        kind = given or trusted_sql(self._types[total.from_ or column])
+        kind = declared_type or trusted_sql(self._types[total.from_ or column])
         extreme = SQL(f"{total.fn}({{}}::{{}})").format(source, kind)
         joins = "LEAST" if total.fn == "min" else "GREATEST"
         return {column: _Total(kind, lambda rows: _add_filter(extreme, rows), joins, source)}

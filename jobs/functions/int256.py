@@ -162,7 +162,7 @@ def _digits(column: pa.Array, kind: WideInteger) -> int:
 
 
 def _unary(
-    name: str, compute: Callable[[int], int], kind: WideInteger, *, said: str = "{}"
+    name: str, compute: Callable[[int], int], kind: WideInteger, *, form: str = "{}"
 ) -> Callable[[pa.Array], pa.Array]:
     low, high = kind.lowest, kind.highest
 
@@ -174,7 +174,7 @@ def _unary(
             return result
         if result < 0 and not kind.signed:
             return f"{ERROR}{name} does not support negative values: {value}"
-        return f"{ERROR}{name} overflow: {said.format(value)} {_outside(result, kind)}"
+        return f"{ERROR}{name} overflow: {form.format(value)} {_outside(result, kind)}"
 
     def function(value: pa.Array) -> pa.Array:
         return _texts([one(number) for number in _numbers(name, value, kind)])
@@ -195,5 +195,5 @@ i256_div = _binary("i256_div", "div", INT256)
 i256_mod = _binary("i256_mod", "mod", INT256)
 to_u256 = _unary("to_u256", lambda value: value, UINT256)
 to_i256 = _unary("to_i256", lambda value: value, INT256)
-i256_neg = _unary("i256_neg", lambda value: -value, INT256, said="-({})")
-i256_abs = _unary("i256_abs", abs, INT256, said="abs({})")
+i256_neg = _unary("i256_neg", lambda value: -value, INT256, form="-({})")
+i256_abs = _unary("i256_abs", abs, INT256, form="abs({})")

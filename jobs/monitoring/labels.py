@@ -15,9 +15,9 @@ def node_labels(model: PipelineModel) -> dict[str, dict[str, str]]:
     result: dict[str, dict[str, str]] = {}
     for part, node_type in _PARTS.items():
         for name, node in getattr(model, part).items():
-            given = node.telemetry.labels if node.telemetry else {}
+            labels = node.telemetry.labels if node.telemetry else {}
             own = {"id": name, "topology_node_type": node_type, "operator_type": node.type}
-            result[name] = {**given, **type_tags(node), **own}
+            result[name] = {**labels, **type_tags(node), **own}
     return result
 
 

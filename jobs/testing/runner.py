@@ -120,8 +120,8 @@ class PipelineTestRunner:
 
     def _expectations(self, case: Case) -> dict[str, Expectation]:
         """Return expected and actual rows by node. If the test expects an error, all nodes are computed."""
-        given = {name: case.input_rows(name) for name in case.node.given}
-        planner, schemas = self._stages.planner_for(case, given)
+        inputs = {name: case.input_rows(name) for name in case.node.given}
+        planner, schemas = self._stages.planner_for(case, inputs)
         model = case.file.model
         filled = {
             name
@@ -131,7 +131,7 @@ class PipelineTestRunner:
         check_computable(case, {**planner.schemas, **dict.fromkeys(filled)})
         tables = {
             name: build_input_table(case, name, rows, schemas[name], _ordinal(case, name))
-            for name, rows in given.items()
+            for name, rows in inputs.items()
         }
         sets = {
             name: InputTable(_values(tables.get(name), case, name)) for name in graph.dynamic_tables(model)
@@ -214,9 +214,9 @@ def _readings(planner: PipelinePlanner, case: Case, tables: Mapping[str, pa.Tabl
     return readings
 
 
-def _values(given: pa.Table | None, case: Case, name: str) -> list[str]:
+def _values(table: pa.Table | None, case: Case, name: str) -> list[str]:
     """Return the given values of a dynamic table. Raises DataError if one is null."""
-    values = given[VALUE].to_pylist() if given is not None else []
+    values = table[VALUE].to_pylist() if table is not None else []
     if None in values:
         msg = f"test `{case.name}`: `{name}` has a null, and a dynamic table takes strings"
         raise DataError(msg, node=name, place=case.place("given", name))

@@ -38,7 +38,7 @@ class SubgraphPlanners:
         self._planners: dict[tuple[str, ...], PipelinePlanner] = {}
 
     def planner_for(
-        self, case: Case, given: Mapping[str, Rows]
+        self, case: Case, inputs: Mapping[str, Rows]
     ) -> tuple[PipelinePlanner, dict[str, pa.Schema]]:
         """Return the planner for a test, and the columns of every given node.
 
@@ -50,14 +50,14 @@ class SubgraphPlanners:
         roots: dict[str, pa.Schema] = {}
         for name, source in model.sources.items():
             schema = file_schema(name, source)
-            if schema is None and name in given:
-                schema = declared_schema(case, name, given[name])
+            if schema is None and name in inputs:
+                schema = declared_schema(case, name, inputs[name])
             if schema is not None:
                 roots[name] = schema
         for name in graph.in_order(model):
-            if name in given:
-                roots[name] = self._transform(case, name, given[name], roots)
-        return self._planner(case.file, roots), {name: roots.get(name, TABLE) for name in given}
+            if name in inputs:
+                roots[name] = self._transform(case, name, inputs[name], roots)
+        return self._planner(case.file, roots), {name: roots.get(name, TABLE) for name in inputs}
 
     def _transform(self, case: Case, name: str, rows: Rows, roots: Mapping[str, pa.Schema]) -> pa.Schema:
         """Return the columns of a given transform, from its `schema` in the test, its SQL, or its rows."""

@@ -64,13 +64,13 @@ def _unknown(loc: Loc, model: type[BaseModel], layers: Sequence[Layer]) -> str:
 def _wrong(loc: Loc, item: ErrorDetails, model: type[BaseModel], layers: Sequence[Layer]) -> str:
     wanted = _WANTED.get(item["type"])
     if item["type"] == "literal_error":
-        said = "must be " + str(item.get("ctx", {}).get("expected", "")).replace("'", "`").removeprefix(
+        problem = "must be " + str(item.get("ctx", {}).get("expected", "")).replace("'", "`").removeprefix(
             "``, "
         )
     elif item["type"] == "less_than_equal":
-        said = f"must be {item.get('ctx', {}).get('le')} or less"
+        problem = f"must be {item.get('ctx', {}).get('le')} or less"
     else:
-        said = f"must be {wanted}" if wanted else item["msg"].removeprefix("Value error, ")
+        problem = f"must be {wanted}" if wanted else item["msg"].removeprefix("Value error, ")
     if item["type"] in _SHOWN and not is_secret(loc, model) and get_origin(type_at(loc, model)) is not dict:
-        said += f", and is `{shorten(item['input'])}`"
-    return f"{'.'.join(loc)}: {said}\n" + paragraph(describe_lookup(loc, layers))
+        problem += f", and is `{shorten(item['input'])}`"
+    return f"{'.'.join(loc)}: {problem}\n" + paragraph(describe_lookup(loc, layers))

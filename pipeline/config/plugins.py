@@ -25,7 +25,7 @@ Ids = Annotated[tuple[str, ...], BeforeValidator(_ids)]
 
 
 class PluginSettings(BaseModel):
-    """What is said of plugins outside of pipeline files.
+    """Settings of plugins, which pipeline files do not have.
 
     A map under any other name is options of the plugin of that name (`HEADRACE__PLUGIN__<NAME>__<KEY>`); they
     are read where the plugin is used.

@@ -142,15 +142,15 @@ def _put_below(result: dict[str, Any], weaker: Mapping[str, Any]) -> None:
 def describe_lookup(loc: Loc, layers: Sequence[Layer]) -> str:
     """Return every place in which a setting may be, in order, and which of them was used."""
     taken = next((layer for layer in layers if layer.has(loc)), None)
-    said = []
+    text = []
     for layer in layers:
         if layer.has(loc):
-            said.append(f"{layer.where(loc)} ({'taken' if layer is taken else 'not needed'})")
+            text.append(f"{layer.where(loc)} ({'taken' if layer is taken else 'not needed'})")
         elif layer.listed:
-            said.append(layer.searched_location(loc))
+            text.append(layer.searched_location(loc))
     if taken is None:
-        said.append("the default (taken)")
-    return "looked at " + ", ".join(said)
+        text.append("the default (taken)")
+    return "looked at " + ", ".join(text)
 
 
 def paragraph(text: str) -> str:

@@ -30,10 +30,10 @@ def fix_file_text(text: str, shown: str) -> tuple[str, list[str]]:
     stays the same. Raise PipelineFileError if the file has other mistakes, which the user must fix.
     """
     try:
-        before, said = parse_pipeline(text, shown), list[str]()
+        before, messages = parse_pipeline(text, shown), list[str]()
     except PipelineFileError:
-        text, said = _with_dialects(text)
-        if not said:
+        text, messages = _with_dialects(text)
+        if not messages:
             raise
         before = parse_pipeline(text, shown)
     yaml, root = _load_text(text)
@@ -43,12 +43,12 @@ def fix_file_text(text: str, shown: str) -> tuple[str, list[str]]:
         *_add_version_and_name(root, shown),
     ]
     if not respelled:
-        return text, said
+        return text, messages
     text = _dump_text(yaml, root)
     if parse_pipeline(text, shown).hash != before.hash:
         msg = "fixing changed what the pipeline does"
         raise AssertionError(msg)
-    return text, [*said, *respelled]
+    return text, [*messages, *respelled]
 
 
 def _load_text(text: str) -> tuple[YAML, CommentedMap]:
@@ -80,17 +80,17 @@ def _with_dialects(text: str) -> tuple[str, list[str]]:
         return text, []
     inner = root.get(WRAPPER, root) if isinstance(root, CommentedMap) else None
     nodes = inner.get("transforms") if isinstance(inner, CommentedMap) else None
-    said = []
+    messages = []
     for name, node in nodes.items() if isinstance(nodes, CommentedMap) else ():
         if not isinstance(node, CommentedMap) or not isinstance(node.get("sql"), str) or "dialect" in node:
             continue
         if result := _only_meaning(node["sql"]):
             node.insert(list(node).index("sql"), "dialect", result[0])
             others = f" ({' and '.join(result[1:])} would read the same)" if result[1:] else ""
-            said.append(
+            messages.append(
                 f"node '{name}': added `dialect: {result[0]}`, since Spark cannot read its SQL{others}"
             )
-    return (_dump_text(yaml, root), said) if said else (text, [])
+    return (_dump_text(yaml, root), messages) if messages else (text, [])
 
 
 def _only_meaning(text: str) -> list[str]:

@@ -73,17 +73,19 @@ def _clause(parser: Any, options: dict[str, exp.Expr]) -> bool:
 
 
 def _behaviour(parser: Any, word: str, options: dict[str, exp.Expr]) -> bool:
-    said: exp.Expr = exp.Literal.string(word)
+    behavior: exp.Expr = exp.Literal.string(word)
     if word == "DEFAULT":
-        said = parser._parse_bitwise()  # noqa: SLF001
+        behavior = parser._parse_bitwise()  # noqa: SLF001
     elif word == "EMPTY":
         kind = next((one for one in ("ARRAY", "OBJECT") if parser._match_text_seq(one)), "ARRAY")  # noqa: SLF001
-        said = exp.Literal.string(f"EMPTY {kind}")
+        behavior = exp.Literal.string(f"EMPTY {kind}")
     for event in ("EMPTY", "ERROR", "NULL"):
         if parser._match_text_seq("ON", event):  # noqa: SLF001
             if event == "NULL":
-                options[word.lower()] = said
+                options[word.lower()] = behavior
             else:
-                options[f"on_{event.lower()}"] = exp.Tuple(expressions=[said]) if word == "DEFAULT" else said
+                options[f"on_{event.lower()}"] = (
+                    exp.Tuple(expressions=[behavior]) if word == "DEFAULT" else behavior
+                )
             return True
     return False

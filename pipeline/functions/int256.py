@@ -177,7 +177,7 @@ def _compare(call: FunctionCall) -> exp.Expr:
             f"CASE WHEN {a} = '' AND {b} = '' THEN 0 WHEN {m} AND {n} THEN {below} WHEN {m} THEN -1"
             f" WHEN {n} THEN 1 ELSE {result} END"
         )
-    said = (
+    text = (
         "concat(_name, ': `', CASE WHEN CAST(_1 AS STRING) RLIKE _digits THEN CAST(_2 AS STRING) ELSE"
         " CAST(_1 AS STRING) END, _tail)"
     )
@@ -186,7 +186,7 @@ def _compare(call: FunctionCall) -> exp.Expr:
         "digits": exp.Literal.string(digits),
         "tail": exp.Literal.string("` is no whole number"),
     }
-    what = fill(said, call.args, **texts)
+    what = fill(text, call.args, **texts)
     x, y = "CAST(_1 AS STRING)", "CAST(_2 AS STRING)"
     return fill(
         f"CASE WHEN _1 IS NULL OR _2 IS NULL THEN CAST(NULL AS INT) WHEN {x} RLIKE _plain AND {y} RLIKE"
@@ -200,14 +200,14 @@ def _compare(call: FunctionCall) -> exp.Expr:
 
 
 def _to_string(call: FunctionCall) -> exp.Expr:
-    said = exp.Literal.string(
+    text = exp.Literal.string(
         f"{call.name}: bytes are no number, say to_{call.name.partition('_')[0]}(…) first"
     )
     wrong = (
         "CASE WHEN typeof(_1) = 'binary' AND _1 IS NOT NULL THEN CAST(_raise AS STRING) ELSE CAST(_1 AS"
         " STRING) END"
     )
-    return fill(wrong, call.args, **{"raise": failing(said, call.node)})
+    return fill(wrong, call.args, **{"raise": failing(text, call.node)})
 
 
 def _texts() -> Iterator[Function]:

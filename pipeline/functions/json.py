@@ -93,8 +93,8 @@ def _json_exists(call: FunctionCall) -> exp.Expr:
     if _may_be_null(path):
         there = f"(coalesce({_FOUND}, 'null') <> 'null' OR coalesce({_unsure(path)} AND {_IS_TEXT}, FALSE))"
     result = fill(there, [call.args[0], path], **_QUOTE)
-    said = call.options.get("on_error")
-    word = ((text_of(said) if said is not None else None) or "FALSE").upper()
+    text = call.options.get("on_error")
+    word = ((text_of(text) if text is not None else None) or "FALSE").upper()
     if word == "FALSE":
         return fill("CASE WHEN _1 IS NOT NULL THEN _2 END", [call.args[0], result])
     otherwise = {

@@ -45,36 +45,36 @@ def _clauses(call: FunctionCall, behind: Sequence[exp.Expr]) -> Iterator[tuple[s
     if call.name == "json_query":
         wrapper = _word(call, behind[1], (*_WRAPPERS, *(f"{words} WRAPPER" for words in _WRAPPERS)))
         yield "wrapper", exp.Literal.string(_WRAPPERS[wrapper.removesuffix(" WRAPPER")])
-        for clause, said in (("on_empty", behind[2]), ("on_error", behind[3])):
+        for clause, text in (("on_empty", behind[2]), ("on_error", behind[3])):
             yield (
                 clause,
-                exp.Literal.string(_word(call, said, ("NULL", "ERROR", "EMPTY ARRAY", "EMPTY OBJECT"))),
+                exp.Literal.string(_word(call, text, ("NULL", "ERROR", "EMPTY ARRAY", "EMPTY OBJECT"))),
             )
         return
-    for clause, said, default in (("on_empty", behind[1], behind[2]), ("on_error", behind[3], behind[4])):
-        word = _word(call, said, ("NULL", "ERROR", "DEFAULT"))
+    for clause, text, default in (("on_empty", behind[1], behind[2]), ("on_error", behind[3], behind[4])):
+        word = _word(call, text, ("NULL", "ERROR", "DEFAULT"))
         yield (
             clause,
             exp.Tuple(expressions=[default.copy()]) if word == "DEFAULT" else exp.Literal.string(word),
         )
 
 
-def _word(call: FunctionCall, said: exp.Expr, allowed: Sequence[str]) -> str:
-    word = " ".join((text_of(said) or "").upper().split())
+def _word(call: FunctionCall, clause: exp.Expr, allowed: Sequence[str]) -> str:
+    word = " ".join((text_of(clause) or "").upper().split())
     if word not in allowed:
-        msg = f"`{call.name}`: `{said.sql('spark')}` is not allowed here"
+        msg = f"`{call.name}`: `{clause.sql('spark')}` is not allowed here"
         raise UserError(msg, hint=f"Allowed: {', '.join(allowed)}, as a text.", node=call.node)
     return word
 
 
 def clause_value(call: FunctionCall, clause: str, what: str) -> exp.Expr:
     """Return the value that ON EMPTY or ON ERROR gives. `what` is the text of the error, if it gives one."""
-    said = call.options.get(clause)
-    if isinstance(said, exp.Tuple):
-        default = said.expressions[0]
+    clause_text = call.options.get(clause)
+    if isinstance(clause_text, exp.Tuple):
+        default = clause_text.expressions[0]
         kind = call.options.get("returning") or exp.DataType.build("string", dialect="spark")
         return exp.Cast(this=default.copy(), to=kind.copy())
-    word = (text_of(said) or "NULL").upper() if said is not None else "NULL"
+    word = (text_of(clause_text) or "NULL").upper() if clause_text is not None else "NULL"
     if word == "ERROR":
         return fill(
             "hr_fail(concat(_name, ': ', _what))",

@@ -65,10 +65,10 @@ def _object(call: FunctionCall, *, absent: bool) -> exp.Expr:
 
 
 def _pair(call: FunctionCall, key: exp.Expr, value: exp.Expr, *, absent: bool) -> exp.Expr:
-    said = text_of(key)
+    text = text_of(key)
     name = (
-        exp.Literal.string(quote_json(said))
-        if said is not None
+        exp.Literal.string(quote_json(text))
+        if text is not None
         else fill("coalesce(_1, hr_fail('json_object: a key is NULL'))", [_to_json(key)])
     )
     return fill(

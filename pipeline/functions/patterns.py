@@ -81,14 +81,14 @@ def _extract(template: str, otherwise: int, kind: str) -> Builder:
 def _like(call: FunctionCall) -> exp.Expr:
     """Put the flags before the pattern, as Java reads them."""
     text, pattern, *flags = call.args
-    if flags and (said := literal_text(call, 2, "the flags")):
-        if not set(said) <= set(_FLAGS):
-            msg = f"`{call.name}`: the flags `{said}` are not possible"
+    if flags and (message := literal_text(call, 2, "the flags")):
+        if not set(message) <= set(_FLAGS):
+            msg = f"`{call.name}`: the flags `{message}` are not possible"
             raise UserError(msg, hint=f"Allowed: {', '.join(_FLAGS)}.", node=call.node)
         known = text_of(pattern)
-        set_ = exp.Literal.string(f"(?{said})")
+        set_ = exp.Literal.string(f"(?{message})")
         pattern = (
-            exp.Literal.string(f"(?{said}){known}")
+            exp.Literal.string(f"(?{message}){known}")
             if known is not None
             else fill("concat(_1, _2)", [set_, pattern])
         )
@@ -97,9 +97,9 @@ def _like(call: FunctionCall) -> exp.Expr:
 
 def _replace(call: FunctionCall) -> exp.Expr:
     """Use the replacement literally, including its backslashes and dollars."""
-    said = text_of(call.args[2])
-    if said is not None:
-        by: exp.Expr = exp.Literal.string(said.replace("\\", "\\\\").replace("$", "\\$"))
+    text = text_of(call.args[2])
+    if text is not None:
+        by: exp.Expr = exp.Literal.string(text.replace("\\", "\\\\").replace("$", "\\$"))
     else:
         by = fill(r"replace(replace(_1, '\\', '\\\\'), '$', '\\$')", [call.args[2]])
     return _guard_pattern(call.args[1], fill("regexp_replace(_1, _2, _3)", [call.args[0], call.args[1], by]))

@@ -22,11 +22,11 @@ def _split(call: FunctionCall) -> exp.Expr:
 
 def _pieces(text: exp.Expr, at: exp.Expr) -> exp.Expr:
     """Split at the literal delimiter. An empty one splits between characters."""
-    said = text_of(at)
-    if said is not None:
+    position = text_of(at)
+    if position is not None:
         return fill(
-            "split(_1, _2, -1)" if said else "split(_1, _2)",
-            [text, exp.Literal.string(re.sub(r"([\\.^$|?*+()\[\]{}])", r"\\\1", said))],
+            "split(_1, _2, -1)" if position else "split(_1, _2)",
+            [text, exp.Literal.string(re.sub(r"([\\.^$|?*+()\[\]{}])", r"\\\1", position))],
         )
     return fill(
         r"CASE WHEN _2 = '' THEN split(_1, '') ELSE split(_1, concat('\\Q', replace(_2, '\\E',"
@@ -50,9 +50,9 @@ def _instr(call: FunctionCall) -> exp.Expr:
     behind = "locate(reverse(_2), reverse(_1), {})".format
     first = "greatest(-_3 - length(_2) + 1, 1)"
     args = [*call.args[:2], start, occurrence]
-    said = _written_out(text_of(call.args[1]), _whole(start), _whole(occurrence))
-    if said is not None:
-        return fill(said, args)
+    text = _written_out(text_of(call.args[1]), _whole(start), _whole(occurrence))
+    if text is not None:
+        return fill(text, args)
     q = behind(first)
     forward = ahead("_3")
     if _whole(occurrence) != 1:
@@ -67,15 +67,15 @@ def _instr(call: FunctionCall) -> exp.Expr:
 
 def _whole(arg: exp.Expr) -> int | None:
     """Return the value of a literal integer. None for other expressions."""
-    said = arg.this if isinstance(arg, exp.Neg) else arg
+    text = arg.this if isinstance(arg, exp.Neg) else arg
     if (
-        not isinstance(said, exp.Literal)
-        or said.is_string
-        or not said.name.isdecimal()
-        or len(said.name) > _DIGITS
+        not isinstance(text, exp.Literal)
+        or text.is_string
+        or not text.name.isdecimal()
+        or len(text.name) > _DIGITS
     ):
         return None
-    return int(said.name) * (1 if said is arg else -1)
+    return int(text.name) * (1 if text is arg else -1)
 
 
 def _written_out(sub: str | None, start: int | None, occurrence: int | None) -> str | None:

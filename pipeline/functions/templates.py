@@ -106,10 +106,10 @@ def _known_number(function: Function, call: FunctionCall) -> exp.Expr | None:
         return None
     arg = call.args[0].unnest()
     literal = arg.this if isinstance(arg, exp.Neg) else arg
-    said = f"{'-' if literal is not arg else ''}{literal.name}" if isinstance(literal, exp.Literal) else ""
-    if not _WHOLE.fullmatch(said) or not kind.lowest <= int(said) <= kind.highest:
+    text = f"{'-' if literal is not arg else ''}{literal.name}" if isinstance(literal, exp.Literal) else ""
+    if not _WHOLE.fullmatch(text) or not kind.lowest <= int(text) <= kind.highest:
         return None
-    return exp.Literal.string(str(int(said)))
+    return exp.Literal.string(str(int(text)))
 
 
 def with_failures(result: exp.Expr, node: str) -> exp.Expr:

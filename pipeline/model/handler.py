@@ -87,8 +87,8 @@ def handler_problems(node: HandlerTransformConfig) -> Iterator[tuple[tuple[str, 
                 UserError(f"`{column}` cannot be overridden", hint="Every row has it as it is."),
             )
         elif kind is not None and (problem := _type_problem(kind)):
-            said, _, supported = problem.message.partition("supported: ")
-            msg = f"column `{column}`: {said.replace(chr(39), '`').rstrip('; ')}"
+            problem_text, _, supported = problem.message.partition("supported: ")
+            msg = f"column `{column}`: {problem_text.replace(chr(39), '`').rstrip('; ')}"
             yield (
                 ("schema_override", column),
                 SchemaError(msg, hint=f"Supported: {supported}." if supported else ""),

@@ -103,11 +103,12 @@ class RequestConfig(EndpointConfig):
 
 def find_request_errors(node: EndpointConfig) -> Iterator[tuple[tuple[str, ...], UserError]]:
     """Yield the invalid values of a node, each with the path of its keys."""
-    if said := url_problem(node.url):
+    if problem := url_problem(node.url):
         yield (
             ("url",),
             UserError(
-                f"`url` {said}", hint="Write it as https://host/path; secrets as ${VAR}, or by `secret_name`."
+                f"`url` {problem}",
+                hint="Write it as https://host/path; secrets as ${VAR}, or by `secret_name`.",
             ),
         )
     for name, value in node.headers.items():
@@ -119,10 +120,10 @@ def find_request_errors(node: EndpointConfig) -> Iterator[tuple[tuple[str, ...],
                     hint="Letters, digits and dashes, such as X-Api-Key.",
                 ),
             )
-        elif said := header_problem(value):
+        elif problem := header_problem(value):
             yield (
                 ("headers", name),
-                UserError(f"the header `{name}` {said}", hint="Write it on one line, in ASCII."),
+                UserError(f"the header `{name}` {problem}", hint="Write it on one line, in ASCII."),
             )
         elif name.lower() in ("idempotency-key", "content-length", "host"):
             yield (

@@ -28,8 +28,8 @@ class PhaseConfig(Strict):
 
     def node(self) -> SourceConfig:
         """Return the same phase as a source node of its own."""
-        given = self.model_dump(exclude={"source_type", "start_at"}, by_alias=True)
-        return self.config.model_validate(given | dict(self.config.phase_constants))
+        values = self.model_dump(exclude={"source_type", "start_at"}, by_alias=True)
+        return self.config.model_validate(values | dict(self.config.phase_constants))
 
 
 class BoundedPhase(PhaseConfig):

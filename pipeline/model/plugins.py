@@ -108,10 +108,10 @@ class PluginNodeConfig(NodeConfig):
         keys = cls._own_keys()
         under = value.get("options") if isinstance(value.get("options"), Mapping) else {}
         flat = {key: one for key, one in value.items() if key not in keys}
-        given = gather(result.id, plugin.options, flat, dict(under or {}))
-        cls._add(value, plugin, given, info)
-        parsed, lines = check(plugin.options, given)
-        kept = {key: one for key, one in given.values.items() if key not in given.variables}
+        values = gather(result.id, plugin.options, flat, dict(under or {}))
+        cls._add(value, plugin, values, info)
+        parsed, lines = check(plugin.options, values)
+        kept = {key: one for key, one in values.values.items() if key not in values.variables}
         shown = value.get("options", {})
         own = {key: one for key, one in value.items() if key in keys} | {
             "options": kept if isinstance(shown, Mapping) else shown
@@ -119,11 +119,11 @@ class PluginNodeConfig(NodeConfig):
         try:
             node = handler(own)
         except ValidationError as error:
-            said = [
+            errors = [
                 relocate_error(one["type"], one["msg"], one["loc"], one.get("input"), one.get("ctx"))
                 for one in error.errors()
             ]
-            raise ValidationError.from_exception_data(cls.__name__, [*said, *lines]) from None
+            raise ValidationError.from_exception_data(cls.__name__, [*errors, *lines]) from None
         if parsed is None:
             raise ValidationError.from_exception_data(cls.__name__, lines)
         return node._with_plugin_labels(result, plugin, parsed)  # noqa: SLF001  its own kind
@@ -133,7 +133,9 @@ class PluginNodeConfig(NodeConfig):
         return {*fields_of(cls), *cls.model_fields}
 
     @classmethod
-    def _add(cls, value: Mapping[str, Any], plugin: Plugin, given: RawOptions, info: ValidationInfo) -> None:
+    def _add(
+        cls, value: Mapping[str, Any], plugin: Plugin, raw_options: RawOptions, info: ValidationInfo
+    ) -> None:
         """Add options from other places: a sink's key, and the secrets that a stored pipeline lacks."""
         fields = fields_of(plugin.options)
         if cls.KIND is PluginType.SINK and "primary_key" in fields and value.get("primary_key"):
@@ -142,11 +144,11 @@ class PluginNodeConfig(NodeConfig):
                 [part.strip() for part in key.split(",") if part.strip()] if isinstance(key, str) else key
             )
             as_text = fields["primary_key"].annotation is str and isinstance(listed, list)
-            given.values.setdefault("primary_key", ",".join(map(str, listed)) if as_text else listed)
-            given.at.setdefault("primary_key", ("primary_key",))
+            raw_options.values.setdefault("primary_key", ",".join(map(str, listed)) if as_text else listed)
+            raw_options.at.setdefault("primary_key", ("primary_key",))
         known: Mapping[str, Any] = (info.context or {}).get(SECRETS, {}).get(plugin.id, {})
         for key in secret_keys(plugin.options) & known.keys():
-            given.values.setdefault(key, known[key])
+            raw_options.values.setdefault(key, known[key])
 
     def _with_plugin_labels(
         self, installed_plugin: InstalledPlugin, plugin: Plugin, parsed: BaseModel
@@ -154,10 +156,10 @@ class PluginNodeConfig(NodeConfig):
         self._found, self._plugin, self._parsed = installed_plugin, plugin, parsed
         if not plugin.labels:
             return self
-        said = self.telemetry.labels if self.telemetry else {}
-        telemetry = (self.telemetry or Telemetry()).model_copy(update={"labels": {**said, **plugin.labels}})
+        labels = self.telemetry.labels if self.telemetry else {}
+        telemetry = (self.telemetry or Telemetry()).model_copy(update={"labels": {**labels, **plugin.labels}})
         node = self.model_copy(update={"telemetry": telemetry})
-        node._overridden = tuple(key for key, text in plugin.labels.items() if said.get(key, text) != text)  # noqa: SLF001  its own kind
+        node._overridden = tuple(key for key, text in plugin.labels.items() if labels.get(key, text) != text)  # noqa: SLF001  its own kind
         if self.telemetry is None:
             node.model_fields_set.discard("telemetry")  # the file does not set it
         return node

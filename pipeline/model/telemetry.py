@@ -99,7 +99,7 @@ def event_time_problem(event_time: EventTime, columns: Mapping[str, pa.DataType]
         return SchemaError(msg, hint=f"Available columns: {', '.join(columns)}.")
     if kinds.is_integer(kind):
         if event_time.unit is None:
-            msg = f"event time: `{event_time.column}` is a whole number, and its unit is not said"
+            msg = f"event time: `{event_time.column}` is a whole number, and its unit is not set"
             return SchemaError(msg, hint="Add `unit: seconds`, `milliseconds` or `microseconds`.")
         return None
     if not (kinds.is_timestamp(kind) or kinds.is_date(kind)):

@@ -65,9 +65,9 @@ class InputRowsConfig(RowsConfig):
     )
 
 
-def _values(said: object) -> object:
+def _values(rows: object) -> object:
     """Convert a plain list of a dynamic table's values to rows."""
-    return {"rows": [{VALUE: value} for value in said]} if isinstance(said, list) else said
+    return {"rows": [{VALUE: value} for value in rows]} if isinstance(rows, list) else rows
 
 
 class ExpectedRowsConfig(RowsConfig):

@@ -89,48 +89,48 @@ def _is_secret(kind: Any) -> bool:
     return kind in (SecretStr, SecretBytes) or any(_is_secret(part) for part in get_args(kind))
 
 
-def check(model: type[BaseModel], given: RawOptions) -> tuple[BaseModel | None, list[InitErrorDetails]]:
+def check(model: type[BaseModel], raw_options: RawOptions) -> tuple[BaseModel | None, list[InitErrorDetails]]:
     """Return the plugin's model with secrets resolved, or the errors at their locations in the node."""
-    values, lines = dict(given.values), []
+    values, lines = dict(raw_options.values), []
     for key, info in fields_of(model).items():
         if info.annotation in (SecretStr, SecretStr | None) and key in values:
             result = mask_secret(values[key])
             try:
                 values[key] = result.secret() if isinstance(result, Reference) else result
             except ValueError as error:
-                loc = ("type",) if key in given.variables else given.at.get(key, (key,))
+                loc = ("type",) if key in raw_options.variables else raw_options.at.get(key, (key,))
                 lines.append(relocate_error("value_error", f"Value error, {error}", loc, None, None))
     if lines:
         return None, lines
     try:
         return model.model_validate(values), []
     except ValidationError as error:
-        return None, list(_locate_errors(error, given, secret_keys(model)))
+        return None, list(_locate_errors(error, raw_options, secret_keys(model)))
 
 
 def _locate_errors(
-    error: ValidationError, given: RawOptions, secrets: frozenset[str]
+    error: ValidationError, raw_options: RawOptions, secrets: frozenset[str]
 ) -> Iterator[InitErrorDetails]:
     for item in error.errors():
         key = str(item["loc"][0]) if item["loc"] else ""
-        kind, said = item["type"], item["msg"]
+        kind, message = item["type"], item["msg"]
         if key in secrets and kind != "missing":
-            kind, said = (
+            kind, message = (
                 "value_error",
-                "this secret cannot be taken" if kind in ("value_error", "assertion_error") else said,
+                "this secret cannot be taken" if kind in ("value_error", "assertion_error") else message,
             )
-        if name := given.variables.get(key):
-            kind, said = "plugin", f"the variable {name} is wrong: {said.removeprefix('Value error, ')}"
+        if name := raw_options.variables.get(key):
+            kind, message = "plugin", f"the variable {name} is wrong: {message.removeprefix('Value error, ')}"
             loc: Loc = ("type",)
         else:
-            loc = (*given.at.get(key, (key,) if key else ()), *item["loc"][1:])
-        yield relocate_error(kind, said, loc, item.get("input"), item.get("ctx"))
+            loc = (*raw_options.at.get(key, (key,) if key else ()), *item["loc"][1:])
+        yield relocate_error(kind, message, loc, item.get("input"), item.get("ctx"))
 
 
 def relocate_error(
-    kind: str, said: str, loc: Loc, value: Any, context: Mapping[str, Any] | None
+    kind: str, message: str, loc: Loc, value: Any, context: Mapping[str, Any] | None
 ) -> InitErrorDetails:
     """Return a pydantic error at another location."""
     details = {key: str(one) for key, one in (context or {}).items()}
-    custom: Any = PydanticCustomError(cast("Any", kind), cast("Any", said), details or None)
+    custom: Any = PydanticCustomError(cast("Any", kind), cast("Any", message), details or None)
     return InitErrorDetails(type=custom, loc=loc, input=value)

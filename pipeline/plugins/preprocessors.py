@@ -97,14 +97,14 @@ def _origins(before: PreprocessedText, text: str, plugin_id: str) -> list[int | 
 
 
 def options_of(
-    installed_plugin: InstalledPlugin, plugin: Plugin, said: Mapping[str, Any], setting: str
+    installed_plugin: InstalledPlugin, plugin: Plugin, section: Mapping[str, Any], setting: str
 ) -> BaseModel:
     """Return a plugin's options from a setting: a map under its id, or flat keys. Raise PluginError."""
-    own = said.get(plugin.id)
+    own = section.get(plugin.id)
     known = fields_of(plugin.options)
-    flat = {key: value for key, value in said.items() if key in known}
-    given: RawOptions = gather(plugin.id, plugin.options, own if isinstance(own, Mapping) else {}, flat)
-    parsed, lines = check(plugin.options, given)
+    flat = {key: value for key, value in section.items() if key in known}
+    values: RawOptions = gather(plugin.id, plugin.options, own if isinstance(own, Mapping) else {}, flat)
+    parsed, lines = check(plugin.options, values)
     if parsed is not None:
         return parsed
     reasons = "; ".join(

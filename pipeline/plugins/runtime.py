@@ -149,8 +149,8 @@ def plugin_error(
     log.warning(
         "event=plugin_failed plugin=%s node=%s action=%s", installed_plugin.id, node, doing, exc_info=error
     )
-    said = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}".rstrip(": ")
-    msg = f"the plugin `{installed_plugin.id}` failed in {doing}: {said}"
+    text = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}".rstrip(": ")
+    msg = f"the plugin `{installed_plugin.id}` failed in {doing}: {text}"
     return PluginError(
         msg,
         hint=f"It is of {installed_plugin.origin}{_line_of(error)}. The log has the details.",

@@ -71,8 +71,8 @@ class TextLogFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as one line. An exception follows on separate lines."""
-        said = " ".join(f"{key}={getattr(record, key)}" for key in FIELDS if hasattr(record, key))
-        record.where = f" [{said}]" if said else ""
+        text = " ".join(f"{key}={getattr(record, key)}" for key in FIELDS if hasattr(record, key))
+        record.where = f" [{text}]" if text else ""
         return super().format(record)
 
 

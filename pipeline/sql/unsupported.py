@@ -88,7 +88,7 @@ def _wrong(part: exp.Expr) -> Iterator[tuple[str, str]]:
         yield "an aggregate", _FAR
     if is_generator(part):
         yield from _generator(part)
-    yield from (said for kind, said in _REFUSED.items() if isinstance(part, kind))
+    yield from (message for kind, message in _REFUSED.items() if isinstance(part, kind))
 
 
 def _join(join: exp.Join) -> Iterator[tuple[str, str]]:

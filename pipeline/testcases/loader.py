@@ -79,12 +79,12 @@ class Case:
         None if the values are not listed.
         """
         path = ("tests", self.name, part, node)
-        said = (self.node.given if part == "given" else self.node.expect)[node].rows
-        if (*path, 0) not in self.places or said is None:
+        rows = (self.node.given if part == "given" else self.node.expect)[node].rows
+        if (*path, 0) not in self.places or rows is None:
             return None
-        values = [{VALUE: self.texts.get((*path, at), row[VALUE])} for at, row in enumerate(said)]
+        values = [{VALUE: self.texts.get((*path, at), row[VALUE])} for at, row in enumerate(rows)]
         places: dict[tuple[str | int, ...], FileLocation] = {
-            (at,): self.places[(*path, at)] for at in range(len(said)) if (*path, at) in self.places
+            (at,): self.places[(*path, at)] for at in range(len(rows)) if (*path, at) in self.places
         }
         return Rows(values, self.place(part, node), places)
 

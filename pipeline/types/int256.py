@@ -97,11 +97,11 @@ def plain_digits(text: str) -> str:
     """
     if (match := re.match(SPELLED, text, re.ASCII)) is None:
         return text
-    said = f"{match[1]}{match[2]}{match[3] or ''}"
-    return "0" if said == MINUS_NOTHING else said
+    message = f"{match[1]}{match[2]}{match[3] or ''}"
+    return "0" if message == MINUS_NOTHING else message
 
 
 def plain_columns(column: Any) -> Any:
     """Return a column of Arrow strings with each value as in `plain_digits`."""
-    said = pc.replace_substring_regex(column, SPELLED, r"\1\2\3")
-    return pc.if_else(pc.equal(said, MINUS_NOTHING), "0", said)
+    text = pc.replace_substring_regex(column, SPELLED, r"\1\2\3")
+    return pc.if_else(pc.equal(text, MINUS_NOTHING), "0", text)

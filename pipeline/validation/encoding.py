@@ -40,11 +40,11 @@ def check_encoding(
         )
         msg = "`schema` is only supported with data_format: json"
         yield UserError(msg, hint=hint, node=name, place=place(*path, "schema"))
-    for given, encodings in _KEYS_OF.items():
-        if given in stream.model_fields_set and encoding not in encodings:
+    for option, encodings in _KEYS_OF.items():
+        if option in stream.model_fields_set and encoding not in encodings:
             hint = "Remove it, or change data_format."
-            msg = f"`{given}` has no effect with data_format: {encoding}"
-            yield UserError(msg, hint=hint, node=name, place=place(*path, given))
+            msg = f"`{option}` has no effect with data_format: {encoding}"
+            yield UserError(msg, hint=hint, node=name, place=place(*path, option))
     ids = [one.from_ for one in stream.schema_id_overrides]
     if twice := next((one for one in ids if ids.count(one) > 1), None):
         msg = f"`schema_id_overrides` has `from: {twice}` more than once"

@@ -118,10 +118,12 @@ def _schema(name: str, schema: dict[str, str], path: tuple[Any, ...], place: Pla
         try:
             parse_type(kind)
         except SchemaError as error:
-            said, _, supported = error.message.partition("supported: ")
-            said = said.replace("'", "`").rstrip("; ")
+            problem_text, _, supported = error.message.partition("supported: ")
+            problem_text = problem_text.replace("'", "`").rstrip("; ")
             hint = f"Supported: {supported}." if supported else ""
-            yield SchemaError(f"column `{column}`: {said}", hint=hint, node=name, place=place(*path, column))
+            yield SchemaError(
+                f"column `{column}`: {problem_text}", hint=hint, node=name, place=place(*path, column)
+            )
 
 
 def _starting_offsets(name: str, value: str, place: PlaceOf) -> Iterator[UserError]:
@@ -224,10 +226,10 @@ def _key(name: str, source: Any, place: PlaceOf) -> Iterator[UserError]:
     """Check that key columns exist, if the file declares the columns, and the types of `declares_columns`."""
     if _declares_columns(source):
         yield from _schema(name, source.schema_, ("sources", name, "schema"), place)
-    given: list[tuple[str, ...]] = []
+    keys: list[tuple[str, ...]] = []
     stream = _stream_of(source)
     if stream and stream.schema_:
-        given.append(
+        keys.append(
             (
                 *stream.schema_,
                 *(
@@ -238,13 +240,13 @@ def _key(name: str, source: Any, place: PlaceOf) -> Iterator[UserError]:
             )
         )
     if _declares_columns(source):
-        given.append(tuple(source.schema_))
-    given += [
+        keys.append(tuple(source.schema_))
+    keys += [
         phase.columns
         for phase in (source.bounded_sources if source.type == "hybrid" else [source])
         if getattr(phase, "columns", ())
     ]
-    for columns in given:
+    for columns in keys:
         if missing := [
             column
             for column in source.primary_key

@@ -27,8 +27,8 @@ def _keys(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserError]:
         keys = {upstream: graph.key_of(model, upstream) for upstream in graph.inputs_of(model, name)}
         late = any(graph.has_late_key(model, upstream) for upstream in keys)
         if len(set(keys.values())) > 1 and not late and not model.transforms[name].primary_key:
-            said = ", ".join(f"{upstream} ({', '.join(key) or 'none'})" for upstream, key in keys.items())
-            msg = f"no primary key can be inherited, since its inputs have different ones: {said}"
+            details = ", ".join(f"{upstream} ({', '.join(key) or 'none'})" for upstream, key in keys.items())
+            msg = f"no primary key can be inherited, since its inputs have different ones: {details}"
             hint = "Give this transform a primary_key, or all of its inputs the same one."
             yield UserError(msg, hint=hint, node=name, place=place("transforms", name))
 

@@ -238,8 +238,8 @@ def _wrong_value(path: Path, item: ErrorDetails, tree: YamlDocument) -> tuple[st
         else "the file"
     )
     if item["type"] == "value_error":
-        said = item["msg"].removeprefix("Value error, ")
-        return (f"{what}: {said}" if format_path(path) else said), ""
+        text = item["msg"].removeprefix("Value error, ")
+        return (f"{what}: {text}" if format_path(path) else text), ""
     value = _kind(path, tree)
     wanted = WANTED.get("columns_type" if path[-1:] in _COLUMN_KEYS else item["type"])
     if item["type"] == "less_than_equal":

@@ -119,8 +119,8 @@ def _reads(shape: _FileStructure, parts: dict[str, Any], tree: YamlDocument) -> 
 
 def _dialect(node: dict[str, Any]) -> str:
     """Return the dialect of a sql node. An unknown one is reported by the check of the node."""
-    said = node.get("dialect")
-    return said if isinstance(said, str) and said in DIALECTS else "spark"
+    text = node.get("dialect")
+    return text if isinstance(text, str) and text in DIALECTS else "spark"
 
 
 def _unknown(shape: _FileStructure, tree: YamlDocument) -> Iterator[UserError]:

@@ -61,12 +61,12 @@ class _Check:
             )
         for part in ("given", "expect"):
             nodes = self._test.get(part)
-            for node, said in nodes.items() if isinstance(nodes, dict) else ():
+            for node, form in nodes.items() if isinstance(nodes, dict) else ():
                 yield from self._node(part, node)
-                if isinstance(said, dict):
-                    yield from self._rows(part, node, said)
-                elif isinstance(said, list):
-                    yield from self._values(part, node, said)
+                if isinstance(form, dict):
+                    yield from self._rows(part, node, form)
+                elif isinstance(form, list):
+                    yield from self._values(part, node, form)
 
     def _node(self, part: str, node: str) -> Iterator[UserError]:
         known = [name for kind in PARTS[: 2 if part == "given" else 3] for name in self._parts[kind]]
@@ -85,22 +85,22 @@ class _Check:
             (part, node),
         )
 
-    def _values(self, part: str, node: str, said: list[Any]) -> Iterator[UserError]:
+    def _values(self, part: str, node: str, listed: list[Any]) -> Iterator[UserError]:
         """Check a list of values, which only a dynamic table has."""
         result = self._parts["transforms"].get(node)
         if not isinstance(result, dict) or result.get("type") != "dynamic_table":
             msg = f"`{part}.{node}` is a list, and only a dynamic table has values without columns"
             yield self._problem(msg, "Write `rows:` with a map per row.", (part, node))
-        for index, value in enumerate(said):
+        for index, value in enumerate(listed):
             if isinstance(value, dict | list | bool) or value is None:
                 hint = "Put it into quotes if it is meant as text."
                 yield self._problem(
                     f"`{part}.{node}` lists something that is no text", hint, (part, node, index)
                 )
 
-    def _rows(self, part: str, node: str, said: dict[str, Any]) -> Iterator[UserError]:
-        forms = [form for form in FORMS if said.get(form) is not None]
-        if not forms and set(said) <= {
+    def _rows(self, part: str, node: str, declared: dict[str, Any]) -> Iterator[UserError]:
+        forms = [form for form in FORMS if declared.get(form) is not None]
+        if not forms and set(declared) <= {
             *FORMS,
             "schema",
             "ordered",
@@ -116,16 +116,18 @@ class _Check:
         if len(forms) > 1:
             msg = f"`{part}.{node}` says {' and '.join(f'`{form}`' for form in forms)}"
             yield self._problem(msg, "One of them is enough.", (part, node, forms[1]))
-        yield from self._schema(part, node, said)
-        rows = said.get("rows")
+        yield from self._schema(part, node, declared)
+        rows = declared.get("rows")
         for index, row in enumerate(rows if isinstance(rows, list) else ()):
             if isinstance(row, dict):
                 yield from self._row(
-                    (part, node, "rows", index), row, self._columns(node, said) if part == "given" else None
+                    (part, node, "rows", index),
+                    row,
+                    self._columns(node, declared) if part == "given" else None,
                 )
 
-    def _schema(self, part: str, node: str, said: dict[str, Any]) -> Iterator[UserError]:
-        schema = said.get("schema")
+    def _schema(self, part: str, node: str, declared: dict[str, Any]) -> Iterator[UserError]:
+        schema = declared.get("schema")
         if part != "given" or not isinstance(schema, dict):
             return
         if self._columns(node, {}) is not None:
@@ -141,7 +143,7 @@ class _Check:
                     msg, f"Supported: {supported}." if supported else "", (part, node, "schema", column)
                 )
 
-    def _columns(self, node: str, said: dict[str, Any]) -> list[str] | None:
+    def _columns(self, node: str, declared: dict[str, Any]) -> list[str] | None:
         """Return the columns that an input node can have, if the files declare them."""
         source = self._parts["sources"].get(node)
         if not isinstance(source, dict):
@@ -149,7 +151,7 @@ class _Check:
         stream = source.get("unbounded_source") if source.get("type") == "hybrid" else source
         if source.get("type") == "file":  # folders may add columns to those of its `schema`
             stream = None
-        schema = said.get("schema") or (stream.get("schema") if isinstance(stream, dict) else None)
+        schema = declared.get("schema") or (stream.get("schema") if isinstance(stream, dict) else None)
         if not isinstance(schema, dict):
             return None
         return [

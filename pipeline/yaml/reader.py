@@ -29,7 +29,7 @@ PARTS = ("sources", "transforms", "sinks")
 """The parts of the file with nodes."""
 _DEEPEST = 40
 _MOST = 100_000
-_SAID = {
+_PROBLEMS = {
     "int": "is a number too large to read",
     "float": "is no number",
     "timestamp": "is no day or time of the calendar",
@@ -153,9 +153,9 @@ def _not_yaml(error: MarkedYAMLError, shown: str) -> UserError:
     quoted = "quoted scalar" in str(error.context) and "escape" not in str(error.problem)
     mark = (error.context_mark if quoted else None) or error.problem_mark or error.context_mark
     place = FileLocation(shown, mark.line + 1, mark.column + 1) if mark else FileLocation(shown, 1, 1)
-    said = " ".join(part.strip() for part in (error.context, error.problem) if part)
+    text = " ".join(part.strip() for part in (error.context, error.problem) if part)
     hint = next(
-        (advice for sign, advice in _ADVICE if sign in said),
+        (advice for sign, advice in _ADVICE if sign in text),
         "Check quotes, brackets and indentation of this line and the one above.",
     )
     if any(kind in str(error.context) for kind in ("flow mapping", "flow sequence")) and error.context_mark:
@@ -275,9 +275,9 @@ class _Walk:
         try:
             result = self._yaml.constructor.construct_object(node)
         except (YAMLError, ValueError, OverflowError):
-            said = _SAID.get(kind, "cannot be read")
+            problem = _PROBLEMS.get(kind, "cannot be read")
             hint = "Write another, or put it into quotes if it is meant as text."
-            self._problem(f"`{shorten(node.value)}` {said}", hint, self._mark(node), path)
+            self._problem(f"`{shorten(node.value)}` {problem}", hint, self._mark(node), path)
             return str(node.value)
         if kind in ("int", "float", "timestamp"):
             self._tree.texts[path] = str(node.value)

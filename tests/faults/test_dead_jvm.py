@@ -42,10 +42,12 @@ def test_a_killed_jvm_is_named_and_counts_as_a_failure_of_its_epoch(world: World
     world.file.write_text(world.file.read_text().replace("epoch: {", "epoch: {max_attempts: 1, "))
     answer = fail(world, "reading")
     assert answer["error"] == "BlockedError"
-    assert f"blocked at epoch 1, node '?', after 1 equal failures: SparkJvmError: {KILLED}" in answer["said"]
-    assert "`headrace run " in answer["said"]
-    assert "--skip-open" in answer["said"]
-    assert "Connection" not in answer["said"]
+    assert (
+        f"blocked at epoch 1, node '?', after 1 equal failures: SparkJvmError: {KILLED}" in answer["message"]
+    )
+    assert "`headrace run " in answer["message"]
+    assert "--skip-open" in answer["message"]
+    assert "Connection" not in answer["message"]
     ledger = open_ledger(world.settings())
     (row,) = ledger.epochs(world.name)
     ledger.close()
@@ -61,11 +63,11 @@ def test_runs_fail_until_the_epoch_is_blocked_and_a_last_one_goes_on(
     for attempt in (1, 2):
         answer = fail(world, *((point, nth) if attempt == 1 else ("reading", 1)))
         assert answer["error"] == "SparkJvmError"
-        assert KILLED in answer["said"]
-        assert "spark.driver_memory" in answer["said"]
+        assert KILLED in answer["message"]
+        assert "spark.driver_memory" in answer["message"]
     answer = fail(world, "reading")
     assert answer["error"] == "BlockedError"
-    assert f"blocked at epoch {blocked}" in answer["said"]
+    assert f"blocked at epoch {blocked}" in answer["message"]
     assert world.run()["code"] == 0
     world.check(spark)
 

@@ -37,5 +37,5 @@ def test_a_second_door_is_refused_while_the_first_run_lives(world: World, spark:
     assert world.answer(first)["caught_up"]
     if second["code"] != 0:  # it was refused, unless the first had already come to its end
         assert second["error"] == "LeaseHeldError"
-        assert str(first.pid) in second["said"]
+        assert str(first.pid) in second["message"]
     world.check(spark)

@@ -156,7 +156,7 @@ def main() -> int:
             launched_by="fault test",
         )
     except HeadraceError as error:
-        print(json.dumps({"error": type(error).__name__, "said": str(error)}), flush=True)
+        print(json.dumps({"error": type(error).__name__, "message": str(error)}), flush=True)
         return 1
     answer = {"epochs": result.epochs, "last": result.last_epoch, "caught_up": result.caught_up}
     print(json.dumps(answer | {"pandas": "pandas" in sys.modules}), flush=True)

@@ -30,29 +30,30 @@ _NULL, _TWO = pa.scalar("null"), pa.scalar(2, pa.int32())
 class ValueRefusedError(Exception):
     """A text that the engine let through is none of the column's type after all: `2013-02-31`."""
 
-    def __init__(self, column: int, index: int, said: str) -> None:
-        super().__init__(said)
-        self.column, self.index, self.said = column, index, said
+    def __init__(self, column: int, index: int, text: str) -> None:
+        super().__init__(text)
+        self.column, self.index, self.text = column, index, text
 
 
-def shape(inputs: pa.Schema, outputs: Mapping[str, pa.DataType], said: Mapping[str, str]) -> str:
-    """Return the description of the columns for the engine. `said` are their types as the file writes them.
+def shape(inputs: pa.Schema, outputs: Mapping[str, pa.DataType], spellings: Mapping[str, str]) -> str:
+    """Return the description of the columns for the engine.
 
+    `spellings` are the types of the outputs as the file writes them.
     A column that keeps its type is checked only if its value changed. Raises SchemaError for a type that
     cannot be returned.
     """
-    specs = [_spec(name, kind, said.get(name) or str(kind)) for name, kind in outputs.items()]
+    specs = [_spec(name, kind, spellings.get(name) or str(kind)) for name, kind in outputs.items()]
     for spec, kind in zip(specs, outputs.values(), strict=True):
         spec["same"] = spec["name"] in inputs.names and inputs.field(spec["name"]).type == kind
     return json.dumps({"inputs": [{"name": name} for name in (*inputs.names, OP)], "outputs": specs})
 
 
-def _spec(name: str, kind: pa.DataType, said: str) -> Spec:
+def _spec(name: str, kind: pa.DataType, spelling: str) -> Spec:
     result = _nested_spec(name, kind) if kinds.is_nested(kind) else _flat_spec(kind)
     if result is None:
-        msg = f"column `{name}` has the type {said}, which a script cannot be given"
+        msg = f"column `{name}` has the type {spelling}, which a script cannot be given"
         raise SchemaError(msg, hint="Cast it in a sql transform before, such as CAST(x AS string).")
-    return {"name": name, "said": said} | result
+    return {"name": name, "spelling": spelling} | result
 
 
 def _nested_spec(name: str, kind: pa.DataType) -> Spec | None:

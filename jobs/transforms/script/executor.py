@@ -114,7 +114,7 @@ class Script:
             row, number, op, columns = decode_output(piece, self.outputs)
         except ValueRefusedError as error:
             name = list(self.outputs)[error.column]
-            msg = f"column `{name}` of what the script returned: {error.said}"
+            msg = f"column `{name}` of what the script returned: {error.text}"
             raise DataError(
                 msg, node=self.node, hint="Return another value, or correct the type in `schema`."
             ) from None
@@ -173,7 +173,7 @@ class Script:
         seconds = spell_duration(timedelta(seconds=self.limits.seconds))
         match error.kind:
             case "time":
-                more = f" ({error.said})" if "native" in error.said or "life" in error.said else ""
+                more = f" ({error.text})" if "native" in error.text or "life" in error.text else ""
                 msg, hint = (
                     f"{at}the script took longer than its `timeout` of {seconds}{more}",
                     "Make it quicker, or raise `timeout`.",
@@ -186,20 +186,20 @@ class Script:
                 hint = "Use less memory, or raise `memory_limit`."
             case "died":
                 msg = (
-                    f"{at}the script's process was ended by the system ({error.said}), for want of memory"
+                    f"{at}the script's process was ended by the system ({error.text}) because memory ran out"
                     " or by a fault of the engine"
                 )
                 hint = (
                     "Use less memory and less nesting in the script; raise `memory_limit` if it needs more."
                 )
-            case _ if error.said.startswith("InternalError: out of memory"):
+            case _ if error.text.startswith("InternalError: out of memory"):
                 return self._explain_error(StoppedError("memory", error.row, ""), batch)
             case _:
-                message = error.said.removeprefix("Refused: ")
+                message = error.text.removeprefix("Refused: ")
                 # An error of a whole script has no line in it.
                 place, where = (
                     self._place(error.stack)
-                    if batch is not None or message == error.said
+                    if batch is not None or message == error.text
                     else (self.text_at, "")
                 )
                 if batch is None:

@@ -55,9 +55,9 @@ class StoppedError(Exception):
     `kind`: failed, threw, time, memory, died. `row` counts in the batch, -1 if unknown.
     """
 
-    def __init__(self, kind: str, row: int, said: str, stack: str = "") -> None:
-        super().__init__(said)
-        self.kind, self.row, self.said, self.stack = kind, row, said, stack
+    def __init__(self, kind: str, row: int, text: str, stack: str = "") -> None:
+        super().__init__(text)
+        self.kind, self.row, self.text, self.stack = kind, row, text, stack
 
 
 class ScriptProcess:
@@ -175,7 +175,7 @@ class ScriptProcess:
 
 
 def _describe_failure(result: dict[str, object]) -> tuple[str, int, str, str]:
-    return "failed", int(str(result["row"])), str(result["said"]), str(result["stack"])
+    return "failed", int(str(result["row"])), str(result["text"]), str(result["stack"])
 
 
 def _parse_stop(tag: bytes, content: bytes) -> StoppedError:

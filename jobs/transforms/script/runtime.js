@@ -110,7 +110,7 @@
   // ---- rows out ---------------------------------------------------------------------------------------------------------
 
   class Refused extends Error {
-    constructor(said) { super(said); defineProperty(this, 'name', { value: 'Refused' }); }
+    constructor(message) { super(message); defineProperty(this, 'name', { value: 'Refused' }); }
   }
 
   function $hr_kind(v) {
@@ -122,7 +122,7 @@
     return typeof v === 'object' ? 'an object' : `a ${typeof v}`;
   }
   function $hr_refuse(spec, v, why) {
-    throw new Refused(`${spec.where ?? `column \`${spec.name}\``} is ${spec.said}, which cannot hold ${$hr_kind(v)}${why ? ': ' + why : ''}`);
+    throw new Refused(`${spec.where ?? `column \`${spec.name}\``} is ${spec.spelling}, which cannot hold ${$hr_kind(v)}${why ? ': ' + why : ''}`);
   }
 
   const DIGITS = /^-?\d{1,400}$/, DECIMAL = /^-?\d*\.?\d*(?:[eE][-+]?\d{1,3})?$/, HEX = /^(?:[0-9a-fA-F]{2})*$/;
@@ -143,7 +143,7 @@
       text = stringify(v, (key, inner) => (typeof inner === 'bigint' ? Text(inner) : inner));
     } catch (error) {
       if (error instanceof Deep || error instanceof Internal) throw error;
-      throw new Refused(`${spec.where ?? `column \`${spec.name}\``}: ${$hr_said(error)}`);
+      throw new Refused(`${spec.where ?? `column \`${spec.name}\``}: ${$hr_message(error)}`);
     }
     return text === undefined ? $hr_refuse(spec, v) : text;
   }
@@ -357,18 +357,18 @@
     }
   }
 
-  function $hr_said(error) {
+  function $hr_message(error) {
     try {
       if (typeof error !== 'object' || error === null) return `it threw ${$hr_kind(error)}`;
       const name = error.name, message = error.message;
-      const said = `${typeof name === 'string' ? name.slice(0, 80) : 'Error'}: ${typeof message === 'string' ? message.slice(0, 400) : ''}`;
-      return said.toWellFormed();
+      const text = `${typeof name === 'string' ? name.slice(0, 80) : 'Error'}: ${typeof message === 'string' ? message.slice(0, 400) : ''}`;
+      return text.toWellFormed();
     } catch { return 'it threw something that cannot be read'; }
   }
   function $hr_failure(error) {
     let stack = '';
     try { if (!(error instanceof Refused) && typeof error.stack === 'string') stack = error.stack.slice(0, 4000).toWellFormed(); } catch { stack = ''; }
-    return { row: at, said: error instanceof Refused ? error.message.slice(0, 600).toWellFormed() : $hr_said(error), stack };
+    return { row: at, text: error instanceof Refused ? error.message.slice(0, 600).toWellFormed() : $hr_message(error), stack };
   }
 
   function $hr_step(budget, most) {

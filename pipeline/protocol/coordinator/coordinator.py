@@ -76,9 +76,9 @@ class EpochCoordinator(CoordinatorRepairs):
         if self._state.open_plan is None:
             self._switch_to_current_version()
             return None
-        held = self._open_epoch_records()
+        records = self._open_epoch_records()
         return Pending(
-            self._state.open_plan, self._body, tuple(name for name in self.sinks if name not in held)
+            self._state.open_plan, self._body, tuple(name for name in self.sinks if name not in records)
         )
 
     def _draft(

@@ -21,13 +21,13 @@ class CoordinatorInterventions(CoordinatorStartup):
         self.check()
         self._doubtful = False
         self._reconcile_sinks()
-        plan, held = self._state.open_plan, self._open_epoch_records()
+        plan, records = self._state.open_plan, self._open_epoch_records()
         if plan is None:
             msg = "no epoch is open, so there is none to skip"
             raise PipelineStateError(
                 msg, hint=f"`headrace run {self._file}` goes on; `headrace reset {self._file}` starts over."
             )
-        lacking = tuple(name for name in self.sinks if name not in held)
+        lacking = tuple(name for name in self.sinks if name not in records)
         if not lacking:
             msg = f"every sink holds epoch {plan.number}, so there is nothing to skip"
             raise PipelineStateError(msg, hint=f"`headrace run {self._file}` commits it.")
@@ -37,7 +37,7 @@ class CoordinatorInterventions(CoordinatorStartup):
                 msg, hint=f"`headrace reset {self._file}` starts over.", node=unfenced[0]
             )
         self.ledger.skip(
-            self.lease, plan.number, {name: record.counts for name, record in held.items()}, lacking
+            self.lease, plan.number, {name: record.counts for name, record in records.items()}, lacking
         )
         self._open_version(self.compiled, self.pipeline_hash)
         self._apply_sink_changes()

@@ -47,8 +47,8 @@ class CoordinatorRepairs(CoordinatorInterventions):
         """
         self.check()
         row, finding = self._replayable(sink)
-        held = finding.record.epoch if finding.record is not None else None
-        start = first if first is not None else row.epoch + 1 if held is None else held + 1
+        record_epoch = finding.record.epoch if finding.record is not None else None
+        start = first if first is not None else row.epoch + 1 if record_epoch is None else record_epoch + 1
         if first is not None and first > self._state.committed:
             msg = f"epochs from {first} on are to be replayed, and the last one is {self._state.committed}"
             raise SinkStateError(msg, node=sink)
@@ -59,11 +59,11 @@ class CoordinatorRepairs(CoordinatorInterventions):
                 check(self._again(sink, epoch))
         # A record of epoch 0 marks no rows. A first start with a second snapshot has another position,
         # and the sink takes that one.
-        overtaken = held == 0 and finding.record is not None and not self._leads(finding.record)
-        sets_back = held is None or start != held + 1 or overwrites or overtaken
+        overtaken = record_epoch == 0 and finding.record is not None and not self._leads(finding.record)
+        sets_back = record_epoch is None or start != record_epoch + 1 or overwrites or overtaken
         before = self._end_of(start - 1) if sets_back else None
         if sets_back and not overwrites:
-            self._set_back(sink, row, start, held)
+            self._set_back(sink, row, start, record_epoch)
         elif not overwrites and finding.record is not None and finding.status is ReconcileStatus.OLDER:
             self._must_lead(sink, finding.record)
         joined = start - 1 if overwrites else min(row.epoch, start - 1)
@@ -266,14 +266,14 @@ class CoordinatorRepairs(CoordinatorInterventions):
     def _find_restart(self) -> Restart | None:
         return self.ledger.restart(self._state.name, self._state.lane)
 
-    def _set_back(self, sink: str, row: SinkRow, start: int, held: int | None) -> None:
+    def _set_back(self, sink: str, row: SinkRow, start: int, record_epoch: int | None) -> None:
         """Raise SinkStateError if setting back the record would duplicate rows or leave rows out."""
-        if held is not None and start > held + 1:
+        if record_epoch is not None and start > record_epoch + 1:
             msg = (
-                f"the sink holds epoch {held}; a replay from {start} would leave out epochs {held + 1} to"
-                f" {start - 1}"
+                f"the sink holds epoch {record_epoch}; a replay from {start} would leave out epochs"
+                f" {record_epoch + 1} to {start - 1}"
             )
-            raise SinkStateError(msg, hint=f"Replay from {held + 1}.", node=sink)
+            raise SinkStateError(msg, hint=f"Replay from {record_epoch + 1}.", node=sink)
         if self.sinks[sink].is_idempotent:
             return
         counted = self.sinks[sink].read_row_count()

@@ -57,8 +57,8 @@ def builder(name: str, templates: Templates) -> Callable[[list[Any]], exp.Expr]:
     """
 
     def build(arguments: list[Any]) -> exp.Expr:
-        said = templates(arguments) if callable(templates) else templates.get(len(arguments))
-        made = template(said, *arguments) if isinstance(said, str) else said
+        chosen = templates(arguments) if callable(templates) else templates.get(len(arguments))
+        made = template(chosen, *arguments) if isinstance(chosen, str) else chosen
         if made is None:
             return exp.Anonymous(this=name, expressions=arguments)
         # The parser checks the number of arguments of the result as if the user had written it.
@@ -78,7 +78,7 @@ def _arrow_cast(arguments: list[Any]) -> exp.Expr:
         else None
     )
     if kind is None:
-        msg = f"arrow_cast to `{arguments[-1].name if arguments else ''}` cannot be said in Spark's SQL"
+        msg = f"arrow_cast to `{arguments[-1].name if arguments else ''}` cannot be written in Spark's SQL"
         raise UserError(msg, hint="Use CAST with a type of SQL.")
     return exp.Cast(this=arguments[0], to=kind)
 
@@ -100,14 +100,14 @@ def _build_encoding(names: Mapping[str, str]) -> Callable[[list[Any]], exp.Expr]
             arguments[1].name.lower() if len(arguments) == 2 and isinstance(arguments[1], exp.Literal) else ""
         )
         if code not in names:
-            msg = f"the code `{code}` cannot be said in Spark's SQL"
+            msg = f"the code `{code}` cannot be written in Spark's SQL"
             raise UserError(msg, hint=f"Allowed: {', '.join(names)}.")
         return template(names[code], arguments[0])
 
     return build
 
 
-def _build_formatting(said: str) -> Callable[[list[Any]], exp.Expr]:
+def _build_formatting(function: str) -> Callable[[list[Any]], exp.Expr]:
     """Return the builder of a function of a time and a format.
 
     The format has percent signs, as in Rust's chrono and in C.
@@ -116,12 +116,14 @@ def _build_formatting(said: str) -> Callable[[list[Any]], exp.Expr]:
     def build(arguments: list[Any]) -> exp.Expr:
         if len(arguments) == 1:
             return template(
-                "CAST(_0 AS TIMESTAMP)" if said == "to_timestamp" else f"{said}(_0)", arguments[0]
+                "CAST(_0 AS TIMESTAMP)" if function == "to_timestamp" else f"{function}(_0)", arguments[0]
             )
         if len(arguments) != 2 or not isinstance(arguments[1], exp.Literal):
-            msg = f"the format of {said} must be written out, and there is one"
+            msg = f"the format of {function} must be written out, and there is one"
             raise UserError(msg, hint="Use coalesce over try_to_timestamp for several formats.")
-        return template(f"{said}(_0, _1)", arguments[0], exp.Literal.string(java_format(arguments[1].name)))
+        return template(
+            f"{function}(_0, _1)", arguments[0], exp.Literal.string(java_format(arguments[1].name))
+        )
 
     return build
 
@@ -154,14 +156,14 @@ def _by_method(arguments: list[Any]) -> exp.Expr:
     if method == "md5":
         return template("unhex(md5(_0))", arguments[0])
     if method not in ("sha224", "sha256", "sha384", "sha512"):
-        msg = f"digest by `{method}` cannot be said in Spark's SQL"
+        msg = f"digest by `{method}` cannot be written in Spark's SQL"
         raise UserError(msg, hint="Allowed: md5, sha224, sha256, sha384, sha512.")
     return template(f"unhex(sha2(_0, {method[3:]}))", arguments[0])
 
 
 def _refuse_function(name: str, instead: str, arguments: list[Any]) -> exp.Expr:
     del arguments
-    msg = f"{name} cannot be said in Spark's SQL"
+    msg = f"{name} cannot be written in Spark's SQL"
     raise UserError(msg, hint=f"Use {instead}.")
 
 

@@ -69,7 +69,7 @@ def _replace(call: exp.RegexpReplace, dialect: str) -> exp.Expr:
         return call
     flags, by = _text(call.args.get("modifiers")).replace("g", ""), call.args["replacement"]
     if set(flags) - {"i"}:
-        msg = f"the flags `{flags}` of regexp_replace cannot be said in Spark's SQL"
+        msg = f"the flags `{flags}` of regexp_replace cannot be written in Spark's SQL"
         raise UserError(msg, hint="Allowed: g, i.")
     if isinstance(by, exp.Literal):
         by = exp.Literal.string(re.sub(r"\\\\|\\[0-9&]|[\\$]", _group, by.name))
@@ -114,17 +114,17 @@ def _unit(call: exp.TimestampTrunc | exp.DateTrunc, dialect: str) -> exp.Expr:
     del dialect
     name = _text(call.args.get("unit")).upper()
     if name not in _UNITS:
-        msg = f"date_trunc to `{name.lower()}` cannot be said in Spark's SQL"
+        msg = f"date_trunc to `{name.lower()}` cannot be written in Spark's SQL"
         raise UserError(msg, hint=f"Allowed: {', '.join(_UNITS).lower()}.")
     return call
 
 
 def _group(result: re.Match[str]) -> str:
     """Return a group, a backslash or a dollar in the spelling of Java's replacements."""
-    said = result[0]
-    if said[1:] and said[1:] != "\\":
-        return "$0" if said[1] == "&" else f"${said[1]}"
-    return f"\\{said[0]}"
+    text = result[0]
+    if text[1:] and text[1:] != "\\":
+        return "$0" if text[1] == "&" else f"${text[1]}"
+    return f"\\{text[0]}"
 
 
 def _cut(call: exp.Cast, dialect: str) -> exp.Expr:
@@ -192,7 +192,7 @@ def _item(bracket: exp.Bracket, dialect: str) -> exp.Expr:
     if isinstance(index, exp.Slice):
         first = index.this or exp.Literal.number(1)
         if index.args.get("step") is not None:
-            msg = "a slice with a step cannot be said in Spark's SQL"
+            msg = "a slice with a step cannot be written in Spark's SQL"
             raise UserError(msg, hint="Write it with filter and a lambda.")
         if index.expression is None:
             return template("slice(_0, _1, greatest(array_size(_0) - _1 + 1, 0))", bracket.this, first)

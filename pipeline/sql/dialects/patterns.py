@@ -28,7 +28,7 @@ def similar(node: exp.SimilarTo, dialect: str) -> exp.Expr:
     known = isinstance(pattern, exp.Literal) and pattern.is_string and "[:" not in pattern.name
     if isinstance(node.parent, exp.Escape) or (dialect == "postgres" and not known):
         msg = (
-            f"`{node.sql(dialect='postgres')}` cannot be said in Spark's SQL: the pattern must be written"
+            f"`{node.sql(dialect='postgres')}` cannot be written in Spark's SQL: the pattern must be written"
             " out, without ESCAPE and [:classes:]"
         )
         raise UserError(msg, hint="Use a regular expression: regexp_like(a, pattern).")
@@ -71,7 +71,7 @@ def build_date_bin(arguments: list[Any]) -> exp.Expr:
     micros = _micros(stride)
     if not micros:
         msg = (
-            f"date_bin by `{stride.sql(dialect='postgres')}` cannot be said in Spark's SQL: the stride"
+            f"date_bin by `{stride.sql(dialect='postgres')}` cannot be written in Spark's SQL: the stride"
             " must be written out, in weeks or less"
         )
         raise UserError(

@@ -130,7 +130,8 @@ def _offer(text: str, dialect: str) -> str:
     if not result:
         return ""
     names, keys = (
-        _join_words([said(name) for name in result]) for said in (_TITLES.__getitem__, "`dialect: {}`".format)
+        _join_words([spell(name) for name in result])
+        for spell in (_TITLES.__getitem__, "`dialect: {}`".format)
     )
     return f"As SQL of {names} it can be read: add {keys} to the node.\n"
 
@@ -169,13 +170,13 @@ def translate_to_spark(query: exp.Query, dialect: str) -> exp.Query:
     for part in reversed(
         list(query.dfs())
     ):  # from the leaves up, so that the children of a replaced node are translated
-        said = translate_node(part, dialect)
-        if said is not part:
-            part.replace(said)
+        translated = translate_node(part, dialect)
+        if translated is not part:
+            part.replace(translated)
     try:
         query.sql(dialect=DIALECT, unsupported_level=ErrorLevel.RAISE)
     except UnsupportedError as error:
-        msg = f"cannot be said in Spark's SQL: {error}"
+        msg = f"cannot be written in Spark's SQL: {error}"
         raise UserError(
             msg, hint="Write this part in another way, or the statement in Spark's SQL, without `dialect`."
         ) from None

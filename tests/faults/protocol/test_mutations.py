@@ -253,7 +253,7 @@ class RebuildsAnything(Ledger):
 class ReplaysOverRows(EpochCoordinator):
     """A replay over rows needs a key or an empty target. Here it is let through."""
 
-    def _set_back(self, sink, row, start, held):
+    def _set_back(self, sink, row, start, record_epoch):
         pass
 
 

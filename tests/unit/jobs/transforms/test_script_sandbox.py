@@ -286,7 +286,7 @@ def opened(vm: ScriptProcess) -> None:
     """A script is loaded."""
     shape = (
         '{"inputs": [{"name": "id"}, {"name": "_gs_op"}], "outputs": [{"name": "id", "as": "string",'
-        ' "said": "string"}]}'
+        ' "spelling": "string"}]}'
     )
     vm.open(vms.Program("function process(r) { return r }", shape, deterministic=True, fixed=0))
 
@@ -330,7 +330,7 @@ def test_many_rows_that_take_long_together_are_no_silence(
     slow = "function process(r) { const began = Date.now(); while (Date.now() - began < 25); return r }"
     shape = (
         '{"inputs": [{"name": "id"}, {"name": "_gs_op"}], "outputs": [{"name": "id", "as": "string",'
-        ' "said": "string"}]}'
+        ' "spelling": "string"}]}'
     )
     vm.open(vms.Program(slow, shape, deterministic=False, fixed=0))
     heads: list[bytes] = []

@@ -62,17 +62,25 @@ def test_types_that_are_called_alike_or_that_spark_lacks() -> None:
     [
         ("postgres", "regexp_replace(a, 'b', 'c')", "replaces the first match alone"),
         ("postgres", "a::time", "no type for a time of day"),
-        ("postgres", "encode(a, 'escape')", "the code `escape` cannot be said"),
-        ("postgres", "regexp_match(a, 'x(.)')", "regexp_match cannot be said"),
-        ("datafusion", "(regexp_match(a, b, 'i'))[1]", "regexp_match cannot be said"),
-        ("datafusion", "date_bin(INTERVAL '1 month', a)", "date_bin by `INTERVAL '1 MONTH'` cannot be said"),
-        ("postgres", "date_bin(b, a, c)", "date_bin by `b` cannot be said"),
+        ("postgres", "encode(a, 'escape')", "the code `escape` cannot be written"),
+        ("postgres", "regexp_match(a, 'x(.)')", "regexp_match cannot be written"),
+        ("datafusion", "(regexp_match(a, b, 'i'))[1]", "regexp_match cannot be written"),
+        (
+            "datafusion",
+            "date_bin(INTERVAL '1 month', a)",
+            "date_bin by `INTERVAL '1 MONTH'` cannot be written",
+        ),
+        ("postgres", "date_bin(b, a, c)", "date_bin by `b` cannot be written"),
         ("datafusion", "date_bin(a)", "date_bin takes a stride, a time and an origin, found 1"),
-        ("postgres", "a SIMILAR TO b", "`a SIMILAR TO b` cannot be said .* the pattern must be written out"),
+        (
+            "postgres",
+            "a SIMILAR TO b",
+            "`a SIMILAR TO b` cannot be written .* the pattern must be written out",
+        ),
         (
             "postgres",
             "a SIMILAR TO 'x#%' ESCAPE '#'",
-            "`a SIMILAR TO 'x#%'` cannot be said .* without ESCAPE",
+            "`a SIMILAR TO 'x#%'` cannot be written .* without ESCAPE",
         ),
         (
             "datafusion",
@@ -82,7 +90,7 @@ def test_types_that_are_called_alike_or_that_spark_lacks() -> None:
         ("datafusion", "to_char(a, '%Q')", "`%Q` of the format"),
         ("datafusion", "xs[1:5:2]", "a slice with a step"),
         ("datafusion", "digest(a, 'blake3')", "digest by `blake3`"),
-        ("datafusion", "array_remove(xs, 1)", "array_remove cannot be said"),
+        ("datafusion", "array_remove(xs, 1)", "array_remove cannot be written"),
     ],
 )
 def test_what_cannot_be_said_is_an_error_that_names_it(dialect: str, expression: str, wrong: str) -> None:
