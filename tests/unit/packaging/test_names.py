@@ -85,3 +85,25 @@ def test_no_name_is_forbidden() -> None:
         f"{name}:{node.lineno} {node.name}" for name, node in definitions(files) if is_forbidden(node.name)
     ]
     assert modules + others == []
+
+
+FORBIDDEN_VARIABLES = frozenset({"asked", "books", "eyes", "found", "given", "held", "said", "told"})
+"""Words that tell nothing of a value. Attributes may have them: `given` is a key of test files."""
+
+
+def variables(function: ast.AST) -> Iterator[ast.Name | ast.arg]:
+    """Yield the parameters and the assigned names of a function."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.arg) or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)):
+            yield node
+
+
+def test_no_variable_of_the_product_is_forbidden() -> None:
+    places = {
+        f"{name}:{node.lineno} {word}"
+        for name, function in definitions(product_files())
+        if not isinstance(function, ast.ClassDef)
+        for node in variables(function)
+        if (word := node.arg if isinstance(node, ast.arg) else node.id) in FORBIDDEN_VARIABLES
+    }
+    assert places == set()
