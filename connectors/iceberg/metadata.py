@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from headrace.connectors.iceberg.catalog import WarehouseTable
@@ -171,6 +171,18 @@ class IcebergMetadata:
     def branches(self, prefix: str) -> list[str]:
         """Return the names of branches that start with `prefix`."""
         return [str(name) for name in self._base.refs().keySet() if str(name).startswith(prefix)]
+
+    def fence(self, apps: Collection[str]) -> bool:
+        """Fence sinks with the generation after their own, and remove their records, in one commit.
+
+        Return False, with nothing changed, if the table changed since this metadata was read.
+        """
+        fences = {
+            app: replace(state, generation=state.generation + 1, record=None)
+            for app, state in self.properties()
+            if app in apps
+        }
+        return self.commit_if_unchanged(others=fences)
 
     def commit_if_unchanged(
         self,

@@ -147,14 +147,7 @@ class IcebergTableSink(LakehouseSink):
     def release(self, claims: Sequence[Claim]) -> None:
         """Fence each sink with the generation after its own and remove its record, in one commit."""
         for _ in range(_ATTEMPTS):
-            metadata = self._read_metadata()
-            stored = dict(metadata.properties())
-            ended = {key: stored[key] for key in (claim.key.text for claim in claims) if key in stored}
-            fences = {
-                app: replace(state, generation=state.generation + 1, record=None)
-                for app, state in ended.items()
-            }
-            if metadata.commit_if_unchanged(others=fences):
+            if self._read_metadata().fence([claim.key.text for claim in claims]):
                 return
         raise self._busy_error()
 
@@ -200,10 +193,7 @@ class IcebergTableSink(LakehouseSink):
         return IcebergMetadata(self._spark, self._table, self._context.key.text, self._files)
 
     def _commit_registration(self, metadata: IcebergMetadata, change: SinkCommit) -> SinkState | None:
-        """Set the first record, and remove the states that it replaces.
-
-        The same step detects a rival's claim.
-        """
+        """Set the first record and remove the states that it replaces. The step detects a rival's claim."""
         assert change.record is not None  # noqa: S101
         owner, claims = self._context.owner, metadata.claims()
         owner.refuse(claims, self.target)
