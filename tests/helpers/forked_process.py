@@ -35,7 +35,10 @@ _IMPORTED = (
     "rich.table",
     "typer",
 )
-"""None of them starts a thread that a fork would miss, or reads the environment while it is imported."""
+"""Modules of most runs. None reads the environment while it is imported.
+
+The threads of OpenBLAS and jemalloc, which some of them start, begin again in a fork.
+"""
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(list(_IMPORTED))
 
