@@ -174,7 +174,7 @@ class SqlNodePlanner:
         """
         is_marked = not self._retractions.marked.isdisjoint(graph.inputs_of(self._file.model, name))
         if name in self._tables:
-            return Marking(frozenset(), marked=is_marked) if mark_column else None
+            return Marking(frozenset(), marked=is_marked) if is_marked else None
         return self._retractions.marking(name, marked=is_marked)
 
     def _sql(self, name: str, text: str) -> DataFrame:

@@ -163,12 +163,12 @@ class Gate:
         self.reached, self.opened = folder / "reached", folder / "opened"
 
     def before(self, acts: Callable[..., bool]) -> Callable[..., bool]:
-        def swap(state: IcebergMetadata, **values: Any) -> bool:
+        def swap(metadata: IcebergMetadata, **values: Any) -> bool:
             if values.get("main") is not None and not self.opened.exists():
                 self.reached.touch()
                 while not self.opened.exists():
                     time.sleep(0.05)
-            return acts(state, **values)
+            return acts(metadata, **values)
 
         return swap
 
@@ -282,13 +282,13 @@ def test_a_late_commit_does_not_bring_an_old_table_back(table: Any, monkeypatch:
     old.write(plan(1), t.frame((1, "a", "i")))
     real, paused = IcebergMetadata.commit_if_unchanged, []
 
-    def pause(state: IcebergMetadata, **values: Any) -> bool:
+    def pause(metadata: IcebergMetadata, **values: Any) -> bool:
         if values.get("main") is not None and not paused:
-            paused.append(state)
+            paused.append(metadata)
             new.prepare(SCHEMA, 2)
             for epoch in (2, 3, 4):
                 new.write(plan(epoch), t.frame((epoch, "new", "i")))
-        return real(state, **values)
+        return real(metadata, **values)
 
     monkeypatch.setattr(IcebergMetadata, "commit_if_unchanged", pause)
     with pytest.raises(FencedError):
@@ -509,8 +509,8 @@ def test_a_commit_that_was_lost_is_told(table: Any, monkeypatch: pytest.MonkeyPa
     sink = t.joined()
     real = IcebergMetadata.commit_if_unchanged
 
-    def lose_commit(state: IcebergMetadata, **values: Any) -> bool:
-        return True if values.get("main") is not None else real(state, **values)
+    def lose_commit(metadata: IcebergMetadata, **values: Any) -> bool:
+        return True if values.get("main") is not None else real(metadata, **values)
 
     monkeypatch.setattr(IcebergMetadata, "commit_if_unchanged", lose_commit)
     with pytest.raises(TransientError, match="was lost to another one"):
@@ -528,8 +528,8 @@ def test_an_epoch_whose_answer_is_lost_is_not_written_again(
     sink = t.joined()
     real = IcebergMetadata.commit_if_unchanged
 
-    def lose_answer(state: IcebergMetadata, **values: Any) -> bool:
-        done = real(state, **values)
+    def lose_answer(metadata: IcebergMetadata, **values: Any) -> bool:
+        done = real(metadata, **values)
         if values.get("main") is not None:
             msg = "the answer was lost"
             raise TransientError(msg)

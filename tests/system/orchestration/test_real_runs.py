@@ -47,7 +47,8 @@ def evaluations(instance: dg.DagsterInstance, key: dg.AssetKey) -> dict[str, str
 def test_history_and_stream_through_dagster_and_a_row_that_somebody_removes(
     here: World, spark: SparkSession
 ) -> None:
-    call = [sys.executable, "-m", "headrace.demo.dagster_run", str(here.file), MONTHS[0], MONTHS[1]]
+    arguments = [str(here.file), MONTHS[0], MONTHS[1], "caught-up"]
+    call = [sys.executable, "-m", "headrace.demo.dagster_run", *arguments]
     done = subprocess.run(call, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-5000:]
     here.check(spark)
