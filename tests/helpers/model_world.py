@@ -409,14 +409,14 @@ class World:
         It is rebuilt from the sinks, or brought back when that is refused. A backup that no sink is ahead of
         goes on. One with an open epoch of an earlier file opens the sinks of that file first.
         """
-        state = self.state()
         for process in list(self.processes):
             self.kill(process)
-        old = self.store
+        if backup:
+            # The backup has the lease of its owner. Late writes of the killed belong to the ledger that is lost.
+            self.clock.sleep(TTL + COMMIT_TIMEOUT)
+        state, old = self.state(), self.store
         records = [record for name in self.file["sinks"] if (record := self._record(name))]
         self._use(self.ledger_backup.copy() if backup and self.ledger_backup else MemoryStore(self.clock))
-        if backup:
-            self.clock.sleep(TTL + COMMIT_TIMEOUT)  # the backup has the lease of its owner
         known = self.ledger.state(NAME, LANE)
         newest = known.committed + (known.open_plan is not None) if known else -1
         ahead = any(record.epoch > newest for record in records)
@@ -425,8 +425,8 @@ class World:
         refused = self._refuses(self.file)
         assert refused or (backup and not met), "a ledger met sinks that are ahead of it and went on"
         if not ahead or not refused:  # the same epochs, or others of the same numbers
-            self.clock.sleep(TTL + COMMIT_TIMEOUT)  # generations are seconds
             self._use(old)
+            self.clock.sleep(TTL + COMMIT_TIMEOUT)  # generations are seconds
             self.check()
             return
         probe = Probe()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from helpers.depth import FULL
-from helpers.model_fakes import Probe
+from helpers.model_fakes import Interrupt, Probe
 from helpers.model_machine import Machine
 from helpers.model_world import COMMIT_TIMEOUT, FILES, TTL, World
 from hypothesis import HealthCheck, Phase, settings
@@ -46,3 +46,18 @@ def test_a_backup_with_an_open_epoch_of_an_earlier_file_refuses_the_sinks_that_j
     assert set(lane.sinks) == set(FILES[0]["sinks"])
     with pytest.raises(SinkStateError, match="older"):
         world.finish_epoch(lane)
+
+
+@pytest.mark.parametrize("has_backup", [True, False])
+def test_a_registration_that_lands_late_belongs_to_the_ledger_that_is_lost(has_backup: bool) -> None:
+    """A backup, or an empty ledger, does not know the sink whose registration is still on its way."""
+    machine = Machine()
+    machine.begin(proofs=False, jvm_dies=False)
+    machine.follow(accident=None, file=0, interrupt=None, seconds=0.0, wakes=0)
+    if has_backup:
+        machine.back_up_ledger()
+    machine.lose_ledger(backup=False)
+    machine.open(file=3, interrupt=Interrupt("crash", 25, 25.0))
+    machine.follow(accident=None, file=2, interrupt=Interrupt("pause", 1), seconds=0.0, wakes=1)
+    machine.lose_ledger(backup=True)
+    machine.teardown()
