@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TextIO
@@ -76,8 +77,9 @@ class ForkedProcess:
 
     def _wait_for_session(self) -> None:
         """Return once a signal to the group of the process reaches only this process."""
-        while self.poll() is None and os.getsid(self.pid) != self.pid:
-            time.sleep(0.001)
+        with suppress(ProcessLookupError):  # it has ended
+            while self.poll() is None and os.getsid(self.pid) != self.pid:
+                time.sleep(0.001)
 
     @property
     def returncode(self) -> int | None:

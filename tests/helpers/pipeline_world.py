@@ -448,6 +448,8 @@ def offset_of(key: int) -> int | None:
 
 
 def _family(process: ForkedProcess | subprocess.Popen[str]) -> list[psutil.Process]:
+    if process.poll() is not None:
+        return []  # another process may have its number by now
     try:
         top = psutil.Process(process.pid)
         return [*top.children(recursive=True), top]
@@ -458,7 +460,9 @@ def _family(process: ForkedProcess | subprocess.Popen[str]) -> list[psutil.Proce
 def leftovers(world: World) -> list[str]:
     """Command lines of processes that still belong to a world's runs, by their arguments or their folder."""
     mine = str(world.folder)
-    found = (process.info for process in psutil.process_iter(["cmdline", "cwd"]))
+    found = (
+        process.info for process in psutil.process_iter(["cmdline", "cwd"]) if process.pid != os.getpid()
+    )
     return [
         " ".join(info["cmdline"])[:100]
         for info in found
