@@ -40,7 +40,7 @@ def load_function(path: str, node: str) -> Callable[..., Any]:
 
 
 def check_options(
-    result: Callable[..., Any],
+    function: Callable[..., Any],
     path: str,
     options: Mapping[str, Any],
     node: str,
@@ -52,7 +52,7 @@ def check_options(
     `before` names the arguments in the message. A function without a signature is not checked.
     """
     try:
-        takes = inspect.signature(result)
+        takes = inspect.signature(function)
     except ValueError:
         return
     try:

@@ -65,15 +65,15 @@ class StageLoad:
         """Insert the batches by one statement. Return the number of rows."""
         from clickhouse_connect.driver.exceptions import ClickHouseError
 
-        result = (self._complete(batch) for batch in batches if batch.num_rows)
-        first = next(result, None)
+        completed = (self._complete(batch) for batch in batches if batch.num_rows)
+        first = next(completed, None)
         if first is None:
             return 0
         rows = 0
 
         def count_rows() -> Iterator[pa.RecordBatch]:
             nonlocal rows
-            for batch in chain([first], result):
+            for batch in chain([first], completed):
                 rows += batch.num_rows
                 yield batch
 

@@ -148,13 +148,13 @@ def _container(base: str, kind: Any) -> tuple[str, pa.DataType]:
     return f"Tuple({spelled})", arrow
 
 
-def columns_of(result: Iterable[tuple[str, str]], node: str) -> tuple[ClickHouseColumn, ...]:
+def columns_of(described: Iterable[tuple[str, str]], node: str) -> tuple[ClickHouseColumn, ...]:
     """Return payload columns for (name, ClickHouse type) pairs.
 
     Raise SchemaError that names every unsupported column.
     """
     columns, problems, seen = [], [], dict[str, str]()
-    for name, spelled in result:
+    for name, spelled in described:
         if name.lower() in HIDDEN:
             problems.append(f"`{name}` is a name that Headrace keeps for itself")
         elif name.lower() in seen:

@@ -28,7 +28,8 @@ from headrace.pipeline.protocol.epochs import Json
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-_READ = ("protocol", "metaData", "add", "remove", "txn")
+_READ = ("protocol", "metaData", "add", "txn")
+"""The actions of a checkpoint that make a version. Its `remove` actions are of files that are not in it."""
 _UNUSED = ("commitInfo", "cdc", "domainMetadata")
 _IGNORED = tuple(f'{{"{name}"' for name in _UNUSED)
 """The starts of actions that do not change the state. Another spelling of them is parsed."""
@@ -282,7 +283,7 @@ def _select_columns(schema: pa.Schema) -> Iterator[str]:
     Fields such as `stats_parsed` repeat others in typed columns. Actions of later commits must not have them.
     """
     for name in _READ:
-        if name != "remove" and name in schema.names:
+        if name in schema.names:
             for part in schema.field(name).type:
                 if not part.name.endswith("_parsed"):
                     yield f"{name}.{part.name}"

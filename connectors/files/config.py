@@ -163,8 +163,8 @@ class FileSinkConfig(SinkConfig):
     @field_validator("path")
     @classmethod
     def _check_path(cls, value: str) -> str:
-        scheme, result, _ = value.partition("://")
-        if result and scheme != "file":
+        scheme, separator, _ = value.partition("://")
+        if separator and scheme != "file":
             msg = f"must be a local folder, `{scheme}://` is not supported"
             raise ValueError(msg)
         return value

@@ -95,19 +95,19 @@ def _check_free(path: str, name: str) -> None:
         raise TargetError(msg, hint="Choose a `path` that is empty or missing.", node=name)
 
 
-def _compare(path: str, values: Json, mine: Json, name: str) -> None:
+def _compare(path: str, stored: Json, mine: Json, name: str) -> None:
     hint = "Choose another `path`, or the former value."
     for what in ("format", "partition_by", "primary_key"):
-        if values[what] != mine[what]:
-            was, now = (_describe(what, one[what]) for one in (values, mine))
+        if stored[what] != mine[what]:
+            was, now = (_describe(what, one[what]) for one in (stored, mine))
             msg = f"the files in `{path}` are {was}, and the sink writes {now}"
             raise TargetError(msg, hint=hint, node=name, keys=(what,))
     for column, kind in mine["columns"].items():
-        if (was := values["columns"].get(column, kind)) != kind:
+        if (was := stored["columns"].get(column, kind)) != kind:
             msg = f"column `{column}` is {was} in the files in `{path}`, and {kind} in the rows"
             raise SchemaError(msg, hint="Convert it in a transform, or choose another `path`.", node=name)
-    if mine["format"] == "csv" and list(values["columns"]) != list(mine["columns"]):
-        was, now = (", ".join(one["columns"]) for one in (values, mine))
+    if mine["format"] == "csv" and list(stored["columns"]) != list(mine["columns"]):
+        was, now = (", ".join(one["columns"]) for one in (stored, mine))
         msg = f"the csv files in `{path}` have the columns {was}, and the rows have {now}"
         raise SchemaError(msg, hint="Columns of csv files cannot change. Choose another `path`.", node=name)
 

@@ -177,7 +177,7 @@ class HttpCaller:
             except HeadraceError:
                 raise
             except BaseException:
-                self.breaker.record_failure()  # whatever it was: others must not wait for this probe
+                self.breaker.record_failure()  # else other requests wait for this probe
                 raise
             if isinstance(result, HttpReply):
                 return result

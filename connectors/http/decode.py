@@ -130,9 +130,9 @@ class ResponseDecoder:
             raise AnswerError(msg) from None
         return self.read_values(result)
 
-    def read_values(self, result: list[Any]) -> DecodedResponse:
+    def read_values(self, items: list[Any]) -> DecodedResponse:
         """Return the rows of an array that `parse_exact` has read. Raises AnswerError for a wrong value."""
-        rows = [self._row(row, number) for number, row in enumerate(result)]
+        rows = [self._row(row, number) for number, row in enumerate(items)]
         values: dict[str, list[Any]] = {field.name: [] for field in self.schema}
         for number, (row, _) in enumerate(rows):
             for field in self.schema:

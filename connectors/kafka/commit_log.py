@@ -215,12 +215,12 @@ class CommitLog:
         }
 
 
-def _apply(result: dict[bytes, bytes], key: bytes | str | None, value: bytes | str | None) -> None:
+def _apply(states: dict[bytes, bytes], key: bytes | str | None, value: bytes | str | None) -> None:
     raw = key.encode() if isinstance(key, str) else key or b""
     if value is None:
-        result.pop(raw, None)
+        states.pop(raw, None)
     else:
-        result[raw] = value.encode() if isinstance(value, str) else value
+        states[raw] = value.encode() if isinstance(value, str) else value
 
 
 def _state_partition(sink: str) -> int:

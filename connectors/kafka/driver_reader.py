@@ -297,7 +297,7 @@ class DriverReader:
         return True
 
     def _keep(
-        self, messages: list[Message], ranges: Mapping[int, Range], result: Mapping[int, MessageBatch]
+        self, messages: list[Message], ranges: Mapping[int, Range], batches: Mapping[int, MessageBatch]
     ) -> int:
         """Add messages to their ranges, or to those after them. Return the bytes of those in ranges."""
         from confluent_kafka import Message
@@ -310,7 +310,7 @@ class DriverReader:
             self._seen[part] = max(self._seen[part], batch.offsets[-1] + 1)
             if part in ranges:
                 here, batch = batch.split_at(bisect.bisect_left(batch.offsets, ranges[part][1]))
-                result[part].extend(here)
+                batches[part].extend(here)
                 size += here.size
             self._keep_ahead(part, batch)
         return size

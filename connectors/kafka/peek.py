@@ -83,7 +83,7 @@ class MessagePeeker:
         """Return the first message at or after an offset, per partition."""
         return {part: messages[0] for part, messages in self.look(at).items()}
 
-    def _note(self, message: Message, result: dict[int, list[MessageInfo]], open_ones: set[int]) -> None:
+    def _note(self, message: Message, messages: dict[int, list[MessageInfo]], open_ones: set[int]) -> None:
         """Store a message. A partition is done after its first messages, or at its end."""
         from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, TIMESTAMP_NOT_AVAILABLE, KafkaError
 
@@ -111,7 +111,7 @@ class MessagePeeker:
             + sum(len(k) + len(v or b"") for k, v in message.headers() or ())
         )
         none = kind == TIMESTAMP_NOT_AVAILABLE
-        result.setdefault(part, []).append(
+        messages.setdefault(part, []).append(
             MessageInfo(offset, size, None if none else written, kind == TIMESTAMP_LOG_APPEND_TIME)
         )
         open_ones.discard(part)

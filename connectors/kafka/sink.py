@@ -240,9 +240,9 @@ class KafkaSink(TransactionalSink):
                 raise GuaranteeError(msg, hint=hint, node=self._name, keys=("topic",))
 
 
-def _state_in(topic: Topic, result: TopicSinkState | None) -> SinkState:
+def _state_in(topic: Topic, state: TopicSinkState | None) -> SinkState:
     """Return the state that holds for a topic: without the record if its rows were in a former topic."""
-    if result is None:
+    if state is None:
         return SinkState(version=topic)
-    record = result.record if result.topic_id == topic.topic_id else None
-    return SinkState(result.generation, record, topic)
+    record = state.record if state.topic_id == topic.topic_id else None
+    return SinkState(state.generation, record, topic)

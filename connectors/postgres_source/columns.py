@@ -46,22 +46,26 @@ class PostgresColumn:
     type: pa.DataType
 
 
-def read_column(result: ResultColumn) -> PostgresColumn:
+def read_column(described: ResultColumn) -> PostgresColumn:
     """Return how a column is read. A domain has its base type."""
-    info, column = builtin_types.get(result.type_code), sql.Identifier(result.name)
+    info, column = builtin_types.get(described.type_code), sql.Identifier(described.name)
     name = info.name if info else ""
-    if info is not None and info.array_oid == result.type_code:
+    if info is not None and info.array_oid == described.type_code:
         if name in LISTS:
-            return PostgresColumn(result.name, _flat(column, result.name, f"{name}[]"), pa.list_(LISTS[name]))
-        text = _flat(_cast(column, "text[]"), result.name, "text[]")
-        return PostgresColumn(result.name, text, pa.list_(pa.string()))
+            return PostgresColumn(
+                described.name, _flat(column, described.name, f"{name}[]"), pa.list_(LISTS[name])
+            )
+        text = _flat(_cast(column, "text[]"), described.name, "text[]")
+        return PostgresColumn(described.name, text, pa.list_(pa.string()))
     if name in _FINITE:
-        return PostgresColumn(result.name, _finite(column, result.name, name), PLAIN[name])
+        return PostgresColumn(described.name, _finite(column, described.name, name), PLAIN[name])
     if name in PLAIN:
-        return PostgresColumn(result.name, column, PLAIN[name])
+        return PostgresColumn(described.name, column, PLAIN[name])
     if name == "numeric":
-        return PostgresColumn(result.name, _cast(column, "text"), _decimal(result.precision, result.scale))
-    return PostgresColumn(result.name, _cast(column, "text"), pa.string())
+        return PostgresColumn(
+            described.name, _cast(column, "text"), _decimal(described.precision, described.scale)
+        )
+    return PostgresColumn(described.name, _cast(column, "text"), pa.string())
 
 
 def find_unique_keys(

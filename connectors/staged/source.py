@@ -246,11 +246,11 @@ def _is_unique(unique_keys: Iterable[Sequence[str]], key: Sequence[str]) -> bool
 
 
 def cast_column(
-    node: str, result: pa.Array | pa.ChunkedArray, field: pa.Field, origin: str
+    node: str, column: pa.Array | pa.ChunkedArray, field: pa.Field, origin: str
 ) -> pa.ChunkedArray:
     """Return a column in its declared type. Raise DataError if values would be lost."""
     wanted = storage_schema(pa.schema([field])).field(0).type
-    values = result if isinstance(result, pa.ChunkedArray) else pa.chunked_array([result])
+    values = column if isinstance(column, pa.ChunkedArray) else pa.chunked_array([column])
     if isinstance(values.type, pa.ExtensionType):
         values = pa.chunked_array([chunk.storage for chunk in values.chunks], values.type.storage_type)
     try:

@@ -148,13 +148,13 @@ def _plugin_json(plugin: InstalledPlugin) -> Json:
         return description | {"error": error.message}
 
 
-def _show_plugins(result: list[Json]) -> None:
+def _show_plugins(plugins: list[Json]) -> None:
     console = stdout_console()
-    if not result:
+    if not plugins:
         console.print("No plugins are installed. `headrace plugin new NAME` writes one.", markup=False)
         return
-    widths = [max(len(str(plugin[key] or "?")) for plugin in result) for key in ("id", "kind")]
-    for plugin in result:
+    widths = [max(len(str(plugin[key] or "?")) for plugin in plugins) for key in ("id", "kind")]
+    for plugin in plugins:
         line = (
             f"{plugin['id']:<{widths[0]}}  {plugin['kind'] or '?':<{widths[1]}}  {plugin['package']}"
             f" {plugin['version']}, {plugin['entry']}"

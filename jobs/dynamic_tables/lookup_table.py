@@ -207,16 +207,16 @@ class ValueTable:
         if self._time:
             session.run(sql.SQL("CREATE INDEX ON {} ({})").format(self._table, self._time))
 
-    def _check(self, result: dict[str, tuple[str, str]]) -> str:
+    def _check(self, columns: dict[str, tuple[str, str]]) -> str:
         """Return the time column's type, or "" without a time column.
 
         Raise SchemaError for columns that are missing or have a wrong type.
         """
         where = self.where
-        if where.column not in result:
-            msg = f"table {where.name} has no column '{where.column}'; it has {', '.join(result)}"
+        if where.column not in columns:
+            msg = f"table {where.name} has no column '{where.column}'; it has {', '.join(columns)}"
             raise SchemaError(msg, node=self._node, hint="Say the column of the values as `column`.")
-        kind, category = result[where.column]
+        kind, category = columns[where.column]
         if category != "S":
             msg = f"column '{where.column}' of table {where.name} is {kind}, and values are texts"
             raise SchemaError(msg, node=self._node, hint="Name a column of type text or varchar as `column`.")
@@ -227,13 +227,13 @@ class ValueTable:
             "Name a timestamp column as `time_column`, or remove"
             f" `time_column`{' and `cache`' if where.cache else ''}."
         )
-        if where.time_column not in result:
+        if where.time_column not in columns:
             msg = (
                 f"table {where.name} has no time column '{where.time_column}', and {needs}; it has"
-                f" {', '.join(result)}"
+                f" {', '.join(columns)}"
             )
             raise SchemaError(msg, node=self._node, hint=hint)
-        kind, category = result[where.time_column]
+        kind, category = columns[where.time_column]
         if category not in _ORDERED:
             msg = (
                 f"time column '{where.time_column}' of table {where.name} is {kind}, which has no order,"

@@ -60,7 +60,7 @@ class MemoryTable(DynamicTableBackend):
     def prepare(self) -> None:
         """Raise SinkStateError if values are missing that the ledger knows of. That is not an empty table."""
         committed = self._known.committed
-        with self._named_table():
+        with self._name_node_in_errors():
             self._store.fence(self._entity)
             reached, _ = self._store.read_last_epoch(self._entity) or (None, "")
         if not self._known.former:
@@ -104,7 +104,7 @@ class MemoryTable(DynamicTableBackend):
         SinkStateError if these values are missing. A table that is newer than a replayed epoch was empty
         then, and stores none of its values.
         """
-        with self._named_table():
+        with self._name_node_in_errors():
             reached, digest = self._store.read_last_epoch(self._entity) or (None, "")
         if reached is not None:
             self._join(reached)
@@ -117,7 +117,7 @@ class MemoryTable(DynamicTableBackend):
 
     def has_values(self, plan: EpochPlan) -> bool:
         """See `Table`."""
-        with self._named_table():
+        with self._name_node_in_errors():
             return self._store.read_last_epoch(self._entity) == (plan.number, _digest(plan))
 
     def fill(self, plan: EpochPlan, values: pa.Array) -> None:
@@ -126,7 +126,7 @@ class MemoryTable(DynamicTableBackend):
         The store first, then the ledger's note that there is one: a crash between leaves what `prepare`
         takes.
         """
-        with self._named_table():
+        with self._name_node_in_errors():
             self._store.add(self._entity, plan.number, _digest(plan), values)
         self._loaded = min(self._loaded, plan.number - 1)
         self._join(plan.number)
@@ -142,7 +142,7 @@ class MemoryTable(DynamicTableBackend):
         if plan.number < self._newest:
             self._values.clear()
             self._loaded = 0
-        with self._named_table():
+        with self._name_node_in_errors():
             self._values.add(self._store.between(self._entity, self._loaded, plan.number))
         self._loaded = self._newest = plan.number
         return self._values.lookup
@@ -151,16 +151,16 @@ class MemoryTable(DynamicTableBackend):
         """See `Table`."""
         self._store.close()
 
-    def _named_table(self) -> _Named:
-        return _Named(self._node)
+    def _name_node_in_errors(self) -> _NodeInErrors:
+        return _NodeInErrors(self._node)
 
 
 def _digest(plan: EpochPlan) -> str:
     return hashlib.sha256(json.dumps(plan.to_json(), sort_keys=True).encode()).hexdigest()[:16]
 
 
-class _Named:
-    """Errors inside name the node."""
+class _NodeInErrors:
+    """Names the node in the errors of the block."""
 
     def __init__(self, node: str) -> None:
         self._node = node

@@ -160,11 +160,11 @@ def _origins(derived: ColumnLineage) -> str:
     return ", ".join(f"{origin.node}.{origin.column}" for origin in derived.origins)
 
 
-def _splits(result: HistorySplits) -> Iterator[str]:
+def _splits(history: HistorySplits) -> Iterator[str]:
     yield "\nsplits of history, as they would be cut now; no snapshot was created"
-    for source, part in dict.fromkeys((summary.source, summary.part) for summary in result.summaries):
+    for source, part in dict.fromkeys((summary.source, summary.part) for summary in history.summaries):
         summaries = [
-            summary for summary in result.summaries if (summary.source, summary.part) == (source, part)
+            summary for summary in history.summaries if (summary.source, summary.part) == (source, part)
         ]
         yield f"  {source}, {part}"
         yield f"    {'partition':10}  {'splits':>6}  {'rows':>13}  first, last"
@@ -183,9 +183,9 @@ def _splits(result: HistorySplits) -> Iterator[str]:
             )
             total = (sum(summary.count for summary in summaries), sum(summary.rows for summary in summaries))
             yield f"    {'together':10}  {total[0]:>6,}  {total[1]:>13,}{more}"
-    for source, reason in result.unchecked.items():
+    for source, reason in history.unchecked.items():
         yield from _wrap("  ", f"{source}: unchecked, {reason}")
-    if not result.summaries and not result.unchecked:
+    if not history.summaries and not history.unchecked:
         yield "  no source has a history"
 
 

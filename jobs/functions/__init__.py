@@ -51,13 +51,13 @@ def _register(spark: SparkSession, function: Function, node: str) -> None:
 
 
 def with_argument_errors(
-    name: str, signature: str, result: Callable[..., pa.Array], node: str = ""
+    name: str, signature: str, function: Callable[..., pa.Array], node: str = ""
 ) -> Callable[..., pa.Array]:
     """Wrap a function to raise SchemaError for argument types that only Spark's analyzer accepts."""
 
     def run(*arrays: pa.Array) -> pa.Array:
         try:
-            return result(*arrays)
+            return function(*arrays)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
             msg = (
                 f"`{name}` cannot take {', '.join(str(array.type) for array in arrays)}:"

@@ -95,8 +95,8 @@ def _outside(number: int, kind: WideInteger) -> str:
     return "is below -2^255" if kind.signed else "is below 0"
 
 
-def _texts(result: Sequence[_Number]) -> pa.Array:
-    return pa.array(map(str, result), pa.string())
+def _texts(numbers: Sequence[_Number]) -> pa.Array:
+    return pa.array(map(str, numbers), pa.string())
 
 
 def _binary(name: str, operation: str, kind: WideInteger) -> Callable[[pa.Array, pa.Array], pa.Array]:

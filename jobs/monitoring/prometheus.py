@@ -64,12 +64,12 @@ def _family(metric: Any) -> Metric:
     return result
 
 
-def _histogram(result: Metric, name: str, labels: dict[str, str], point: Any) -> None:
+def _histogram(metric: Metric, name: str, labels: dict[str, str], point: Any) -> None:
     """Prometheus' buckets hold all that is at or below their bound."""
     below = 0
     for bound, count in zip([*point.explicit_bounds, float("inf")], point.bucket_counts, strict=True):
         below += count
         shown = "+Inf" if bound == float("inf") else f"{bound:g}" if bound < 1e6 else str(int(bound))
-        result.add_sample(f"{name}_bucket", {**labels, "le": shown}, below)
-    result.add_sample(f"{name}_count", labels, point.count)
-    result.add_sample(f"{name}_sum", labels, point.sum)
+        metric.add_sample(f"{name}_bucket", {**labels, "le": shown}, below)
+    metric.add_sample(f"{name}_count", labels, point.count)
+    metric.add_sample(f"{name}_sum", labels, point.sum)

@@ -203,21 +203,21 @@ class PipelinePlanner:
     def _outputs(
         self,
         name: str,
-        result: Mapping[str, DataFrame],
+        frames: Mapping[str, DataFrame],
         plan: EpochPlan | None,
         rejections: EpochRejections | None,
     ) -> dict[str, DataFrame]:
         """Return a transform's rows, and its rejected rows if it has an errors output."""
         output = self._errors.get(name)
         if output is None:
-            return {name: self._frame(name, result, plan)}
+            return {name: self._frame(name, frames, plan)}
         if rejections is None or name not in rejections.nodes:
             empty = create_frame(self.spark, [], output.schema)
-            return {name: self._frame(name, result, plan), output.name: empty}
+            return {name: self._frame(name, frames, plan), output.name: empty}
         (upstream,) = graph.inputs_of(self.file.model, name)
         good, rejected = rejections.separate(
             output,
-            result[upstream],
+            frames[upstream],
             self.keys[upstream],
             lambda rows: self._frame(name, {upstream: rows}, plan),
         )
@@ -228,39 +228,39 @@ class PipelinePlanner:
         """The transforms that Arrow computes where rows are in the driver. Spark computes the others."""
         return self._portable_nodes.names
 
-    def _frame(self, name: str, result: Mapping[str, DataFrame], plan: EpochPlan | None) -> DataFrame:
+    def _frame(self, name: str, frames: Mapping[str, DataFrame], plan: EpochPlan | None) -> DataFrame:
         """Return a transform's rows, computed from the frames of its inputs."""
         node: Any = self.file.model.transforms[name]
         if node.type == "sql":
-            columns = self._portable_nodes.find_columns(name, result)
+            columns = self._portable_nodes.find_columns(name, frames)
             if columns is None:
-                return self.select(name, result, plan)
-            return defer_frame(self.spark, partial(self.select, name, result, plan), columns)
+                return self.select(name, frames, plan)
+            return defer_frame(self.spark, partial(self.select, name, frames, plan), columns)
         (upstream,) = node.inputs(name)
         if name not in self._transforms:
-            self._transforms[name] = self._open_transform(name, node, payload_of(result[upstream]))
+            self._transforms[name] = self._open_transform(name, node, payload_of(frames[upstream]))
         return bypass_marked_rows(
-            self._transforms[name], name, upstream, result[upstream], plan, self.retractions
+            self._transforms[name], name, upstream, frames[upstream], plan, self.retractions
         )
 
-    def select(self, name: str, result: Mapping[str, DataFrame], plan: EpochPlan | None) -> DataFrame:
+    def select(self, name: str, frames: Mapping[str, DataFrame], plan: EpochPlan | None) -> DataFrame:
         """Return the result of a node's SQL in Spark. Its inputs become temporary views."""
         inputs = {
-            upstream: ensure_started(result[upstream]) for upstream in graph.inputs_of(self.file.model, name)
+            upstream: ensure_started(frames[upstream]) for upstream in graph.inputs_of(self.file.model, name)
         }
         with self._views_lock:
             for upstream, frame in inputs.items():
                 frame.createOrReplaceTempView(self._view_names[upstream])
             return self._sql_nodes.select(name, self._view_names, plan)
 
-    def _table(self, name: str, result: Mapping[str, DataFrame], plan: EpochPlan | None) -> None:
+    def _table(self, name: str, frames: Mapping[str, DataFrame], plan: EpochPlan | None) -> None:
         """Load this epoch's rows into a dynamic table, and expose its contents to the SQL that looks it up.
 
         Without a plan, only validate.
         """
         node: Any = self.file.model.transforms[name]
         if node.inputs(name) and (plan is None or self.tables[name].needs_values(plan)):
-            frame = self.select(name, result, plan)
+            frame = self.select(name, frames, plan)
             frame = (
                 without_marked(frame) if not self.retractions.marked.isdisjoint(node.inputs(name)) else frame
             ).drop(*HIDDEN)

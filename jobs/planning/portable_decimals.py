@@ -59,13 +59,13 @@ def cast_exactly(expression: Expression, kind: str) -> Expression:
     return to_decimal(expression, kind)
 
 
-def widen(result: Sequence[Expression]) -> str:
+def widen(expressions: Sequence[Expression]) -> str:
     """Return the type that has room for all values of results of a choice, or of sides of a comparison.
 
     A whole number that is written out counts as an integer.
     """
     sizes = []
-    for one in result:
+    for one in expressions:
         if one.kind == NULL:
             continue
         if one.kind == NUMBER and re.fullmatch(r"-?\d+", one.text):

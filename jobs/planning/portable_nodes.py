@@ -82,16 +82,16 @@ class PortableNodes:
             self._add_rows(name, result)
         return result
 
-    def _add_rows(self, name: str, result: dict[str, pa.Table]) -> None:
-        """Add the rows of a node, and of those upstream of it, to `result` if Arrow computes them."""
+    def _add_rows(self, name: str, tables: dict[str, pa.Table]) -> None:
+        """Add the rows of a node, and of those upstream of it, to `tables` if Arrow computes them."""
         node = self._nodes.get(name)
-        if name in result or node is None:
+        if name in tables or node is None:
             return
-        self._add_rows(node.upstream, result)
-        rows = result.get(node.upstream)
+        self._add_rows(node.upstream, tables)
+        rows = tables.get(node.upstream)
         if rows is not None and has_types(rows, node.select.schema):
             with suppress(UnprovenValuesError):
-                result[name] = node.select.compute_epoch(rows, marks=node.marks)
+                tables[name] = node.select.compute_epoch(rows, marks=node.marks)
 
     def _plan(self, name: str, frames: Mapping[str, DataFrame]) -> _PortableNode | None:
         node: Any = self._file.model.transforms[name]

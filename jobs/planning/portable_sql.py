@@ -128,13 +128,16 @@ class _SelectParser:
         if guarded:
             self._rules |= {kind: partial(rule, self.value) for kind, rule in RULES.items()}
 
-    def parse(self, result: exp.Select, lasting: Sequence[exp.Expr] = ()) -> PortableSelect:
+    def parse(self, statement: exp.Select, lasting: Sequence[exp.Expr] = ()) -> PortableSelect:
         """Return the whole statement. `lasting` are conditions of its WHERE."""
-        if set(present_arguments(result)) - {"expressions", "from_", "where", "kind"} or result.args.get(
-            "kind"
-        ):
-            raise leave_out(result)
-        table = result.args["from_"].this if result.args.get("from_") else None
+        if set(present_arguments(statement)) - {
+            "expressions",
+            "from_",
+            "where",
+            "kind",
+        } or statement.args.get("kind"):
+            raise leave_out(statement)
+        table = statement.args["from_"].this if statement.args.get("from_") else None
         if (
             not isinstance(table, exp.Table)
             or set(present_arguments(table)) - {"this", "alias"}
@@ -145,11 +148,11 @@ class _SelectParser:
             if present_arguments(table.args["alias"]) != ["this"]:
                 raise leave_out(table)
             self._names = {table.alias}
-        outputs = tuple(output for node in result.expressions for output in self._outputs(node))
+        outputs = tuple(output for node in statement.expressions for output in self._outputs(node))
         names = [name.lower() for name, _ in outputs]
         if len(set(names)) != len(names):
-            raise leave_out(result)
-        where = result.args.get("where")
+            raise leave_out(statement)
+        where = statement.args.get("where")
         return PortableSelect(
             outputs,
             self._truth(where.this) if where else None,
@@ -326,13 +329,13 @@ class _SelectParser:
         branches = self._widen([*outcome, otherwise])
         return Expression("case", branches[0].kind, (*conditions, *branches))
 
-    def _widen(self, result: Sequence[Expression]) -> list[Expression]:
+    def _widen(self, expressions: Sequence[Expression]) -> list[Expression]:
         """Return results of a choice in their common type."""
-        if self._integers and any(map(decimals.is_decimal, result)):
-            kind = decimals.widen(result)
-            return [decimals.to_decimal(one, kind) for one in result]
-        kind = common(result)
-        return [ensure_type(one, kind) for one in result]
+        if self._integers and any(map(decimals.is_decimal, expressions)):
+            kind = decimals.widen(expressions)
+            return [decimals.to_decimal(one, kind) for one in expressions]
+        kind = common(expressions)
+        return [ensure_type(one, kind) for one in expressions]
 
     def _coalesce(self, node: exp.Coalesce) -> Expression:
         result = self._widen([self.value(one) for one in (node.this, *node.expressions)])

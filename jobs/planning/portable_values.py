@@ -153,21 +153,21 @@ def cast_without_loss(expression: Expression, kind: str, *, any_year: bool) -> E
     return ensure_type(expression, kind)
 
 
-def common(result: Sequence[Expression]) -> str:
+def common(expressions: Sequence[Expression]) -> str:
     """Return the common type of several results.
 
     Integers widen. A literal takes the type of the others if that is unambiguous.
     """
-    kinds = {one.kind for one in result if not one.literal}
-    numbers = [one for one in result if one.kind == NUMBER]
-    texts = any(one.kind == TEXT for one in result)
+    kinds = {one.kind for one in expressions if not one.literal}
+    numbers = [one for one in expressions if one.kind == NUMBER]
+    texts = any(one.kind == TEXT for one in expressions)
     if kinds == {"Float64"} and not texts:
         return "Float64"
     kinds |= {integer_kind(one) for one in numbers} | ({"String"} if texts else set())
     if kinds and kinds <= set(INTS):
         return max(kinds, key=INTS.index)
     if len(kinds) != 1:
-        raise leave_out(result)
+        raise leave_out(expressions)
     return kinds.pop()
 
 

@@ -153,14 +153,14 @@ class EpochWriter:
                     one.persisted.unpersist(blocking=False)
             self.seconds = time.monotonic() - started
 
-    def _read(self, plan: EpochPlan, result: dict[str, SourceBatch], pending: Sequence[str] = ()) -> None:
+    def _read(self, plan: EpochPlan, batches: dict[str, SourceBatch], pending: Sequence[str] = ()) -> None:
         """Add what the epoch reads of every source."""
         spark = self._planner.spark
         in_driver = self._reads_in_driver(plan, pending)
         for name, source in self._sources.items():
             if plan.phase is Phase.HISTORY:
                 for phase, splits in splits_by_phase(plan.splits, name).items():
-                    result[name] = source.read_history(
+                    batches[name] = source.read_history(
                         spark,
                         plan.start[name],
                         phase,
@@ -175,7 +175,7 @@ class EpochWriter:
                     else {**plan.start[name], "stream": plan.start[name]["fence"]}
                 )
                 appends = graph.appending_sinks(self._planner.file.model, name) if start.get("cursor") else ()
-                result[name] = source.read_stream(
+                batches[name] = source.read_stream(
                     spark,
                     start,
                     plan.end[name],

@@ -43,7 +43,7 @@ class NodeDifference:
 def compare(
     node: str,
     expected: list[Row],
-    result: list[Row],
+    actual: list[Row],
     key: Sequence[str] = (),
     *,
     ordered: bool = False,
@@ -52,17 +52,17 @@ def compare(
     """How the two differ; None if they do not. Rows have the same columns."""
     if (
         ordered
-        and len(expected) == len(result)
-        and all(same(one, other, tolerance) for one, other in zip(expected, result, strict=True))
+        and len(expected) == len(actual)
+        and all(same(one, other, tolerance) for one, other in zip(expected, actual, strict=True))
     ):
         return None
-    lacking, extra = _find_unmatched(expected, result, tolerance)
+    lacking, extra = _find_unmatched(expected, actual, tolerance)
     if not lacking and not extra:
-        return NodeDifference(node, tuple(key), expected, result, misplaced=True) if ordered else None
+        return NodeDifference(node, tuple(key), expected, actual, misplaced=True) if ordered else None
     changed: list[ChangedRow] = []
     if key:
         lacking, extra, changed = _by_key(expected, lacking, extra, tuple(key), tolerance)
-    return NodeDifference(node, tuple(key), expected, result, lacking, extra, changed)
+    return NodeDifference(node, tuple(key), expected, actual, lacking, extra, changed)
 
 
 def same(one: Any, other: Any, tolerance: float = 0.0) -> bool:
@@ -87,13 +87,13 @@ def same(one: Any, other: Any, tolerance: float = 0.0) -> bool:
     return one == other
 
 
-def _find_unmatched(expected: list[Row], result: list[Row], tolerance: float) -> tuple[list[int], list[Row]]:
+def _find_unmatched(expected: list[Row], actual: list[Row], tolerance: float) -> tuple[list[int], list[Row]]:
     """Return the indexes of expected rows without an equal row, and the other rows that are left.
 
     Each row matches once. Rows are paired in the order of their values, so that a tolerance does not pair
     them crosswise.
     """
-    left = sorted(result, key=_order)
+    left = sorted(actual, key=_order)
     lacking = []
     for at in sorted(range(len(expected)), key=lambda index: _order(expected[index])):
         match = next((index for index, row in enumerate(left) if same(expected[at], row, tolerance)), None)
@@ -102,7 +102,7 @@ def _find_unmatched(expected: list[Row], result: list[Row], tolerance: float) ->
         else:
             del left[match]
     taken = [id(row) for row in left]
-    return sorted(lacking), [row for row in result if id(row) in taken]
+    return sorted(lacking), [row for row in actual if id(row) in taken]
 
 
 def _order(row: Row) -> tuple[tuple[str, Any], ...]:

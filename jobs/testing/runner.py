@@ -186,14 +186,14 @@ def small(settings: Settings) -> Settings:
     return without_optimizing_compiler(settings.model_copy(update={"spark": spark}))
 
 
-def _difference(result: Expectation) -> NodeDifference | None:
+def _difference(expectation: Expectation) -> NodeDifference | None:
     return compare(
-        result.node,
-        result.expected,
-        result.found,
-        result.key,
-        ordered=result.ordered,
-        tolerance=result.tolerance,
+        expectation.node,
+        expectation.expected,
+        expectation.found,
+        expectation.key,
+        ordered=expectation.ordered,
+        tolerance=expectation.tolerance,
     )
 
 

@@ -61,15 +61,15 @@ def apply_to_target(name: str, sink: Any, key: Sequence[str], rows: Sequence[Row
     return list(result.values())
 
 
-def _apply(result: dict[str, Row], key: str, row: Row, sink: Any) -> None:
-    existing = result.get(key)
+def _apply(state: dict[str, Row], key: str, row: Row, sink: Any) -> None:
+    existing = state.get(key)
     if row[OP] == "d":
-        result.pop(key, None)
+        state.pop(key, None)
     elif existing is None or (
         getattr(sink, "on_conflict", "update") == "update"
         and _wins(row, existing, getattr(sink, "update_where", {}))
     ):
-        result[key] = _payload(row)
+        state[key] = _payload(row)
 
 
 def _wins(new: Row, old: Row, where: Mapping[str, str]) -> bool:

@@ -39,13 +39,13 @@ def retractions_of(model: PipelineModel) -> Retractions:
     return retractions(model, lambda name: registry.sink_class(model.sinks[name]).capabilities.upsert)
 
 
-def shared_problems(file: PipelineFile, result: Retractions) -> Iterator[GuaranteeError]:
+def shared_problems(file: PipelineFile, retractions: Retractions) -> Iterator[GuaranteeError]:
     """Yield the sinks that share a target and would delete keys of another pipeline by a filter."""
-    for sink in result.sinks:
-        nodes = result.marking_nodes(file.model, sink) if graph.is_shared(file.model.sinks[sink]) else []
+    for sink in retractions.sinks:
+        nodes = retractions.marking_nodes(file.model, sink) if graph.is_shared(file.model.sinks[sink]) else []
         if nodes:
             conditions = file.hide_variables(
-                "; ".join(f"`{node}` ({result.filtering[node]})" for node in nodes)
+                "; ".join(f"`{node}` ({retractions.filtering[node]})" for node in nodes)
             )
             msg = (
                 f"it shares its target, and a row that {conditions} leaves out is a delete of its key,"
@@ -82,9 +82,11 @@ def follows_updates(node: SinkConfig) -> bool:
 class SinkBoundary:
     """Return the rows that a sink gets of the rows of its node."""
 
-    def __init__(self, model: PipelineModel, result: Retractions, keys: dict[str, tuple[str, ...]]) -> None:
+    def __init__(
+        self, model: PipelineModel, retractions: Retractions, keys: dict[str, tuple[str, ...]]
+    ) -> None:
         self._model = model
-        self._found = result
+        self._found = retractions
         self._keys = keys
 
     def rows(self, sink: str, frame: DataFrame) -> DataFrame:
@@ -183,7 +185,7 @@ def bypass_marked_rows(
     upstream: str,
     frame: DataFrame,
     plan: EpochPlan | None,
-    result: Retractions,
+    retractions: Retractions,
 ) -> DataFrame:
     """Return the output of a program, which gets only rows that passed all filters.
 
@@ -192,12 +194,15 @@ def bypass_marked_rows(
     """
     from pyspark.sql import functions as F  # noqa: N812
 
-    if upstream not in result.marked:
+    if upstream not in retractions.marked:
         return transform.rows(frame, plan)
     output = transform.rows(without_marked(frame), plan)
-    if name not in result.needs:
+    if name not in retractions.needs:
         return output
-    input_fields, needed = {field.name.lower(): field for field in frame.schema.fields}, result.needs[name]
+    input_fields, needed = (
+        {field.name.lower(): field for field in frame.schema.fields},
+        retractions.needs[name],
+    )
     columns = []
     for field in output.schema.fields:
         before = input_fields.get(field.name.lower())

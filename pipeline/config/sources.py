@@ -131,12 +131,12 @@ def merge_layers(layers: Sequence[Layer]) -> dict[str, Any]:
     return result
 
 
-def _put_below(result: dict[str, Any], weaker: Mapping[str, Any]) -> None:
+def _put_below(tree: dict[str, Any], weaker: Mapping[str, Any]) -> None:
     for key, value in weaker.items():
-        if key not in result:
-            result[key] = {} if isinstance(value, dict) else value
-        if isinstance(result[key], dict) and isinstance(value, dict):
-            _put_below(result[key], value)
+        if key not in tree:
+            tree[key] = {} if isinstance(value, dict) else value
+        if isinstance(tree[key], dict) and isinstance(value, dict):
+            _put_below(tree[key], value)
 
 
 def describe_lookup(loc: Loc, layers: Sequence[Layer]) -> str:

@@ -112,11 +112,11 @@ def _known_number(function: Function, call: FunctionCall) -> exp.Expr | None:
     return exp.Literal.string(str(int(text)))
 
 
-def with_failures(result: exp.Expr, node: str) -> exp.Expr:
+def with_failures(value: exp.Expr, node: str) -> exp.Expr:
     """Return the expression with each `hr_fail(text)` replaced by an error of this node."""
-    for part in [one for one in result.find_all(exp.Anonymous) if one.name == "hr_fail"]:
+    for part in [one for one in value.find_all(exp.Anonymous) if one.name == "hr_fail"]:
         part.replace(failing(part.expressions[0], node))
-    return result
+    return value
 
 
 def failing(what: exp.Expr, node: str) -> exp.Expr:

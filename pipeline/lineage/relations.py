@@ -251,7 +251,7 @@ class LineageReader:
             Relation([*read.columns, *added], names) if read.complete else Relation(added, names, rest=read)
         )
 
-    def _star(self, star: exp.Star | exp.Column, scope: _LineageScope, result: Relation) -> None:
+    def _star(self, star: exp.Star | exp.Column, scope: _LineageScope, output: Relation) -> None:
         """Add all columns of the relation. The fields of a struct are one item for several columns."""
         inner = star if isinstance(star, exp.Star) else star.this
         if inner.args.get("replace") or inner.args.get("rename"):
@@ -262,17 +262,17 @@ class LineageReader:
         if parts and ".".join(parts).lower() not in relation.names:
             if (struct := scope.find(parts)) is None:
                 raise _missing(parts)
-            result.columns.append(("*", self._add_step("*", ".".join([*parts, "*"]), [struct[0]])))
+            output.columns.append(("*", self._add_step("*", ".".join([*parts, "*"]), [struct[0]])))
             return
         left_out = {column.name.lower() for column in inner.args.get("except_") or ()}
-        result.columns += [
+        output.columns += [
             (name, derived) for name, derived in relation.columns if name.lower() not in left_out
         ]
         if not relation.complete:
-            if result.rest is not None:
+            if output.rest is not None:
                 msg = f"it takes all columns of `{relation.unknown()}` twice, and they are not known"
                 raise LineageError(msg)
-            result.rest, result.hidden = relation, frozenset(left_out)
+            output.rest, output.hidden = relation, frozenset(left_out)
 
     def _value(
         self, value: exp.Expr, name: str, scope: _LineageScope, ctes: Mapping[str, Relation]
@@ -339,8 +339,8 @@ def _rename_columns(relation: Relation, names: Sequence[str]) -> Relation:
     )
 
 
-def _merge_lineages(result: Sequence[ColumnLineage | None]) -> ColumnLineage:
-    there = [derived for derived in result if derived is not None]
+def _merge_lineages(lineages: Sequence[ColumnLineage | None]) -> ColumnLineage:
+    there = [derived for derived in lineages if derived is not None]
     origins = dict.fromkeys(origin for derived in there for origin in derived.origins)
     return ColumnLineage(
         tuple(origins), tuple(dict.fromkeys(step for derived in there for step in derived.steps))

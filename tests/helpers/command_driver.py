@@ -1,7 +1,7 @@
 """Runs a command of Headrace and kills the process at one of its durable writes.
 
-The arguments of `main` are NTH WHEN COMMAND... NTH counts the commits of the ledger and of Postgres targets in this process, WHEN is `before` or `after`. The
-last line of output is `killed` or `finished`.
+The arguments of `main` are NTH WHEN COMMAND... NTH counts the commits of the ledger and of Postgres targets in
+this process, WHEN is `before` or `after`. The last line of output is `killed` or `finished`.
 """
 
 from __future__ import annotations

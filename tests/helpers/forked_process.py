@@ -44,7 +44,7 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(list(_IMPORTED))
 
 COMMAND = "headrace.cli:main"
-"""The function of the command line."""
+"""The command line."""
 
 
 class ForkedProcess:
@@ -65,8 +65,7 @@ class ForkedProcess:
     ) -> None:
         self.args = [function, *arguments]
         pipes = [_CONTEXT.Pipe(duplex=False) for _ in range(1 if log else 2)]
-        self._readers = [reader for reader, _ in pipes]
-        self._chunks: dict[int, list[bytes]] = {reader.fileno(): [] for reader in self._readers}
+        self._output: dict[Connection, bytes] = {reader: b"" for reader, _ in pipes}
         streams = [writer for _, writer in pipes]
         self._process = _CONTEXT.Process(target=_become, args=(self.args, dict(env), cwd, streams, log))
         self._process.start()
@@ -101,19 +100,19 @@ class ForkedProcess:
     def communicate(self, timeout: float = 600) -> tuple[str, str]:
         """Read both streams to their ends and wait for the end of the process. A stream into a log is empty."""
         end = time.monotonic() + timeout
-        pending = [reader for reader in self._readers if not reader.closed]
+        pending = [reader for reader in self._output if not reader.closed]
         while pending:
             ready, _, _ = select.select(pending, [], [], max(0, end - time.monotonic()))
             if not ready:
                 raise subprocess.TimeoutExpired(self.args, timeout)
             for reader in ready:
                 if chunk := os.read(reader.fileno(), 65536):
-                    self._chunks[reader.fileno()].append(chunk)
+                    self._output[reader] += chunk
                 else:
                     reader.close()
                     pending.remove(reader)
         self.wait(max(0, end - time.monotonic()))
-        out, errors = (b"".join(chunks).decode() for chunks in [*self._chunks.values(), []][:2])
+        out, errors = (text.decode() for text in [*self._output.values(), b""][:2])
         return out, errors
 
     def send_signal(self, number: int) -> None:
@@ -125,6 +124,15 @@ class ForkedProcess:
         """Kill the process."""
         if self.poll() is None:
             self._process.kill()
+
+
+def start_fault_run(
+    file: Path, point: str, nth: int, action: str, *, env: Mapping[str, str]
+) -> ForkedProcess:
+    """Start a run of a pipeline file with a fault of `fault_driver`. It logs to run.log in the file's folder."""
+    arguments = [str(file), point, str(nth), action]
+    log = file.parent / "run.log"
+    return ForkedProcess("helpers.fault_driver:main", arguments, env=env, cwd=file.parent, log=log)
 
 
 def run_command(
@@ -165,7 +173,7 @@ def _become(
         _replace(number, os.dup(stream.fileno()))
         stream.close()
     if log:
-        _replace(2, os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND))
+        _replace(2, os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644))
     sys.stdout = sys.__stdout__ = _open(1)
     sys.stderr = sys.__stderr__ = _open(2)
     function, *sys.argv[1:] = command

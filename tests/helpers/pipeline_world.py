@@ -34,7 +34,7 @@ from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.file.loader import load_pipeline
 from headrace.services import Services
 from headrace.services.clickhouse import ClickHouse
-from helpers.forked_process import ForkedProcess, run_command
+from helpers.forked_process import ForkedProcess, run_command, start_fault_run
 from helpers.kafka_topics import create_topic
 from helpers.spark_settings import SHORT_LIVED_SPARK_ENVIRONMENT
 
@@ -271,13 +271,7 @@ class World:
 
     def start(self, point: str = "none", nth: int = 1, action: str = "driver") -> ForkedProcess:
         """Starts a run in a process group of its own."""
-        process = ForkedProcess(
-            "helpers.fault_driver:main",
-            [str(self.file), point, str(nth), action],
-            env=self.env(),
-            cwd=self.folder,
-            log=self.folder / "run.log",
-        )
+        process = start_fault_run(self.file, point, nth, action, env=self.env())
         self.processes.append(process)
         return process
 

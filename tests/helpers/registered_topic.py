@@ -16,7 +16,7 @@ from headrace.jobs.run.runner import run
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.file.loader import load_pipeline
 from headrace.services import Services
-from helpers.forked_process import ForkedProcess
+from helpers.forked_process import ForkedProcess, start_fault_run
 from helpers.pipeline_world import (
     SHORT_LEASE,
     SHORT_LEASE_ENVIRONMENT,
@@ -119,13 +119,7 @@ class RegisteredTopic:
         return run(load_pipeline(self.file), self.settings(**kafka), until=Until.CAUGHT_UP, spark=self.spark)
 
     def start(self, point: str = "none", nth: int = 1) -> ForkedProcess:
-        return ForkedProcess(
-            "helpers.fault_driver:main",
-            [str(self.file), point, str(nth), "group"],
-            env=self.env(),
-            cwd=self.folder,
-            log=self.folder / "run.log",
-        )
+        return start_fault_run(self.file, point, nth, "group", env=self.env())
 
     def rows(self, columns: str = "id, name, price") -> list[tuple[Any, ...]]:
         with psycopg.connect(self.conninfo) as connection:

@@ -138,7 +138,7 @@ def _name_keys(
 def describe_difference(
     key: Mapping[str, Any],
     expected: Sequence[Sequence[Any]],
-    result: Sequence[Sequence[Any]],
+    rows: Sequence[Sequence[Any]],
     columns: Sequence[str],
     *,
     keyed: bool,
@@ -146,14 +146,14 @@ def describe_difference(
     """Return `id=5: missing`, `id=5: name, amount differ`. Values outside the key are not shown."""
     key_text = ", ".join(f"{name}={value}" for name, value in key.items())
     if not keyed:
-        return f"{key_text}: {len(result)} times, expected {len(expected)}"
+        return f"{key_text}: {len(rows)} times, expected {len(expected)}"
     if not expected:
         return f"{key_text}: extra"
-    if not result:
+    if not rows:
         return f"{key_text}: missing"
-    if len(result) != len(expected):
-        return f"{key_text}: {len(result)} rows, expected {len(expected)}"
-    wrong = [name for place, name in enumerate(columns) if _differs(expected[0][place], result[0][place])]
+    if len(rows) != len(expected):
+        return f"{key_text}: {len(rows)} rows, expected {len(expected)}"
+    wrong = [name for place, name in enumerate(columns) if _differs(expected[0][place], rows[0][place])]
     return f"{key_text}: {', '.join(wrong)} differ{'s' if len(wrong) == 1 else ''}"
 
 

@@ -174,8 +174,8 @@ class ScriptProcess:
         return StoppedError("died", row, name)
 
 
-def _describe_failure(result: dict[str, object]) -> tuple[str, int, str, str]:
-    return "failed", int(str(result["row"])), str(result["text"]), str(result["stack"])
+def _describe_failure(answer: dict[str, object]) -> tuple[str, int, str, str]:
+    return "failed", int(str(answer["row"])), str(answer["text"]), str(answer["stack"])
 
 
 def _parse_stop(tag: bytes, content: bytes) -> StoppedError:

@@ -273,7 +273,7 @@ class Ledger(LedgerInterventions):
             former.release()
         return fresh
 
-    def _rename(self, tx: Tx, lease: Lease, result: RecoveredState) -> None:
+    def _rename(self, tx: Tx, lease: Lease, recovered: RecoveredState) -> None:
         """Give the pipeline its former UUID. Remove what an older ledger has of it.
 
         Other lanes of the name must not have begun under the new one.
@@ -282,18 +282,18 @@ class Ledger(LedgerInterventions):
         others = tx.one(
             "select 1 from headrace_ledger_lane where uuid = :uuid and lane <> :lane", **ids_of(lease)
         )
-        if others and result.pipeline != lease.pipeline:
+        if others and recovered.pipeline != lease.pipeline:
             raise _not_empty(lease, "another run of it has begun")
         if state is not None and (state.committed or state.open_plan or state.sinks):
-            if result.pipeline != lease.pipeline:
+            if recovered.pipeline != lease.pipeline:
                 raise _not_empty(lease, "under another identity")
             newest = state.committed + (state.open_plan is not None)
-            if result.committed + (result.plan is not None) <= newest:
+            if recovered.committed + (recovered.plan is not None) <= newest:
                 raise _not_empty(lease, f"it is at epoch {newest}, and no target is ahead of it")
             self._remove_state(tx, lease)
         tx.run(
             "update headrace_ledger_pipeline set uuid = :to where uuid = :uuid",
-            to=result.pipeline,
+            to=recovered.pipeline,
             uuid=lease.pipeline,
         )
 

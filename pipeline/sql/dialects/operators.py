@@ -119,9 +119,9 @@ def _unit(call: exp.TimestampTrunc | exp.DateTrunc, dialect: str) -> exp.Expr:
     return call
 
 
-def _group(result: re.Match[str]) -> str:
+def _group(match: re.Match[str]) -> str:
     """Return a group, a backslash or a dollar in the spelling of Java's replacements."""
-    text = result[0]
+    text = match[0]
     if text[1:] and text[1:] != "\\":
         return "$0" if text[1] == "&" else f"${text[1]}"
     return f"\\{text[0]}"
