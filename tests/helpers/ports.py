@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import random
-import socket
-from contextlib import suppress
+
+from headrace.services.state import is_port_free
+
+# Below the range from which the kernel takes the ports of outgoing connections, so that no connection takes a
+# port between its choice and the start of its server, or while the server is down.
+_FIRST, _PER_WORKER, _WORKERS = 20_000, 1_000, 12
+
+
+def _choose_range() -> range:
+    """Return the ports of this worker of pytest: two workers never choose the same one."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % _WORKERS
+    first = _FIRST + worker * _PER_WORKER
+    return range(first, first + _PER_WORKER)
+
+
+_PORTS = _choose_range()
+_positions = itertools.count(random.randrange(len(_PORTS)))
 
 
 def free_port() -> int:
-    """Return a port on which no server listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def free_low_port(below: int = 50_000) -> int:
-    """Return a free port below `below`, for a server that takes a second port at a fixed distance above it."""
-    while True:
-        port = random.randrange(20_000, below)
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
+    """Return a port on which no server listens. The next calls return others."""
+    for _ in _PORTS:
+        port = _PORTS[next(_positions) % len(_PORTS)]
+        if is_port_free(port):
             return port
+    msg = f"no free port between {_PORTS.start} and {_PORTS.stop}"
+    raise AssertionError(msg)

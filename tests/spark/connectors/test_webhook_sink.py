@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import math
-import socket
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from helpers.ports import free_port
 from helpers.sink_makers import KEYED, frame, plan
 from helpers.web_server import Service, WebRequest, served
 from helpers.webhook_sink import KEY, Receiver, webhook_sink
@@ -222,9 +222,7 @@ def test_skip_on_error_skips_only_the_refused_row_of_a_thousand(
 
 
 def test_skip_on_error_skips_nothing_without_an_answer(spark: SparkSession, tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}/hook"
+    url = f"http://127.0.0.1:{free_port()}/hook"
     sink = webhook_sink(spark, url, tmp_path, KEYED, skip_on_error=True, retry={"max_attempts": 2})
     sink.prepare(KEYED, 1)
     with pytest.raises(TransientError, match="given up after 2 attempts"):
