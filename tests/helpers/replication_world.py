@@ -262,6 +262,10 @@ class World:
     sequence: int = 0
     base: list[Row] = field(default_factory=list)
     """Rows that the table held before the topic existed."""
+    ingested: dict[int, set[int]] = field(default_factory=dict)
+    """The offsets of each partition that the table's loader has read. It reads none of them again."""
+    deleted: dict[int, int] = field(default_factory=dict)
+    """The sequence number of the last delete of a key that the table's loader has read."""
     sent: list[Message] = field(default_factory=list)
     excuses: set[str] = field(default_factory=set)
     """Why a run may be refused now, apart from edits of the file."""
@@ -389,27 +393,29 @@ class World:
         """Let the table take messages of one partition. `skip` leaves a hole that a later call fills."""
         part %= len(self.topic.partitions)
         rows = self.tables["history"].rows
-        present = {row["_kafka_offset"] for row in rows if row["_kafka_partition"] == part}
+        ingested = self.ingested.setdefault(part, set())
         waiting = [
             (offset, message)
             for offset, message in enumerate(self.topic.partitions[part])
-            if offset not in present
+            if offset not in ingested
             and message.row is not None
             and offset < self.topic.stable_end([part])[part]
         ]
         for offset, message in waiting[skip : skip + count]:
+            ingested.add(offset)
+            key = (message.row or {})["id"]
             if message.op == "d":
-                # The table's own loader deletes the key's earlier rows. The delete itself leaves no row with
-                # its offset.
-                key = (message.row or {})["id"]
+                # The table's own loader deletes the key's earlier rows, and drops those that come later. The
+                # delete itself leaves no row with its offset.
+                self.deleted[key] = max(message.sequence, self.deleted.get(key, 0))
                 rows[:] = [row for row in rows if row["id"] != key or self._is_later(row, message)]
                 continue
+            if message.sequence < self.deleted.get(key, 0):
+                continue
             if not self.keeps_versions:
-                if any(
-                    row["id"] == (message.row or {})["id"] and self._is_later(row, message) for row in rows
-                ):
+                if any(row["id"] == key and self._is_later(row, message) for row in rows):
                     continue
-                rows[:] = [row for row in rows if row["id"] != (message.row or {})["id"]]
+                rows[:] = [row for row in rows if row["id"] != key]
             rows.append(
                 {name: (message.row or {}).get(name) for name in COLUMNS}
                 | {"_kafka_partition": part, "_kafka_offset": offset}

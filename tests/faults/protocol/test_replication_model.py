@@ -166,6 +166,19 @@ def test_a_replay_of_rows_that_retention_has_passed_proposes_a_reset():
     world.finish()
 
 
+def test_the_table_does_not_get_a_deleted_row_back_from_an_earlier_message():
+    """The loader of the model reads each message once. Retention passes the delete after it was read."""
+    world = World(FileVersion(offset_table=False))
+    world.load_base([3])
+    world.send("i", 3, 20)
+    world.ingest(1, 1)
+    world.send("k", 3, 0)
+    world.pass_retention(1, keep=0)
+    world.ingest(1, 1)
+    assert not world.tables["history"].rows
+    world.finish()
+
+
 @pytest.mark.parametrize(
     ("key", "last"),
     [
