@@ -8,7 +8,7 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -184,9 +184,12 @@ class BenchmarkRunner:
             ).fetchall()[0][0]
 
     def run_pipeline(
-        self, text: str, settings: dict[str, Any] | None = None
+        self,
+        text: str,
+        settings: dict[str, Any] | None = None,
+        on_commit: Callable[[], None] | None = None,
     ) -> tuple[float, list[EpochCommitted]]:
-        """Run a pipeline in this process, with additional settings.
+        """Run a pipeline in this process, with additional settings. Call `on_commit` after each epoch.
 
         Return the seconds in epochs, and the epochs.
         """
@@ -195,6 +198,8 @@ class BenchmarkRunner:
         def listener(event: Event) -> None:
             if isinstance(event, EpochCommitted):
                 epochs.append(event)
+                if on_commit is not None:
+                    on_commit()
 
         run(parse_pipeline(text), self.settings(**settings or {}), until=Until.CAUGHT_UP, listener=listener)
         return sum(epoch.steps["total"] for epoch in epochs), epochs

@@ -1,6 +1,7 @@
 """Measures ratios in interleaved rounds and compares them with recorded ones.
 
-A ratio is the bare way's time divided by ours, both from the same round: load on the machine slows both. Larger is better.
+A ratio is the bare way's processor time divided by ours, both from the same round: load on the machine slows
+both. Larger is better.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ ALLOWED_DROP = 0.15
 
 @dataclass(frozen=True, slots=True)
 class RatioStep:
-    """Work that is done both ways. Each function does it once and returns the time that counts, in seconds."""
+    """Work that is done both ways. Each function does it once and returns its processor time, in seconds."""
 
     name: str
     what: str
@@ -67,10 +68,7 @@ def compare_ratios(
 
 
 def record_ratios(steps: Iterable[RatioStep], path: Path, rounds: int = ROUNDS) -> None:
-    """Write the least ratio of several measurements of every step. Ratios of other steps stay.
-
-    The same code differs by a quarter from one measurement to the next on a machine that others share.
-    """
+    """Write the least ratio of several measurements of every step. Ratios of other steps stay."""
     recorded = read_recorded(path) if path.exists() else {}
     for step in steps:
         recorded[step.name] = round(min(measure_ratio(step, rounds) for _ in range(MEASUREMENTS)), 3)
