@@ -95,13 +95,13 @@ def format_tables(tables: Mapping[str, Sequence[BenchmarkFigure]], rounds: int) 
     machine = f"{platform.system()} on {platform.machine()}, Python {platform.python_version()}"
     median = f", the median of {rounds} runs" if rounds > 1 else ""
     measured = f"Measured on {datetime.now(UTC).date()}{median}: {machine}, {os.cpu_count()} cores."
-    found = {}
+    result = {}
     for name, figures in tables.items():
         lines = [f"{TITLE}{name}", "", measured, "", *([NOTES[name]] if name in NOTES else [])]
         lines += ["| what | figure | ratio |", "|---|---|---|"]
         lines += [f"| {figure.what} | {figure.value} | {figure.ratio} |" for figure in figures]
-        found[name] = "\n".join([*lines, ""])
-    return found
+        result[name] = "\n".join([*lines, ""])
+    return result
 
 
 if __name__ == "__main__":

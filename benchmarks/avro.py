@@ -104,11 +104,11 @@ def _fill_topic(runner: BenchmarkRunner, topic: str, rows: int, schema: int) -> 
 
 def _long(value: int) -> bytes:
     value <<= 1
-    found = bytearray()
+    result = bytearray()
     while value > 0x7F:
-        found.append(value & 0x7F | 0x80)
+        result.append(value & 0x7F | 0x80)
         value >>= 7
-    return bytes([*found, value])
+    return bytes([*result, value])
 
 
 def _text(value: str) -> bytes:

@@ -241,12 +241,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--warehouse", type=Path, help="also make the Iceberg table, in this folder; starts Spark"
     )
-    asked = parser.parse_args(arguments)
-    warehouse = asked.warehouse
+    options = parser.parse_args(arguments)
+    warehouse = options.warehouse
     settings = load_settings()
     fill(settings)
-    if asked.files is not None:
-        fill_files(asked.files)
+    if options.files is not None:
+        fill_files(options.files)
     if warehouse is not None:
         from headrace.jobs.spark.session import start_session, stop_session
 

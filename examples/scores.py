@@ -24,8 +24,8 @@ class Scores(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """One request."""
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        rows = asked if isinstance(asked, list) else [asked]
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        rows = body if isinstance(body, list) else [body]
         self._answer([_scored(row) for row in rows])
 
     def do_GET(self) -> None:

@@ -89,11 +89,11 @@ def services() -> Iterator[Services]:
 @pytest.fixture(scope="session")
 def registry(services: Services) -> Iterator[SchemaRegistry]:
     """Yield a schema registry in the home of the other servers."""
-    found = SchemaRegistry(services.home)
-    found.start()
-    yield found
+    result = SchemaRegistry(services.home)
+    result.start()
+    yield result
     if not os.environ.get("HEADRACE_TEST_SERVICES"):
-        found.stop()
+        result.stop()
 
 
 def end(home: Path) -> None:

@@ -39,9 +39,9 @@ def page() -> Iterator[Page]:
     assert browser, f"none of {', '.join(names)} is on the path: install the package `chromium`"
     with sync_playwright() as driver:
         opened = driver.chromium.launch(executable_path=browser, args=["--no-sandbox"])
-        found = opened.new_page(viewport={"width": 1280, "height": 800})
-        found.set_default_timeout(30_000)
-        yield found
+        result = opened.new_page(viewport={"width": 1280, "height": 800})
+        result.set_default_timeout(30_000)
+        yield result
         opened.close()
 
 

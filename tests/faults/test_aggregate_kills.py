@@ -64,7 +64,9 @@ def check(world: World, *, shaped: bool = True) -> None:
     days = defaultdict(list)
     for _, day, _, amount in expected_rows(world) if shaped else world.expected.values():
         days[day].append(amount)
-    wanted = [(day, sum(found), len(found), min(found), max(found)) for day, found in sorted(days.items())]
+    wanted = [
+        (day, sum(result), len(result), min(result), max(result)) for day, result in sorted(days.items())
+    ]
     with psycopg.connect(world.conninfo) as client:
         assert (
             client.execute("SELECT day, amount, n, low, high FROM totals ORDER BY day").fetchall() == wanted
@@ -103,7 +105,9 @@ def test_a_paused_run_wakes_up_after_a_takeover(world: World, point: str) -> Non
     with_totals(world)
     zombie = world.start(point, 6, "stop")
     world.await_stop(zombie)
-    answer = until(lambda: (found := world.run())["code"] == 0 and found, "the takeover after the lease", 240)
+    answer = until(
+        lambda: (result := world.run())["code"] == 0 and result, "the takeover after the lease", 240
+    )
     assert answer["caught_up"]
     check(world)
     os.kill(zombie.pid, signal.SIGCONT)

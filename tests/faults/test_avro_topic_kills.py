@@ -95,7 +95,7 @@ def test_a_paused_run_wakes_up_after_a_takeover(avro_world: World, point: str) -
     zombie = avro_world.start(point, nth, "stop")
     avro_world.await_stop(zombie)
     answer = until(
-        lambda: (found := avro_world.run())["code"] == 0 and found, "the takeover after the lease", 240
+        lambda: (result := avro_world.run())["code"] == 0 and result, "the takeover after the lease", 240
     )
     assert answer["caught_up"]
     check(avro_world)
@@ -108,10 +108,10 @@ def test_a_paused_run_wakes_up_after_a_takeover(avro_world: World, point: str) -
 @pytest.fixture
 def own(fresh_home: Path) -> Iterator[SchemaRegistry]:
     """A registry of this test, which it may kill."""
-    found = SchemaRegistry(fresh_home)
-    found.start()
-    yield found
-    found.stop()
+    result = SchemaRegistry(fresh_home)
+    result.start()
+    yield result
+    result.stop()
 
 
 @pytest.mark.slow

@@ -109,8 +109,8 @@ def connected(world: World) -> Iterator[Any]:
 def rows(world: World, *, final: bool = True) -> list[Row]:
     """All rows of the table, sorted."""
     with connected(world) as client:
-        found = client.query(f"SELECT id, day, name, amount FROM target{' FINAL' if final else ''}")
-        return sorted(map(tuple, found.result_rows))
+        result = client.query(f"SELECT id, day, name, amount FROM target{' FINAL' if final else ''}")
+        return sorted(map(tuple, result.result_rows))
 
 
 # The daily sample has no Spark: end_to_end/test_start_without_spark.py, stage-attached. Of tables with partitions,
@@ -181,7 +181,9 @@ def test_a_paused_run_wakes_up_after_a_takeover(world: World, point: str, kind: 
     with_table(world, keyed=kind == "keyed")
     zombie = world.start(point, 5, "stop")
     world.await_stop(zombie)
-    answer = until(lambda: (found := world.run())["code"] == 0 and found, "the takeover after the lease", 240)
+    answer = until(
+        lambda: (result := world.run())["code"] == 0 and result, "the takeover after the lease", 240
+    )
     assert answer["caught_up"]
 
     def check() -> None:

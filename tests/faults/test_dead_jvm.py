@@ -103,9 +103,9 @@ class Dagster:
 
     def tick(self) -> Any:
         context = dg.build_sensor_context(instance=self.instance, cursor=self._cursor, definitions=self._defs)
-        found = self._sensor.evaluate_tick(context)
-        self._cursor = found.cursor
-        return found
+        result = self._sensor.evaluate_tick(context)
+        self._cursor = result.cursor
+        return result
 
 
 @pytest.mark.slow

@@ -50,9 +50,9 @@ def test_every_message_is_in_one_sink_once(
     assert state
     at_stake = state.open_plan.number if state.open_plan else state.committed
     assert at_stake in broken.epochs().values(), "no broken message was at stake"
-    found = audit(load_pipeline(world.file), world.settings(), spark=spark)
-    assert all(one.passed is not False for one in found), found
-    assert {one.sink for one in found if one.name == "row_count_matches" and one.passed} == {
+    result = audit(load_pipeline(world.file), world.settings(), spark=spark)
+    assert all(one.passed is not False for one in result), result
+    assert {one.sink for one in result if one.name == "row_count_matches" and one.passed} == {
         "pg",
         "lake",
         "bad",
@@ -97,9 +97,9 @@ def test_every_row_is_in_the_table_or_among_the_refused(
     rows, refused = replay_changes(world)
     assert world.in_postgres() == rows
     with psycopg.connect(world.conninfo) as connection:
-        found = connection.execute('SELECT operation, "row" FROM target_errors').fetchall()
+        result = connection.execute('SELECT operation, "row" FROM target_errors').fetchall()
     stored = sorted(
-        (op, row["id"], row["amount"]) for op, row in ((op, json.loads(row)) for op, row in found)
+        (op, row["id"], row["amount"]) for op, row in ((op, json.loads(row)) for op, row in result)
     )
     assert stored == refused
     checks = audit(load_pipeline(world.file), world.settings(), spark=spark)

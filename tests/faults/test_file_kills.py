@@ -73,10 +73,10 @@ def rows(world: World, *, keyed: bool) -> list[Row]:
     """The rows as the documented rule gives them to a program that knows only Hive folders."""
     folders = sorted((world.folder / "out").glob("headrace_commit=*"))
     files = [str(file) for folder in folders for file in folder.rglob("*.*")]
-    found = ds.dataset(
+    result = ds.dataset(
         files, format="parquet" if keyed else "csv", partitioning=ds.partitioning(flavor="hive")
     )
-    table: pa.Table = found.to_table()
+    table: pa.Table = result.to_table()
     day = pc.cast(table["day"], pa.string()).cast(pa.date32())
     table = table.set_column(table.schema.get_field_index("day"), "day", day)
     kept = fold(table.to_pylist(), ("id",) if keyed else ())
@@ -114,7 +114,9 @@ def test_a_paused_run_wakes_up_after_a_takeover(world: World, point: str, keyed:
     with_folder(world, keyed=keyed)
     zombie = world.start(point, 5, "stop")
     world.await_stop(zombie)
-    answer = until(lambda: (found := world.run())["code"] == 0 and found, "the takeover after the lease", 240)
+    answer = until(
+        lambda: (result := world.run())["code"] == 0 and result, "the takeover after the lease", 240
+    )
     assert answer["caught_up"]
     check(world, keyed=keyed)
     os.kill(zombie.pid, signal.SIGCONT)

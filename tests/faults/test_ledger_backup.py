@@ -54,12 +54,12 @@ class LedgerCase:
         """Run the commands of the docs below a heading, in the folder of the pipeline."""
         section = PAGE.split(f"\n## {heading}\n")[1].split("\n## ")[0]
         name = {"sqlite": "SQLite:", "postgres": "Postgres:"}[self.backend]
-        found = re.search(rf"{name}\n\n```bash[^\n]*\n(.*?)^```$", section, re.DOTALL | re.MULTILINE)
-        assert found, f"{heading}: no commands after {name}"
+        result = re.search(rf"{name}\n\n```bash[^\n]*\n(.*?)^```$", section, re.DOTALL | re.MULTILINE)
+        assert result, f"{heading}: no commands after {name}"
         (psql, *_), variables = self.world.services.postgres.psql([])
         path = f"{Path(psql).parent}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         done = subprocess.run(
-            ["bash", "-euxc", found[1]],
+            ["bash", "-euxc", result[1]],
             cwd=self.world.folder,
             env=os.environ | variables | {"PATH": path},
             capture_output=True,

@@ -60,8 +60,8 @@ def server(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisServe
 
 def rows(server: RedisServer) -> list[Row]:
     """The rows of all entries, sorted."""
-    found = read_entries(server, "rows", SCHEMA).values()
-    return sorted((row["id"], row["day"], row["name"], row["amount"]) for row in found)
+    result = read_entries(server, "rows", SCHEMA).values()
+    return sorted((row["id"], row["day"], row["name"], row["amount"]) for row in result)
 
 
 def count_entries(server: RedisServer) -> int:
@@ -73,9 +73,9 @@ def count_entries(server: RedisServer) -> int:
 def check(world: World, server: RedisServer) -> None:
     """Compare the entries with the expected rows, and with the counts of the record."""
     assert rows(server) == expected_rows(world)
-    found = {one.name: one for one in audit(load_pipeline(world.file), world.settings())}
+    result = {one.name: one for one in audit(load_pipeline(world.file), world.settings())}
     for name in ("exactly_once_epochs", "row_count_matches"):
-        assert found[name].passed is True, found[name]
+        assert result[name].passed is True, result[name]
 
 
 @pytest.mark.slow  # test_a_run_that_dies_between_two_scripts is the daily sample
@@ -102,7 +102,9 @@ def test_a_paused_run_is_refused_after_a_takeover(
 ) -> None:
     zombie = world.start(point, nth, "stop")
     world.await_stop(zombie)
-    answer = until(lambda: (found := world.run())["code"] == 0 and found, "the takeover after the lease", 240)
+    answer = until(
+        lambda: (result := world.run())["code"] == 0 and result, "the takeover after the lease", 240
+    )
     assert answer["caught_up"]
     check(world, server)
     os.kill(zombie.pid, signal.SIGCONT)
@@ -138,5 +140,5 @@ def test_audits_and_replays_of_entries(world: World, server: RedisServer, spark:
     check(world, server)
     with server.client as client:
         assert client.delete("rows:7") == 1
-    found = {one.name: one for one in audit(file, settings)}
-    assert found["row_count_matches"].passed is False
+    result = {one.name: one for one in audit(file, settings)}
+    assert result["row_count_matches"].passed is False

@@ -172,7 +172,7 @@ def test_no_secret_is_left_anywhere(scene: Scene) -> None:
     # The compiled pipeline is kept whole, with what `${VAR}` brought, because an epoch is written again
     # exactly as it was planned; and Spark's plan is shown as Spark has it. That is why the docs say that a
     # variable of a pipeline file is no place for a secret.
-    places = {found.rpartition(") in ")[2] for found in scene.find_words("variable")}
+    places = {result.rpartition(") in ")[2] for result in scene.find_words("variable")}
     assert places - BY_DESIGN == set()
     assert "home/ledger.db" in places, "the ledger holds no variable: the docs may say so"
 
@@ -294,9 +294,9 @@ HIDDEN = {
 def test_a_word_is_found_in_a_file(form: str, tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep/file").write_bytes(b"\0 before " + HIDDEN[form] if form != "packed" else HIDDEN[form])
-    found = find_words_in({"it": WORD}, left_in(tmp_path))
-    assert found
-    assert all("deep/file" in place for place in found)
+    result = find_words_in({"it": WORD}, left_in(tmp_path))
+    assert result
+    assert all("deep/file" in place for place in result)
     assert not find_words_in({"it": "another" + WORD[7:]}, left_in(tmp_path))
     assert not left_in(tmp_path, without=(tmp_path / "deep",))
 

@@ -41,8 +41,8 @@ STEPS = [
 def web() -> Iterator[Service]:
     numbers = itertools.count()
 
-    def answer(asked: WebRequest) -> Any:
-        return [{**row, "answer": next(numbers)} for row in asked.rows]
+    def answer(request: WebRequest) -> Any:
+        return [{**row, "answer": next(numbers)} for row in request.rows]
 
     with served(answer) as service:
         yield service
@@ -89,19 +89,19 @@ def test_both_sinks_hold_the_same_answers(
     twice = [key for key, times in Counter(web.keys).items() if times > 1]
     assert not twice if staged else {key.split("/")[2] for key in twice} <= {str(nth)}
 
-    before, last = len(web.asked), answer["last"]
+    before, last = len(web.requests), answer["last"]
     file, settings = load_pipeline(asking.file), asking.settings()
     assert replay(file, settings, sink="pg", from_epoch=last - 1, spark=spark).epochs == 2
     assert answers(asking, spark) == expected
-    assert len(web.asked) == before, "a replay asks nobody"
+    assert len(web.requests) == before, "a replay asks nobody"
 
-    asked = {key for key in web.keys if int(key.split("/")[2]) >= last - 1}
+    requests = {key for key in web.keys if int(key.split("/")[2]) >= last - 1}
     shutil.rmtree(asking.folder / "home" / "staging")
     with pytest.raises(SinkStateError, match="--recompute"):
         replay(file, settings, sink="pg", from_epoch=last - 1, spark=spark)
     assert answers(asking, spark) == expected, "a refused replay changes nothing"
     replay(file, settings, sink="pg", from_epoch=last - 1, recompute=True, spark=spark)
-    assert {*web.keys[before:]} == asked, "computed anew, requests carry the keys that they had"
+    assert {*web.keys[before:]} == requests, "computed anew, requests carry the keys that they had"
 
 
 @pytest.mark.slow
@@ -111,13 +111,13 @@ def test_a_process_that_slept_while_it_staged_is_fenced(
     zombie = asking.start("staging", 6, "stop")
     asking.await_stop(zombie)
     until(
-        lambda: (found := asking.run())["code"] == 0 and found,
+        lambda: (result := asking.run())["code"] == 0 and result,
         "the takeover, once the lease has expired",
         240,
     )
-    asked = len(web.asked)
+    requests = len(web.requests)
     os.kill(zombie.pid, signal.SIGCONT)
     assert asking.answer(zombie)["error"] == "FencedError"
-    assert len(web.asked) == asked
+    assert len(web.requests) == requests
     asking.check(spark)
     answers(asking, spark)

@@ -19,7 +19,9 @@ def test_a_paused_driver_wakes_up_after_a_takeover(world: World, spark: SparkSes
     zombie = world.start(point, 6, "stop")
     world.await_stop(zombie)
     answer = until(
-        lambda: (found := world.run())["code"] == 0 and found, "the takeover, once the lease has expired", 240
+        lambda: (result := world.run())["code"] == 0 and result,
+        "the takeover, once the lease has expired",
+        240,
     )
     assert answer["caught_up"]
     os.kill(zombie.pid, signal.SIGCONT)

@@ -68,7 +68,7 @@ def test_a_paused_run_wakes_up_after_a_takeover(topic_world: World, point: str) 
     zombie = topic_world.start(point, nth, "stop")
     topic_world.await_stop(zombie)
     answer = until(
-        lambda: (found := topic_world.run())["code"] == 0 and found, "the takeover after the lease", 240
+        lambda: (result := topic_world.run())["code"] == 0 and result, "the takeover after the lease", 240
     )
     assert answer["caught_up"]
     assert read_changes(topic_world) == expected_changes(topic_world)

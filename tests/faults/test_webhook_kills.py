@@ -54,10 +54,10 @@ def hooked(world: World) -> Iterator[tuple[Service, Receiver]]:
 
 
 def check(world: World, receiver: Receiver) -> None:
-    found: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
+    result: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
     for row in receiver.rows():
-        found[row["id"]].append((row["_gs_op"], row["day"], row["name"], row["amount"]))
-    assert found == expected_changes(world)
+        result[row["id"]].append((row["_gs_op"], row["day"], row["name"], row["amount"]))
+    assert result == expected_changes(world)
 
 
 @pytest.mark.slow  # test_a_run_that_dies_between_two_requests is the daily sample
@@ -86,15 +86,15 @@ def test_a_paused_run_repeats_keys_after_a_takeover(world: World, nth: int) -> N
     with hooked(world) as (service, receiver):
         zombie = world.start("request-sent", nth, "stop")
         world.await_stop(zombie)
-        answer = until(lambda: (found := world.run())["code"] == 0 and found, "the takeover", 240)
+        answer = until(lambda: (result := world.run())["code"] == 0 and result, "the takeover", 240)
         assert answer["caught_up"]
         check(world, receiver)
-        newest = max(int(asked.headers["headrace-generation"]) for asked in service.asked)
-        before = len(service.asked)
+        newest = max(int(requests.headers["headrace-generation"]) for requests in service.requests)
+        before = len(service.requests)
         os.kill(zombie.pid, signal.SIGCONT)
         assert world.answer(zombie)["error"] == "FencedError"
-        late: list[WebRequest] = service.asked[before:]
-        assert all(int(asked.headers["headrace-generation"]) < newest for asked in late)
+        late: list[WebRequest] = service.requests[before:]
+        assert all(int(requests.headers["headrace-generation"]) < newest for requests in late)
         check(world, receiver)
 
 
@@ -103,11 +103,11 @@ def test_lost_answers_repeat_keys(world: World, spark: SparkSession) -> None:
     with hooked(world) as (service, receiver):
         lost = {3, 7, 20, 33}
 
-        def answer(asked: WebRequest) -> Any:
-            found = receiver(asked)
-            if len(service.asked) in lost:
+        def answer(request: WebRequest) -> Any:
+            result = receiver(request)
+            if len(service.requests) in lost:
                 raise ConnectionResetError
-            return found
+            return result
 
         service.answer = answer
         service.faults = [None, "torn", None, "reset", 503]

@@ -34,8 +34,8 @@ def aggregate_sink_maker(
 def compare_totals(conninfo: str, columns: str, query: str) -> list[tuple[Any, ...]]:
     """Return the rows of the totals. They must be those of a query over the landing table."""
     with psycopg.connect(conninfo) as client:
-        found = client.execute(f"SELECT {columns} FROM totals".encode()).fetchall()
+        result = client.execute(f"SELECT {columns} FROM totals".encode()).fetchall()
         wanted = client.execute(query.encode()).fetchall()
     key = repr
-    assert sorted(found, key=key) == sorted(wanted, key=key)
-    return sorted(found, key=key)
+    assert sorted(result, key=key) == sorted(wanted, key=key)
+    return sorted(result, key=key)

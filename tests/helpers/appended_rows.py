@@ -18,13 +18,13 @@ def expected_appends(world: World) -> list[Row]:
     ) as client:
         history = client.query("SELECT id, day, name, amount FROM history").result_rows
     assert len(history) == HISTORY
-    found = [(key, day, name.upper(), amount * 2) for key, day, name, amount in history]
+    result = [(key, day, name.upper(), amount * 2) for key, day, name, amount in history]
     for message in read_messages(world.services.kafka.brokers, world.name):
         if message.operation == "d" or (message.partition == 0 and message.offset < FROM_TOPIC):
             continue
         key, day, name, amount = json.loads(message.value or b"").values()
-        found.append((key, date.fromisoformat(day), name.upper(), amount * 2))
-    return sorted(found)
+        result.append((key, date.fromisoformat(day), name.upper(), amount * 2))
+    return sorted(result)
 
 
 def expected_rows(world: World) -> list[Row]:
@@ -34,16 +34,16 @@ def expected_rows(world: World) -> list[Row]:
 
 def expected_changes(world: World) -> dict[int, list[tuple[str, str, str, int]]]:
     """The changes of each key in their order: operation, day, name and amount, as the pipelines shape them."""
-    found: dict[int, list[tuple[str, str, str, int]]] = {}
+    result: dict[int, list[tuple[str, str, str, int]]] = {}
     day = date(2024, 1, 1)
     for key in range(HISTORY):
         there = (day + timedelta(days=key % 60)).isoformat()
-        found[key] = [("i", there, f"N{key}", key * 6)]
+        result[key] = [("i", there, f"N{key}", key * 6)]
     for message in read_messages(world.services.kafka.brokers, world.name):
         if message.partition == 0 and message.offset < FROM_TOPIC:
             continue
         row = json.loads(message.value or b"")
         operation = {"c": "i"}.get(message.operation or "", message.operation or "")
         change = (operation, row["day"], row["name"].upper(), row["amount"] * 2)
-        found.setdefault(row["id"], []).append(change)
-    return found
+        result.setdefault(row["id"], []).append(change)
+    return result

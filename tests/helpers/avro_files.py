@@ -25,14 +25,14 @@ def write_avro(
     """Write rows of long, int, string and nullable fields. `counts` are wrong numbers of rows."""
     header = {"avro.schema": json.dumps(schema).encode(), "avro.codec": codec.encode()}
     pairs = b"".join(_bytes(name.encode()) + _bytes(value) for name, value in header.items())
-    found = b"Obj\x01" + _long(len(header)) + pairs + b"\0" + _SYNC
+    result = b"Obj\x01" + _long(len(header)) + pairs + b"\0" + _SYNC
     for at, rows in enumerate(blocks):
         fields = [(one["name"], one["type"]) for one in schema["fields"]]
         plain = b"".join(_value(row[name], kind) for row in rows for name, kind in fields)
         packed = _CODECS[codec](plain)
         count = counts[at] if at < len(counts) else len(rows)
-        found += _long(count) + _bytes(packed) + _SYNC
-    path.write_bytes(found)
+        result += _long(count) + _bytes(packed) + _SYNC
+    path.write_bytes(result)
 
 
 def _value(value: Any, kind: Any) -> bytes:
@@ -49,11 +49,11 @@ def _bytes(value: bytes) -> bytes:
 
 
 def _long(value: int) -> bytes:
-    rest, found = (value << 1) ^ (value >> 63), bytearray()
+    rest, result = (value << 1) ^ (value >> 63), bytearray()
     while rest > 0x7F:
-        found.append(rest & 0x7F | 0x80)
+        result.append(rest & 0x7F | 0x80)
         rest >>= 7
-    return bytes([*found, rest])
+    return bytes([*result, rest])
 
 
 def _deflate(plain: bytes) -> bytes:

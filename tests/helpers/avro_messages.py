@@ -50,10 +50,10 @@ def _read(schema: Any, data: bytes) -> tuple[Any, bytes]:
         size, rest = _read_long(data)
         return rest[:size].decode(), rest[size:]
     assert kind == "record", kind
-    found = {}
+    result = {}
     for field in schema["fields"]:
-        found[field["name"]], data = _read(field["type"], data)
-    return found, data
+        result[field["name"]], data = _read(field["type"], data)
+    return result, data
 
 
 def _read_long(data: bytes) -> tuple[int, bytes]:
@@ -90,11 +90,11 @@ def number(value: int, size: int | None = None) -> bytes:
 
 def _long(value: int) -> bytes:
     value = (value << 1) ^ (value >> 63)
-    found = b""
+    result = b""
     while value & ~0x7F:
-        found += bytes([value & 0x7F | 0x80])
+        result += bytes([value & 0x7F | 0x80])
         value >>= 7
-    return found + bytes([value])
+    return result + bytes([value])
 
 
 _PRIMITIVES: dict[str, Callable[[Any], bytes]] = {

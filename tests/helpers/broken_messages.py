@@ -88,9 +88,9 @@ class BrokenWorld:
         """All four sinks have exactly the rows that they must have."""
         self.world.check(spark)
         for rows in (self.in_postgres(), self.in_delta(spark)):
-            found = {(part, offset): (key, value) for part, offset, key, value, *_ in rows}
-            assert len(found) == len(rows)
-            assert found == self.expected
+            result = {(part, offset): (key, value) for part, offset, key, value, *_ in rows}
+            assert len(result) == len(rows)
+            assert result == self.expected
             for *_, value, node, reason, topic in rows:
                 assert (node, reason, topic) == ("src", FAULTS[value], self.world.name)
 
@@ -104,10 +104,10 @@ class BrokenWorld:
     def epochs(self) -> dict[Place, int]:
         """The epoch of every dead letter."""
         with psycopg.connect(self.world.conninfo) as connection:
-            found = connection.execute(
+            result = connection.execute(
                 "SELECT __kafka_partition, __kafka_offset, epoch FROM broken"
             ).fetchall()
-        return {(part, offset): epoch for part, offset, epoch in found}
+        return {(part, offset): epoch for part, offset, epoch in result}
 
     def in_delta(self, spark: SparkSession) -> list[tuple[Any, ...]]:
         """All dead letters in Delta."""

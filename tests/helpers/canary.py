@@ -20,12 +20,12 @@ import psutil
 def forms(word: str) -> dict[str, bytes]:
     """The word as it is, in JSON, percent-encoded, and as base64 wherever it begins within three bytes."""
     raw = word.encode()
-    found = {
+    result = {
         "raw": raw,
         "in JSON": json.dumps(word)[1:-1].encode(),
         "percent-encoded": b"".join(b"%%%02X" % byte for byte in raw),
     }
-    found["in UTF-16"] = word.encode("utf-16-le")
+    result["in UTF-16"] = word.encode("utf-16-le")
     for shift in range(3):
         # Without the characters at both ends that hold bits of the neighbours too.
         text = base64.b64encode(b"\0" * shift + raw)
@@ -34,9 +34,9 @@ def forms(word: str) -> dict[str, bytes]:
             - {0: 0, 1: 3, 2: 2}[(shift + len(raw)) % 3]
             - (4 if text.endswith(b"=") else 0)
         ]
-        found[f"in base64, shifted by {shift}"] = inner
-        found[f"in base64 for addresses, shifted by {shift}"] = inner.replace(b"+", b"-").replace(b"/", b"_")
-    return found
+        result[f"in base64, shifted by {shift}"] = inner
+        result[f"in base64 for addresses, shifted by {shift}"] = inner.replace(b"+", b"-").replace(b"/", b"_")
+    return result
 
 
 def find_words_in(words: Mapping[str, str], where: Mapping[str, bytes]) -> list[str]:
@@ -53,17 +53,17 @@ def find_words_in(words: Mapping[str, str], where: Mapping[str, bytes]) -> list[
 
 def left_in(folder: Path, *, without: tuple[Path, ...] = ()) -> dict[str, bytes]:
     """All bytes of a folder by the file's path, packed ones unpacked too, and each blob of a SQLite file (its WAL is a file itself)."""
-    found: dict[str, bytes] = {}
+    result: dict[str, bytes] = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file() and not any(path.is_relative_to(other) for other in without):
             name = str(path.relative_to(folder))
             content = path.read_bytes()
-            found[name] = content
+            result[name] = content
             if content.startswith(b"\x1f\x8b"):
-                found[f"{name} unpacked"] = gzip.decompress(content)
+                result[f"{name} unpacked"] = gzip.decompress(content)
             if content.startswith(b"SQLite format 3\0"):
-                found[f"{name} cells"] = b"\0".join(_cells(path))
-    return found
+                result[f"{name} cells"] = b"\0".join(_cells(path))
+    return result
 
 
 def _cells(path: Path) -> Iterator[bytes]:

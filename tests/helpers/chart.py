@@ -30,7 +30,7 @@ class Manifests:
 
     @property
     def all(self) -> list[dict[str, Any]]:
-        return [found for found in YAML(typ="safe").load_all(self.text) if found]
+        return [result for result in YAML(typ="safe").load_all(self.text) if result]
 
     def of(self, kind: str) -> dict[str, dict[str, Any]]:
         """The manifests of a kind by name."""
@@ -38,10 +38,10 @@ class Manifests:
 
     def pods(self) -> dict[str, dict[str, Any]]:
         """The pod templates of Deployments, by name, and that of executors."""
-        found = {name: one["spec"]["template"] for name, one in self.of("Deployment").items()}
+        result = {name: one["spec"]["template"] for name, one in self.of("Deployment").items()}
         if text := self.of("ConfigMap")["shop-headrace"]["data"].get("pod.yaml"):
-            found["executor"] = YAML(typ="safe").load(text)
-        return found
+            result["executor"] = YAML(typ="safe").load(text)
+        return result
 
 
 NOTES = """\

@@ -26,13 +26,13 @@ TARGET = "target"
 def read_rows(client: Any, table: str, schema: pa.Schema, names: list[str]) -> list[tuple[Any, ...]]:
     """Return the rows of a table, with FINAL where its engine replaces rows."""
     engine = client.command(f"SELECT engine FROM system.tables WHERE database || '.' || name = '{table}'")
-    found = client.query_arrow(
+    result = client.query_arrow(
         f"SELECT {', '.join(map(quote, names))} FROM {table}{'' if engine == 'MergeTree' else ' FINAL'}",
         settings={"output_format_arrow_string_as_string": "0"},
     )
     columns = [
         [_value(value, schema.field(name).type) for value in column.to_pylist()]
-        for name, column in zip(names, found.columns, strict=True)
+        for name, column in zip(names, result.columns, strict=True)
     ]
     return list(zip(*columns, strict=True))
 

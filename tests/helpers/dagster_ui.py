@@ -93,9 +93,9 @@ class DagsterUi:
 
     def processes(self) -> list[psutil.Process]:
         """All processes of the services and their runs. The call remembers them for the end."""
-        found = family(self.process.pid)
-        self.seen |= set(found)
-        return found
+        result = family(self.process.pid)
+        self.seen |= set(result)
+        return result
 
     def code_servers(self) -> list[psutil.Process]:
         """The processes that answer for the definitions. Runs are their children."""

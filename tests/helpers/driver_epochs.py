@@ -90,8 +90,8 @@ def epochs(
     count = draw(st.integers(0, ROWS))
     columns: dict[str, list[Any]] = {}
     for field in schema:
-        found = values(field.type, nulls=field.name not in key)
-        few = draw(st.lists(found, min_size=1, max_size=3 if field.name in key else ROWS))
+        result = values(field.type, nulls=field.name not in key)
+        few = draw(st.lists(result, min_size=1, max_size=3 if field.name in key else ROWS))
         columns[field.name] = [draw(st.sampled_from(few)) for _ in range(count)]
     rows = [{name: column[at] for name, column in columns.items()} for at in range(count)]
     ops = "".join(draw(st.lists(st.sampled_from("iud" if key else "iu"), min_size=count, max_size=count)))

@@ -78,10 +78,10 @@ def install(point: str, nth: int, action: str) -> None:
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             if when == "before":
                 hit()
-            found = original(*args, **kwargs)
+            result = original(*args, **kwargs)
             if when == "after":
                 hit()
-            return found
+            return result
 
         setattr(owner, name, wrapped)
     elif point in DURING:
@@ -113,9 +113,9 @@ def one_holds(first: type, second: type, hit: Callable[[], None]) -> None:
     write_first, write_second = first.write, second.write
 
     def wrapped_first(self: Any, plan: Any, frame: Any) -> Any:
-        found = write_first(self, plan, frame)
+        result = write_first(self, plan, frame)
         event(plan.number).set()
-        return found
+        return result
 
     def wrapped_second(self: Any, plan: Any, frame: Any) -> Any:
         event(plan.number).wait(60)

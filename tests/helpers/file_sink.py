@@ -66,12 +66,12 @@ def fold(rows: list[dict[str, Any]], key: tuple[str, ...]) -> list[Mapping[str, 
     """Return the rows that the documented rule leaves: the last commit of each key, without deletes."""
     if not key:
         return list(rows)
-    found: dict[str, Mapping[str, Any]] = {}
+    result: dict[str, Mapping[str, Any]] = {}
     for row in sorted(rows, key=lambda row: row[COMMIT]):
         at = repr([row[name] for name in key])
-        assert at not in found or found[at][COMMIT] < row[COMMIT], "two rows of a key in one commit"
-        found[at] = row
-    return [row for row in found.values() if row[CHANGE] != "d"]
+        assert at not in result or result[at][COMMIT] < row[COMMIT], "two rows of a key in one commit"
+        result[at] = row
+    return [row for row in result.values() if row[CHANGE] != "d"]
 
 
 @dataclass
@@ -96,8 +96,8 @@ def file_sink_maker(
     last: dict[str, Any] = {}
 
     def rows(names: list[str]) -> list[tuple[Any, ...]]:
-        found = read_changes(spark, path, format_, last["schema"], keyed=bool(last["key"]))
-        return [tuple(row[column] for column in names) for row in fold(found, last["key"])]
+        result = read_changes(spark, path, format_, last["schema"], keyed=bool(last["key"]))
+        return [tuple(row[column] for column in names) for row in fold(result, last["key"])]
 
     def make_node(columns: tuple[str, ...]) -> FileSinkConfig:
         return FileSinkConfig.model_validate(

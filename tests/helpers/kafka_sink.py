@@ -56,7 +56,7 @@ def read_messages(brokers: str, topic: str, *, committed: bool = True) -> list[S
     try:
         parts = sorted(consumer.list_topics(topic, timeout=300).topics[topic].partitions)
         consumer.assign([TopicPartition(topic, part, 0) for part in parts])
-        open_parts, found = set(parts), list[SentMessage]()
+        open_parts, result = set(parts), list[SentMessage]()
         while open_parts:
             for message in consumer.consume(10_000, 1):
                 if (error := message.error()) is not None:
@@ -65,7 +65,7 @@ def read_messages(brokers: str, topic: str, *, committed: bool = True) -> list[S
                     continue
                 headers = dict(message.headers() or [])
                 operation: Any = headers.get("dbz.op")
-                found.append(
+                result.append(
                     SentMessage(
                         message.partition() or 0,
                         message.offset() or 0,
@@ -74,7 +74,7 @@ def read_messages(brokers: str, topic: str, *, committed: bool = True) -> list[S
                         operation.decode() if operation is not None else None,
                     )
                 )
-        return sorted(found, key=lambda one: (one.partition, one.offset))
+        return sorted(result, key=lambda one: (one.partition, one.offset))
     finally:
         consumer.close()
 
@@ -158,8 +158,8 @@ def kafka_sink_maker(
     last: dict[str, Any] = {}
 
     def rows(names: list[str]) -> list[tuple[Any, ...]]:
-        found = _fold(read_back(spark, brokers, name, last["schema"]), last["key"])
-        return [tuple(row[column] for column in names) for row in found]
+        result = _fold(read_back(spark, brokers, name, last["schema"]), last["key"])
+        return [tuple(row[column] for column in names) for row in result]
 
     def make_node(columns: tuple[str, ...]) -> KafkaSinkConfig:
         return KafkaSinkConfig.model_validate(
@@ -186,11 +186,11 @@ def kafka_sink_maker(
 def _fold(rows: list[dict[str, Any]], key: tuple[str, ...]) -> list[Mapping[str, Any]]:
     if not key:
         return list(rows)
-    found: dict[str, Mapping[str, Any]] = {}
+    result: dict[str, Mapping[str, Any]] = {}
     for row in rows:
         at = repr([row[name] for name in key])
         if row[OP] == "d":
-            found.pop(at, None)
+            result.pop(at, None)
         else:
-            found[at] = row
-    return list(found.values())
+            result[at] = row
+    return list(result.values())

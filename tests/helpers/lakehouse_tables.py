@@ -71,5 +71,5 @@ class LakeTable:
     def frame(self, *rows: tuple[Any, ...], large: bool = False) -> EpochFrame:
         """Rows are (id, name, operation); the order is that of the arguments."""
         data = [(*row, (0, 0, at, 0)) for at, row in enumerate(rows)]
-        found = self.spark.createDataFrame(data, f"id bigint, name string, {OP} string, {POS} {POS_TYPE}")
-        return EpochFrame(found, self.schema, self.key, None if large else len(rows), self.spark)
+        result = self.spark.createDataFrame(data, f"id bigint, name string, {OP} string, {POS} {POS_TYPE}")
+        return EpochFrame(result, self.schema, self.key, None if large else len(rows), self.spark)

@@ -134,7 +134,7 @@ class World:
             generation=next_generation(known.generation if known else 0, self.clock.now),
         )
         self.processes.append(process)
-        held, harms = self._live_holder(), self.harms
+        state, harms = self._live_holder(), self.harms
         strict = interrupt is None or interrupt.kind != "pause"
         returning = frozenset(
             name
@@ -145,7 +145,7 @@ class World:
         def work() -> None:
             process.lane = self._opened(process.probe, file, repair | returning)
             self._bring_back(process.lane, returning - repair)
-            assert not (held and strict), "two live processes hold the lane"
+            assert not (state and strict), "two live processes hold the lane"
             if self.state().generation != process.lane.generation:
                 return  # it was overtaken while it was paused, and every write of it is refused
             for name in (
@@ -156,7 +156,7 @@ class World:
                 )
             self.file = file
 
-        self._operate(process, work, interrupt, held=held or not strict)
+        self._operate(process, work, interrupt, has_holder=state or not strict)
         return process
 
     def step(
@@ -280,7 +280,12 @@ class World:
         self._end_process(process)
 
     def _operate(
-        self, process: Process, work: Callable[[], object], interrupt: Interrupt | None, *, held: bool = False
+        self,
+        process: Process,
+        work: Callable[[], object],
+        interrupt: Interrupt | None,
+        *,
+        has_holder: bool = False,
     ) -> None:
         """Runs an operation of a process through to its end, its refusal or its death; or until it parks."""
         probe = process.probe
@@ -289,7 +294,7 @@ class World:
             try:
                 work()
             except HeadraceError as error:
-                self._refused(process, error, held=held)
+                self._refused(process, error, has_holder=has_holder)
             except Crash:
                 self._end_process(process)
             finally:
@@ -672,7 +677,7 @@ class World:
 
         return write
 
-    def _refused(self, process: Process, error: HeadraceError, *, held: bool) -> None:
+    def _refused(self, process: Process, error: HeadraceError, *, has_holder: bool) -> None:
         """Ends a process that was told no; asserts that this was right."""
         self.log.append(f"{type(error).__name__}: {error.message}")
         self._note_unheard_of()
@@ -682,7 +687,7 @@ class World:
             process.lane.generation if process.lane else process.generation
         )
         if isinstance(error, LeaseHeldError):
-            assert held or not self.proofs, f"refused without a holder: {error}"
+            assert has_holder or not self.proofs, f"refused without a holder: {error}"
         elif isinstance(error, SinkStateError):
             wrong = self.broken & (self._members() | process.sinks) or self._left_behind() & process.sinks
             assert wrong or overtaken, f"refused though nothing was wrong: {error}"

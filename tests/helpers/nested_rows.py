@@ -138,8 +138,8 @@ def from_json(value: Any, kind: Any, *, hexadecimal: bool = False) -> Any:
     if value is None:
         return None
 
-    def inner(found: Any, its: Any) -> Any:
-        return from_json(found, its, hexadecimal=hexadecimal)
+    def inner(result: Any, its: Any) -> Any:
+        return from_json(result, its, hexadecimal=hexadecimal)
 
     if kinds.is_map(kind):
         return [(inner(key, kind.key_type), inner(item, kind.item_type)) for key, item in value.items()]

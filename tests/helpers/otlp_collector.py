@@ -43,7 +43,7 @@ class Collector(ThreadingHTTPServer):
 
     def last(self, name: str) -> dict[str, float]:
         """A metric's values by node, as they came last."""
-        found: dict[str, float] = {}
+        result: dict[str, float] = {}
         for _, request in self.got:
             for resource in request.resource_metrics:
                 for scope in resource.scope_metrics:
@@ -54,5 +54,5 @@ class Collector(ThreadingHTTPServer):
                             else ()
                         ):
                             labels = {one.key: one.value.string_value for one in point.attributes}
-                            found[labels.get("id", "")] = point.as_int or point.as_double
-        return found
+                            result[labels.get("id", "")] = point.as_int or point.as_double
+        return result

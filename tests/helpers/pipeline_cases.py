@@ -45,5 +45,5 @@ def write(folder: Path, tests: str, pipeline: str = ORDERS) -> Path:
 
 def case(folder: Path, tests: str, pipeline: str = ORDERS) -> Case:
     """The only test of such a file."""
-    (found,) = load_cases(write(folder, tests, pipeline))
-    return found
+    (result,) = load_cases(write(folder, tests, pipeline))
+    return result

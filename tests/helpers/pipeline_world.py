@@ -365,8 +365,8 @@ class World:
 
 def postgres_sink(conninfo: str) -> dict[str, Any]:
     """The settings `postgres_sink` for a database."""
-    found = conninfo_to_dict(conninfo)
-    return {name: found[name] for name in ("host", "port", "user", "password")} | {"db": found["dbname"]}
+    result = conninfo_to_dict(conninfo)
+    return {name: result[name] for name in ("host", "port", "user", "password")} | {"db": result["dbname"]}
 
 
 def postgres_sink_environment(conninfo: str) -> dict[str, str]:
@@ -381,11 +381,11 @@ def postgres_sink_environment(conninfo: str) -> dict[str, str]:
 
 def postgres_ledger(conninfo: str) -> dict[str, str]:
     """The environment of a run with its ledger in this Postgres database."""
-    found = conninfo_to_dict(conninfo)
+    result = conninfo_to_dict(conninfo)
     names = {"HOST": "host", "PORT": "port", "USER": "user", "PASSWORD": "password", "DB": "dbname"}
     prefix = "HEADRACE__STATE_BACKEND__"
     return {f"{prefix}BACKEND_TYPE": "postgres"} | {
-        f"{prefix}POSTGRES__{name}": str(found[key]) for name, key in names.items()
+        f"{prefix}POSTGRES__{name}": str(result[key]) for name, key in names.items()
     }
 
 
@@ -454,12 +454,12 @@ def _family(process: ForkedProcess | subprocess.Popen[str]) -> list[psutil.Proce
 def leftovers(world: World) -> list[str]:
     """Command lines of processes that still belong to a world's runs, by their arguments or their folder."""
     mine = str(world.folder)
-    found = (
+    result = (
         process.info for process in psutil.process_iter(["cmdline", "cwd"]) if process.pid != os.getpid()
     )
     return [
         " ".join(info["cmdline"])[:100]
-        for info in found
+        for info in result
         if info["cmdline"] and any(mine in part for part in [*info["cmdline"], info["cwd"] or ""])
     ]
 
@@ -468,8 +468,8 @@ def until(condition: Callable[[], Any], what: str, seconds: float = 300) -> Any:
     """Polls until `condition` is true; its value."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        if found := condition():
-            return found
+        if result := condition():
+            return result
         time.sleep(0.01)
     raise AssertionError(f"waited {seconds} s for {what}")
 

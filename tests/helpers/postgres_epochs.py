@@ -31,10 +31,10 @@ PLANNED = datetime(2026, 1, 1, tzinfo=UTC)
 def eventually(holds: Callable[[], Any], seconds: float = 60.0) -> Any:
     """Polls until `holds()` is true, and returns what it gave."""
     deadline = time.monotonic() + seconds
-    while not (found := holds()):
+    while not (result := holds()):
         assert time.monotonic() < deadline, f"not true within {seconds} s: {holds}"
         time.sleep(0.02)
-    return found
+    return result
 
 
 @dataclass

@@ -29,8 +29,8 @@ def frame(schema_id: int, payload: bytes, *place: int) -> bytes:
 
 def _varint(value: int) -> bytes:
     value <<= 1
-    found = b""
+    result = b""
     while value & ~0x7F:
-        found += bytes([value & 0x7F | 0x80])
+        result += bytes([value & 0x7F | 0x80])
         value >>= 7
-    return found + bytes([value])
+    return result + bytes([value])

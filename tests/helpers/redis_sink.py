@@ -27,7 +27,7 @@ from helpers.sink_makers import SinkMaker
 
 def read_entries(server: RedisServer, prefix: str, schema: pa.Schema) -> dict[str, dict[str, Any]]:
     """Return the rows of all entries by the rest of their name. A column that an entry lacks is None."""
-    found: dict[str, dict[str, Any]] = {}
+    result: dict[str, dict[str, Any]] = {}
     with server.client as client:
         for name in set(client.scan_iter(f"{prefix}:*", count=1000)):
             if client.type(name) == b"hash":
@@ -36,10 +36,10 @@ def read_entries(server: RedisServer, prefix: str, schema: pa.Schema) -> dict[st
                 row = json.loads(text, parse_float=Decimal)
             else:
                 continue  # it expired after the scan
-            found[name.decode().removeprefix(f"{prefix}:")] = {
+            result[name.decode().removeprefix(f"{prefix}:")] = {
                 one.name: _value(row.get(one.name), one.type) for one in schema
             }
-    return found
+    return result
 
 
 _PARSERS: list[tuple[Callable[[Any], bool], Callable[[Any], Any]]] = [
@@ -82,8 +82,8 @@ def redis_sink_maker(
     last: dict[str, Any] = {}
 
     def rows(names: list[str]) -> list[tuple[Any, ...]]:
-        found = read_entries(server, prefix, last["schema"])
-        return [tuple(row[name] for name in names) for row in found.values()]
+        result = read_entries(server, prefix, last["schema"])
+        return [tuple(row[name] for name in names) for row in result.values()]
 
     url = f"redis://127.0.0.1:{port or server.port}/0"
     return RedisSinkMaker(

@@ -49,8 +49,8 @@ class RejectingWorld:
         """All four sinks have exactly the rows that they must have."""
         rows, rejected = replay_changes(self._world, self._every)
         assert rejected
-        found = self._world.in_postgres()
-        assert found == rows, ({*found} - {*rows}, {*rows} - {*found})
+        result = self._world.in_postgres()
+        assert result == rows, ({*result} - {*rows}, {*rows} - {*result})
         lake = spark.read.format("delta").load(str(self._world.lake)).select("id", "day", "name", "amount")
         assert sorted(tuple(row) for row in lake.collect()) == rows
         columns = ["operation", "row", "reason", "node", "epoch", "position"]

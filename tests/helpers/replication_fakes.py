@@ -96,10 +96,10 @@ def _inline_views(select: exp.Select) -> None:
         for column in list(select.find_all(exp.Column)):
             parts = [part.name for part in column.parts]
             if parts[0] == view.args["alias"].name and parts[1] in values:
-                found: exp.Expr = values[parts[1]].copy()
+                result: exp.Expr = values[parts[1]].copy()
                 for name in parts[2:]:
-                    found = exp.Dot(this=found, expression=exp.to_identifier(name))
-                column.replace(found)
+                    result = exp.Dot(this=result, expression=exp.to_identifier(name))
+                column.replace(result)
 
 
 _compiled = functools.lru_cache(maxsize=4096)(to_sqlite)
@@ -191,13 +191,13 @@ class TopicServer:
         return {part: self.open_transactions.get(part, len(self.partitions[part])) for part in partitions}
 
     def at_time(self, partitions: Sequence[int], moment_ms: int) -> dict[int, int]:
-        found = {}
+        result = {}
         for part in partitions:
             # Like the broker for a reader of committed rows: nothing from the last stable offset on.
             readable = self.partitions[part][: self.stable_end([part])[part]]
             offsets = [at for at, message in enumerate(readable) if message.sent_ms >= moment_ms]
-            found[part] = max(offsets[0], self.earliest_offsets.get(part, 0)) if offsets else -1
-        return found
+            result[part] = max(offsets[0], self.earliest_offsets.get(part, 0)) if offsets else -1
+        return result
 
     def at_times(self, moments: Mapping[int, int]) -> dict[int, int]:
         return {part: self.at_time([part], moment)[part] for part, moment in moments.items()}
@@ -235,18 +235,18 @@ class ModelPeeker:
         self._server = server
 
     def look(self, at: Mapping[int, int]) -> dict[int, list[MessageInfo]]:
-        found: dict[int, list[MessageInfo]] = {}
+        result: dict[int, list[MessageInfo]] = {}
         for part, first in at.items():
             for offset, message in enumerate(self._server.partitions[part]):
                 if (
                     offset >= max(first, self._server.earliest_offsets.get(part, 0))
                     and message.row is not None
                 ):
-                    found[part] = [
+                    result[part] = [
                         MessageInfo(offset, 100, message.sent_ms, by_broker=self._server.has_broker_time())
                     ]
                     break
-        return found
+        return result
 
     def first(self, at: Mapping[int, int]) -> dict[int, MessageInfo]:
         return {part: messages[0] for part, messages in self.look(at).items()}
@@ -325,10 +325,10 @@ class ModelTable(BoundedSource):
         del spark
         rows = self._rows(snapshot)
         names = tuple(columns or ())
-        found = [
+        result = [
             self._read_row(rows[number], number, names) for split in splits for number in split["numbers"]
         ]
-        frame = Frame(self._engine, (*names, "_gs_op", "_gs_pos"), found)
+        frame = Frame(self._engine, (*names, "_gs_op", "_gs_pos"), result)
         return frame.where(self._predicate) if self._predicate else frame
 
     def count_unpartitioned_rows(
@@ -352,8 +352,8 @@ class ModelTable(BoundedSource):
             if row["_kafka_partition"] is not None:
                 by_part.setdefault(str(row["_kafka_partition"]), []).append(row["_kafka_offset"])
         blocks = [
-            Block(part, min(found), max(found) + 1, len(found), len(set(found)))
-            for part, found in by_part.items()
+            Block(part, min(result), max(result) + 1, len(result), len(set(result)))
+            for part, result in by_part.items()
         ]
         assert all(block.end <= BLOCK for block in blocks)
 

@@ -203,7 +203,7 @@ class ModelStream(KafkaStream):
         self._growth, self._sizes = TopicGrowth(name, cluster, peeker), SizeEstimator(peeker)
 
     def find_filled_gaps(self, gaps: Mapping[str, Sequence[Range]]) -> dict[str, int]:
-        found: dict[str, int] = {}
+        result: dict[str, int] = {}
         for part, listed in gaps.items():
             messages = self._server.partitions[int(part)]
             stable = self._server.stable_end([int(part)])[int(part)]
@@ -212,8 +212,8 @@ class ModelStream(KafkaStream):
                 for at, (low, high) in enumerate(listed)
                 if high > stable or any(one.row is not None for one in messages[low:high])
             ]
-            found |= {part: filled[0]} if filled else {}
-        return found
+            result |= {part: filled[0]} if filled else {}
+        return result
 
     def read_table(self, spark: Any, start: Json, end: Json) -> None:
         """Leave every range to `read`: the driver would ask a broker at the default address."""
@@ -234,14 +234,14 @@ class ModelStream(KafkaStream):
                         {name: message.row.get(name) for name in COLUMNS}
                         | {"_gs_op": message.op, "_gs_pos": position}
                     )
-        found = Frame(self._engine, (*COLUMNS, *HIDDEN), rows)
+        result = Frame(self._engine, (*COLUMNS, *HIDDEN), rows)
         if not self._node.filter:
-            return found
-        passed = found.where(self._node.filter)
+            return result
+        passed = result.where(self._node.filter)
         if not self.marks:
             return passed
         places = [row["_gs_pos"] for row in passed.rows]
-        return replace(found, rows=[row if row["_gs_pos"] in places else _marked(row) for row in rows])
+        return replace(result, rows=[row if row["_gs_pos"] in places else _marked(row) for row in rows])
 
 
 @dataclass
@@ -453,13 +453,13 @@ class World:
         inexact = {key for key in range(100) if last.get(key, 0) <= self.exact_after}
         expected = Counter(tuple(row.items()) for row in self.expected() if row["id"] not in inexact)
         for name in self.file.sinks:
-            found = Counter(
+            result = Counter(
                 tuple(_visible_columns(row).items())
                 for row in self.targets[name].rows
                 if row["id"] not in inexact
             )
-            missing, extra = expected - found, found - expected
-            assert found == expected, (
+            missing, extra = expected - result, result - expected
+            assert result == expected, (
                 f"sink {name}: missing {sorted(missing.elements())}, too many {sorted(extra.elements())}"
             )
 
@@ -532,8 +532,8 @@ class World:
 
     def _follow(self, refusal: str) -> None:
         """Do what a refusal proposes."""
-        if found := re.search(r"headrace replay \S+ --sink (\w+) --from (\d+)", refusal):
-            if refused := self.replay(found[1], int(found[2])):
+        if result := re.search(r"headrace replay \S+ --sink (\w+) --from (\d+)", refusal):
+            if refused := self.replay(result[1], int(result[2])):
                 self._follow(refused)
         elif "headrace reset" in refusal:
             self.reset()
@@ -736,9 +736,9 @@ class ModelRun:
         state = self.world.ledger.state(self.file.name, LANE)
         assert state is not None
         token = f"{snapshot_owner(state.pipeline)}_{state.generation}_{len(self.world.log)}"
-        found = open_sources(self._sources_of(self.file), None, token, self.file.model)  # pyright: ignore[reportArgumentType]
+        result = open_sources(self._sources_of(self.file), None, token, self.file.model)  # pyright: ignore[reportArgumentType]
         nodes = self.file.model.sources
-        return {name: keep_opening(self.lane_ledger, nodes[name], here) for name, here in found.items()}
+        return {name: keep_opening(self.lane_ledger, nodes[name], here) for name, here in result.items()}
 
     def _open_sinks(self, uuid: str, compiled: Json) -> Mapping[str, ModelSink]:
         file = self._version(compiled)
@@ -758,27 +758,27 @@ class ModelRun:
         readings: dict[str, SourceBatch] = {}
         EpochWriter(planner, sources, {})._read(pending.plan, readings)
         rows = self._compile(file, {name: reading.frame for name, reading in readings.items()}, pending)
-        found: dict[str, WriteCounts] = {}
+        result: dict[str, WriteCounts] = {}
         for name in pending.sinks:
             sink = self.coordinator.sinks[name]
             assert isinstance(sink, ModelSink)
-            found[name] = sink.write_rows(pending.plan, rows)
-        return found
+            result[name] = sink.write_rows(pending.plan, rows)
+        return result
 
     def _compile(self, file: PipelineFile, frames: Mapping[str, Any], pending: Pending) -> list[Row]:
         """Run the transform as the planner compiles it."""
         empty = Frame(self.world.engine, (*COLUMNS, *HIDDEN), [])
         views = {name: frames.get(name, empty) for name in file.model.sources}
         names = {name: f"hr_{name}" for name in views}
-        found = self._retractions(file)
-        marked = not found.marked.isdisjoint(views)
+        result = self._retractions(file)
+        marked = not result.marked.isdisjoint(views)
         if (file.hash, marked) not in self.world.statements:
             self.world.statements[file.hash, marked] = self._compile_statement(
-                file, names, found.marking("shaped", marked=marked), pending
+                file, names, result.marking("shaped", marked=marked), pending
             )
         text = self.world.statements[file.hash, marked]
         rows = self.world.engine.query(text, {names[name]: frame for name, frame in views.items()}).rows
-        if not found.sinks:
+        if not result.sinks:
             return [row for row in rows if row["_gs_pos"]["sub"] >= 0]
         return [row if row["_gs_pos"]["sub"] >= 0 else row | {"_gs_op": "d"} for row in rows]
 

@@ -71,8 +71,8 @@ def rows(
     source: str, inputs: list[Row], schema: dict[str, str] | None = None, ops: str = "", **options: Any
 ) -> list[Row]:
     """The same for rows of Python, whose types Arrow finds; positions are left out."""
-    found = run(source, pa.Table.from_pylist(inputs), schema, ops, **options).drop_columns([POS])
-    return found.to_pylist()
+    columns = run(source, pa.Table.from_pylist(inputs), schema, ops, **options).drop_columns([POS])
+    return columns.to_pylist()
 
 
 def bare(source: str, inputs: list[Row], schema: dict[str, str] | None = None, **options: Any) -> list[Row]:

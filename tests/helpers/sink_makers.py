@@ -119,9 +119,9 @@ def sink_maker(kind: str, spark: SparkSession, conninfo: str, folder: Path) -> S
             ),
             key,
         )
-    found = conninfo_to_dict(conninfo)
+    result = conninfo_to_dict(conninfo)
     connection = PostgresConnection.model_validate(
-        {name: found[name] for name in ("host", "port", "user", "password")} | {"db": found["dbname"]}
+        {name: result[name] for name in ("host", "port", "user", "password")} | {"db": result["dbname"]}
     )
     limit = 1 if kind == "postgres-staged" else 20_000
 

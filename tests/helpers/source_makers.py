@@ -45,11 +45,11 @@ PIECE = 10  # rows, about
 Rows = Sequence[tuple[int, str | None]]
 
 
-def until(found: Callable[[], bool]) -> None:
+def until(result: Callable[[], bool]) -> None:
     """Polls what an outside system only shows after a moment."""
     deadline = time.monotonic() + 300
-    while not found():
-        assert time.monotonic() < deadline, f"not true within 300 s: {found}"
+    while not result():
+        assert time.monotonic() < deadline, f"not true within 300 s: {result}"
         time.sleep(0.05)
 
 
@@ -95,9 +95,9 @@ class SourceWorld(ABC):
         """A source of its own, as another process would open it."""
         model = self.node(name or self.name, **node)
         make: Any = registry.bounded_source if self.bounded else registry.unbounded_source
-        found = make(NODE, model, settings or self.settings(), ORDINAL)
-        self.opened.append(found)
-        return found
+        result = make(NODE, model, settings or self.settings(), ORDINAL)
+        self.opened.append(result)
+        return result
 
     def close(self) -> None:
         """Closes what the test opened."""
@@ -413,13 +413,13 @@ class KafkaWorld(SourceWorld):
         return {"start": source.earliest_offsets(), "end": source.end_offsets()}
 
     def pieces(self, source: UnboundedSource, fixed: Json) -> list[Json]:
-        at, ends, found = fixed["start"], fixed["end"]["offsets"], []
+        at, ends, result = fixed["start"], fixed["end"]["offsets"], []
         while at["offsets"] != ends:
             reached = source.next_end_offsets(at, ReadLimits(rows=PIECE))
             offsets = {part: min(offset, ends[part]) for part, offset in reached["offsets"].items()}
-            found.append({"start": at, "end": reached | {"offsets": offsets}})
-            at = found[-1]["end"]
-        return found
+            result.append({"start": at, "end": reached | {"offsets": offsets}})
+            at = result[-1]["end"]
+        return result
 
     def read(self, source: UnboundedSource, fixed: Json, pieces: Sequence[Json]) -> DataFrame:
         listed = pieces or [{"start": fixed["end"], "end": fixed["end"]}]

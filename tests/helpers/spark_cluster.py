@@ -52,12 +52,12 @@ class SparkCluster:
 
     def executors(self) -> list[psutil.Process]:
         """The executors of all workers."""
-        found: list[psutil.Process] = []
+        result: list[psutil.Process] = []
         for process in psutil.process_iter(["cmdline"]):
             line = process.info["cmdline"] or []
             if any(EXECUTOR in part for part in line) and any(str(self.folder) in part for part in line):
-                found.append(process)
-        return found
+                result.append(process)
+        return result
 
     def worker_of(self, executor: psutil.Process) -> str:
         """The name of the worker that started an executor."""

@@ -96,9 +96,9 @@ class HttpWorld(StagedWorld):
         self.running = ExitStack()
         self.name = self.running.enter_context(served(self.answer)).url
 
-    def answer(self, asked: WebRequest) -> Any:
+    def answer(self, request: WebRequest) -> Any:
         """A page."""
-        address = urlsplit(asked.path)
+        address = urlsplit(request.path)
         if address.path != "/rows":
             return 404, b"no such address", {}
         first = 7 * (int(parse_qs(address.query)["page"][0]) - 1)

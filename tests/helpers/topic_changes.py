@@ -31,30 +31,30 @@ def write_topic_pipeline(world: World, data_format: str, **changes: str) -> None
 
 def read_changes(world: World, decode: Callable[[bytes], dict[str, Any]] = json.loads) -> Changes:
     """The changes of each key in the topic, in the order of a consumer of committed transactions."""
-    found: Changes = defaultdict(list)
+    result: Changes = defaultdict(list)
     places: dict[int, set[int]] = defaultdict(set)
     for message in read_messages(world.services.kafka.brokers, f"{world.name}-out"):
         assert message.key is not None
         assert message.value is not None
         key = decode(message.key)["id"]
         places[key].add(message.partition)
-        found[key].append((message.operation, decode(message.value)))
+        result[key].append((message.operation, decode(message.value)))
     assert all(len(parts) == 1 for parts in places.values())
-    return found
+    return result
 
 
 def expected_changes(world: World) -> Changes:
     """History, then the messages of the source topic that history lacks, as the pipeline shapes them."""
-    found: Changes = defaultdict(list)
+    result: Changes = defaultdict(list)
     for key in range(HISTORY):
         day = date(2024, 1, 1) + timedelta(days=key % 60)
-        found[key].append(("c", shaped(key, day.isoformat(), f"n{key}", key * 3)))
+        result[key].append(("c", shaped(key, day.isoformat(), f"n{key}", key * 3)))
     for message in read_messages(world.services.kafka.brokers, world.name):
         if message.partition == 0 and message.offset < FROM_TOPIC:
             continue
         row = json.loads(message.value or b"")
-        found[row["id"]].append((message.operation, shaped(*row.values())))
-    return found
+        result[row["id"]].append((message.operation, shaped(*row.values())))
+    return result
 
 
 def shaped(key: int, day: str, name: str, amount: int) -> dict[str, Any]:

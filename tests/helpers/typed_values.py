@@ -62,8 +62,8 @@ schemas = st.lists(st.tuples(st.sampled_from(NAMES), types), min_size=1, max_siz
 
 def values(kind: Any, *, nulls: bool = True) -> st.SearchStrategy[Any]:
     """Values of a type. With `nulls`, also None; inside of it always."""
-    found = _values(kind)
-    return st.none() | found if nulls else found
+    result = _values(kind)
+    return st.none() | result if nulls else result
 
 
 def _values(kind: Any) -> st.SearchStrategy[Any]:

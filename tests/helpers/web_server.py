@@ -39,7 +39,7 @@ class Service:
 
     answer: Callable[[WebRequest], Any]
     faults: list[Any] = field(default_factory=list)
-    asked: list[WebRequest] = field(default_factory=list)
+    requests: list[WebRequest] = field(default_factory=list)
     slow: float = 0.0
     busiest: int = 0
     connections: int = 0
@@ -50,13 +50,13 @@ class Service:
     @property
     def keys(self) -> list[str]:
         """The idempotency keys, in the order of the requests."""
-        return [one.headers["idempotency-key"] for one in self.asked]
+        return [one.headers["idempotency-key"] for one in self.requests]
 
     @contextmanager
-    def busy(self, asked: WebRequest) -> Iterator[Any]:
+    def busy(self, request: WebRequest) -> Iterator[Any]:
         """Counts a request; gives the fault that it meets, if any."""
         with self._lock:
-            self.asked.append(asked)
+            self.requests.append(request)
             self._busy += 1
             self.busiest = max(self.busiest, self._busy)
             fault = self.faults.pop(0) if self.faults else None
@@ -67,16 +67,16 @@ class Service:
                 self._busy -= 1
 
 
-def as_answer(found: Any) -> Answer:
+def as_answer(result: Any) -> Answer:
     """What a test says as status, body and headers."""
-    if isinstance(found, tuple):
-        return found
-    return 200, found if isinstance(found, bytes) else json.dumps(found).encode(), {}
+    if isinstance(result, tuple):
+        return result
+    return 200, result if isinstance(result, bytes) else json.dumps(result).encode(), {}
 
 
-def echo(asked: WebRequest) -> Any:
+def echo(request: WebRequest) -> Any:
     """The rows as they came."""
-    return asked.body
+    return request.body
 
 
 @contextmanager
@@ -93,8 +93,10 @@ def served(answer: Callable[[WebRequest], Any] = echo, **more: Any) -> Iterator[
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            asked = WebRequest(self.path, {name.lower(): value for name, value in self.headers.items()}, body)
-            with service.busy(asked) as fault:
+            request = WebRequest(
+                self.path, {name.lower(): value for name, value in self.headers.items()}, body
+            )
+            with service.busy(request) as fault:
                 if service.slow:
                     time.sleep(service.slow)
                 if fault == "reset":
@@ -114,7 +116,7 @@ def served(answer: Callable[[WebRequest], Any] = echo, **more: Any) -> Iterator[
                 status, content, headers = (
                     (fault, b"no", {})
                     if isinstance(fault, int)
-                    else as_answer(fault or service.answer(asked))
+                    else as_answer(fault or service.answer(request))
                 )
             self.send_response(status)
             for name, value in {"Content-Length": str(len(content)), **headers}.items():

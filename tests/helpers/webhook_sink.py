@@ -39,13 +39,13 @@ class Receiver:
     bodies: dict[str, bytes] = field(default_factory=dict)
     repeated: int = 0
 
-    def __call__(self, asked: WebRequest) -> Any:
+    def __call__(self, request: WebRequest) -> Any:
         """Apply a request unless it was applied before."""
-        key = asked.headers["idempotency-key"]
+        key = request.headers["idempotency-key"]
         if key in self.bodies:
-            assert self.bodies[key] == asked.body, key
+            assert self.bodies[key] == request.body, key
             self.repeated += 1
-        self.bodies.setdefault(key, asked.body)
+        self.bodies.setdefault(key, request.body)
         return []
 
     def rows(self) -> list[dict[str, Any]]:

@@ -91,10 +91,10 @@ class Server:
 
 @pytest.fixture(scope="module")
 def server(services: Any) -> Iterator[Server]:
-    found = Server(services)
-    yield found
-    found.do(f"DROP DATABASE {found.database} SYNC")
-    found.client.close()
+    result = Server(services)
+    yield result
+    result.do(f"DROP DATABASE {result.database} SYNC")
+    result.client.close()
 
 
 def pinned(source: ClickHouseTable, token: str = "") -> Snapshot:
@@ -222,9 +222,9 @@ def test_splits_hold_every_row_once(server: Server, layout: str, data: st.DataOb
     source = server.source(table, split_rows=size, columns="id")
     snapshot = pinned(source)
     splits = plan(source, snapshot)
-    found = fetched(source, snapshot, splits)
-    assert ids(found) == list(range(number))
-    assert [len(rows) for rows in found] == [split["rows"] for split in splits]
+    result = fetched(source, snapshot, splits)
+    assert ids(result) == list(range(number))
+    assert [len(rows) for rows in result] == [split["rows"] for split in splits]
     assert all(split["rows"] for split in splits)
     assert plan(source, snapshot) == splits
     assert len({split["id"] for split in splits}) == len(splits)
@@ -516,13 +516,13 @@ def test_windows_are_disjoint_and_in_utc(server: Server, kind: str) -> None:
     source = server.source(table, split_rows=100)
     snapshot = pinned(source)
     months = ["2013-01-01", "2013-02-01", "2013-03-01", "2013-04-01"]
-    found = []
+    result = []
     for start, end in pairwise(months):
         splits = plan(source, snapshot, HistoryPartition(start, "at", start, end))
         assert all(split["id"].startswith(f"{start}/") for split in splits)
-        found.append(ids(fetched(source, snapshot, splits)))
+        result.append(ids(fetched(source, snapshot, splits)))
     hours = [31 * 24, 28 * 24]
-    assert found == [list(range(hours[0])), list(range(hours[0], sum(hours))), list(range(sum(hours), 2000))]
+    assert result == [list(range(hours[0])), list(range(hours[0], sum(hours))), list(range(sum(hours), 2000))]
 
 
 def test_the_cut_is_exact(server: Server) -> None:
@@ -600,11 +600,11 @@ def test_rows_of_a_replacing_table_are_its_newest(server: Server) -> None:
         f" '{snapshot.handle['table']}'"
     )
     server.do(f"INSERT INTO {table} SELECT number, 'v4', 4, 0 FROM numbers(100)")
-    found = fetched(source, snapshot, splits)
+    result = fetched(source, snapshot, splits)
     assert snapshot.handle["rows"] == 80
-    assert ids(found) == [number for number in range(100) if number % 5]
-    assert {row["v"] for rows in found for row in rows} == {"v3"}
-    assert [len(rows) for rows in found] == [split["rows"] for split in splits]
+    assert ids(result) == [number for number in range(100) if number % 5]
+    assert {row["v"] for rows in result for row in rows} == {"v3"}
+    assert [len(rows) for rows in result] == [split["rows"] for split in splits]
     assert parts[0][0] >= 2
 
 
@@ -725,9 +725,9 @@ def typed(server: Server) -> ClickHouseTable:
     return server.source(table)
 
 
-def same(found: Any, wanted: Any) -> bool:
-    return found == wanted or (
-        isinstance(found, float) and isinstance(wanted, float) and isnan(found) and isnan(wanted)
+def same(result: Any, wanted: Any) -> bool:
+    return result == wanted or (
+        isinstance(result, float) and isinstance(wanted, float) and isnan(result) and isnan(wanted)
     )
 
 
@@ -753,13 +753,13 @@ def test_types_in_spark(server: Server, spark: Any) -> None:
     source = typed(server)
     snapshot = pinned(source)
     frame = source.read(spark, snapshot, plan(source, snapshot))
-    asked = frame.selectExpr(
+    actual = frame.selectExpr(
         "c5 + 1 as u64", "isnan(c7) as nan", "c8 as inf", "hex(c12) as text", "hex(c15) as fixed",
         "unix_micros(c23) as berlin", "unix_micros(c24) as tokyo", "unix_micros(c25) as nanos",
         "c28[0] as first", "c31.`b c` is null as hole", "c33['a'] as a", "c34['k'][0].x as x", "c11 as wide",
         "date_format(c20, 'y-M-d') as day", "_gs_op as op", "_gs_pos as pos",
     ).collect()[0].asDict()  # fmt: skip
-    assert asked == {
+    assert actual == {
         "u64": Decimal(2**64), "nan": True, "inf": -inf, "text": "é😀\0'\\".encode().hex().upper(),
         "fixed": "61620000", "berlin": 1603587600 * 10**6,
         "tokyo": int(datetime(1900, 1, 1, 15, 0, 0, 123000, tzinfo=UTC).timestamp() * 1000) * 1000,

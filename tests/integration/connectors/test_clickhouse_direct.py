@@ -101,12 +101,12 @@ def test_values_are_those_that_spark_writes(make: Make) -> None:
     maker = make()
     sink = joined(maker, TYPES)
     assert sink.write_direct(plan(1), splits(TYPES, a=VALUES), maker.spark) is not None
-    found = stored(maker, tuple(TYPES.names))
+    result = stored(maker, tuple(TYPES.names))
     rows = [dict(zip(TYPES.names, row, strict=True)) | {"id": row[0] + 10} for row in VALUES]
     sink.write(plan(2), frame(maker.spark, TYPES, rows, "ii"))
     by_spark = stored(maker, tuple(TYPES.names))[2:]
-    assert [(row[0] - 10, *row[1:]) for row in by_spark] == found
-    assert found[1] == tuple(VALUES[1])
+    assert [(row[0] - 10, *row[1:]) for row in by_spark] == result
+    assert result[1] == tuple(VALUES[1])
     sink.close()
 
 

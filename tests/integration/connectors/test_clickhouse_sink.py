@@ -142,10 +142,10 @@ def test_rows_tell_their_epoch_and_later_epochs_have_a_later_time(make: Make) ->
     write(sink, maker, 1, people(1, 2))
     write(sink, maker, 2, people(2), "d")
     sink.close()
-    found = maker.client.query(
+    result = maker.client.query(
         "SELECT id, is_deleted, _headrace_epoch FROM target ORDER BY insert_time, id"
     ).result_rows
-    assert [tuple(row) for row in found] == [(1, 0, 1), (2, 0, 1), (2, 1, 2)]
+    assert [tuple(row) for row in result] == [(1, 0, 1), (2, 0, 1), (2, 1, 2)]
     assert stored(maker) == [(1, "a")]
 
 
@@ -235,7 +235,7 @@ def test_lists_structs_and_maps_come_back(make: Make) -> None:
     sink = maker.joined(NESTED)
     write(sink, maker, 1, filled)
     sink.close()
-    found = [
+    result = [
         dict(zip(NESTED.names, row, strict=True))
         for row in sorted(maker.rows(NESTED.names), key=lambda row: row[0])
     ]
@@ -253,7 +253,7 @@ def test_lists_structs_and_maps_come_back(make: Make) -> None:
             return value.decode()
         return value.replace(tzinfo=UTC) if isinstance(value, datetime) else same_as(value, kind)
 
-    for row, wanted in zip(found, filled, strict=True):
+    for row, wanted in zip(result, filled, strict=True):
         for one in NESTED:
             assert comparable(row[one.name], one.type) == comparable(wanted[one.name], one.type), one.name
 
@@ -612,9 +612,9 @@ def test_a_server_that_does_not_answer_and_a_wrong_password(make: Make) -> None:
         sink = replace(maker, settings=settings).open(KEYED)
         with pytest.raises(error) as refused:
             sink.validate_target()
-        said = f"{refused.value.message} {refused.value.hint}"
-        assert text in said
-        assert "wrong-word" not in said
+        message = f"{refused.value.message} {refused.value.hint}"
+        assert text in message
+        assert "wrong-word" not in message
         sink.close()
 
 
@@ -623,11 +623,11 @@ def test_the_content_is_read_with_its_record(make: Make, tmp_path: Path) -> None
     sink = maker.joined(KEYED)
     write(sink, maker, 1, people(1, 2))
     write(sink, maker, 2, people(2), "d")
-    found = sink.content(KEYED, tmp_path)
-    assert found is not None
-    assert found.record == sink.record()
-    assert found.table is not None
-    assert found.table.to_pylist() == people(1)
+    result = sink.content(KEYED, tmp_path)
+    assert result is not None
+    assert result.record == sink.record()
+    assert result.table is not None
+    assert result.table.to_pylist() == people(1)
     few = sink.content(KEYED, tmp_path, limit=0)
     assert few is not None
     assert not few.is_whole

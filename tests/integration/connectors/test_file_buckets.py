@@ -33,10 +33,10 @@ COLUMNS = {"id": "int64"}
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
-    found = ObjectStore(tmp_path_factory.mktemp("objects") / "store")
-    found.start()
-    yield found
-    found.stop()
+    result = ObjectStore(tmp_path_factory.mktemp("objects") / "store")
+    result.start()
+    yield result
+    result.stop()
 
 
 class Folder:
@@ -67,8 +67,8 @@ class Folder:
         return open_source("src", FileSourceConfig.model_validate(options), self.settings, 0)
 
     def names(self, rest: str = "") -> list[str]:
-        found = self.storage.list_files(self.path + rest, "src")
-        return [file.path.removeprefix(f"{self.path}/") for file in found]
+        result = self.storage.list_files(self.path + rest, "src")
+        return [file.path.removeprefix(f"{self.path}/") for file in result]
 
 
 @pytest.fixture
@@ -218,6 +218,6 @@ def test_tasks_carry_the_storage(folder: Folder) -> None:
     ],
 )
 def test_buckets_of_other_providers_open(path: str, url: str) -> None:
-    found = bucket_storage(path, Settings().file_source.s3)
-    assert found.bucket.url == url
-    assert found.bucket.open()
+    result = bucket_storage(path, Settings().file_source.s3)
+    assert result.bucket.url == url
+    assert result.bucket.open()

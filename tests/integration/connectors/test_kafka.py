@@ -123,10 +123,10 @@ def stream(broker: Broker, driver_rows: int) -> Iterator[Callable[..., KafkaStre
         one.close()
 
 
-def until(found: Callable[[], bool]) -> None:
+def until(result: Callable[[], bool]) -> None:
     """Polls what the cluster only learns after a moment."""
     deadline = time.monotonic() + 60
-    while not found():
+    while not result():
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
@@ -154,20 +154,20 @@ def test_rows_carry_payload_operation_and_order(
     broker.send(name, {"name": "a", "id": 1, "more": [1]}, {"id": 2})
     broker.send(name, {"id": 3, "name": None}, partition=1)
     source = stream(name, ordinal=7, include_metadata=True)
-    found = sorted(rows(source, spark), key=lambda row: row["id"])
+    result = sorted(rows(source, spark), key=lambda row: row["id"])
     assert source.schema().names == ["id", "name", "__kafka_partition", "__kafka_offset", "__kafka_timestamp"]
-    assert [(row["id"], row["name"], row["_gs_op"]) for row in found] == [
+    assert [(row["id"], row["name"], row["_gs_op"]) for row in result] == [
         (1, "a", "i"),
         (2, None, "i"),
         (3, None, "i"),
     ]
-    assert [row["_gs_pos"] for row in found] == [
+    assert [row["_gs_pos"] for row in result] == [
         {"source": 7, "part": 0, "off": 0, "sub": 0},
         {"source": 7, "part": 0, "off": 1, "sub": 0},
         {"source": 7, "part": 1, "off": 0, "sub": 0},
     ]
-    assert [(row["__kafka_partition"], row["__kafka_offset"]) for row in found] == [(0, 0), (0, 1), (1, 0)]
-    assert all(row["__kafka_timestamp"].year > 2020 for row in found)
+    assert [(row["__kafka_partition"], row["__kafka_offset"]) for row in result] == [(0, 0), (0, 1), (1, 0)]
+    assert all(row["__kafka_timestamp"].year > 2020 for row in result)
 
 
 def test_frame_has_the_schema_that_the_source_announces(topic: Any, stream: Any, spark: SparkSession) -> None:
@@ -311,7 +311,7 @@ def test_broken_message_fails_also_where_its_columns_are_not_used(
 
 
 @pytest.mark.parametrize(
-    ("kind", "value", "held"),
+    ("kind", "value", "expected"),
     [
         ("int8", -128, -128),
         pytest.param("uint8", 255, 255, marks=pytest.mark.slow),
@@ -337,7 +337,7 @@ def test_broken_message_fails_also_where_its_columns_are_not_used(
 )
 @driver_is_daily
 def test_value_is_held_exactly(
-    broker: Broker, topic: Any, stream: Any, spark: SparkSession, kind: str, value: object, held: object
+    broker: Broker, topic: Any, stream: Any, spark: SparkSession, kind: str, value: object, expected: object
 ) -> None:
     name = topic()
     broker.send(name, {"v": value}, {"v": None})
@@ -346,7 +346,7 @@ def test_value_is_held_exactly(
     first, second = (row["v"] for row in frame.toArrow().to_pylist())
     if hasattr(first, "isoformat"):
         first = first.isoformat().removesuffix("+00:00")
-    assert (first, second) == (held, None)
+    assert (first, second) == (expected, None)
 
 
 @pytest.mark.parametrize(
@@ -756,8 +756,8 @@ def test_commit_shows_in_the_group(broker: Broker, topic: Any, stream: Any) -> N
     broker.send(name, {"id": 1}, {"id": 2})
     source = stream(name)
     source.commit(source.end_offsets())
-    asked = [ConsumerGroupTopicPartitions(source.group)]
-    offsets = broker.admin.list_consumer_group_offsets(asked)[source.group].result(30)
+    groups = [ConsumerGroupTopicPartitions(source.group)]
+    offsets = broker.admin.list_consumer_group_offsets(groups)[source.group].result(30)
     assert source.group == "headrace-src"
     assert {(part.topic, part.offset) for part in offsets.topic_partitions if part.topic == name} == {
         (name, 2)
@@ -788,21 +788,21 @@ def test_a_partition_whose_leader_changes_is_asked_again(
     from confluent_kafka import KafkaError, KafkaException
 
     source = stream(topic(2))
-    expected, real, asked = source.earliest_offsets(), source._cluster.admin.list_offsets, []
+    expected, real, requests = source.earliest_offsets(), source._cluster.admin.list_offsets, []
 
     def moving(*args: Any, **more: Any) -> Any:
-        asked.append(args)
-        if len(asked) < 3:
+        requests.append(args)
+        if len(requests) < 3:
             raise KafkaException(
                 KafkaError(
-                    (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE)[len(asked) - 1]
+                    (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE)[len(requests) - 1]
                 )
             )
         return real(*args, **more)
 
     monkeypatch.setattr(source._cluster.admin, "list_offsets", moving)
     assert source.earliest_offsets() == expected
-    assert len(asked) == 3
+    assert len(requests) == 3
 
 
 def test_describe_opens_nothing() -> None:

@@ -76,8 +76,8 @@ def make(spark: SparkSession, services: Services, registry: SchemaRegistry, tmp_
 
 def registered(registry: SchemaRegistry, subject: str) -> tuple[int, dict[str, Any]]:
     """The id and the schema of the latest version of a subject."""
-    found = httpx.get(f"{registry.url}/subjects/{subject}/versions/latest", timeout=30).json()
-    return int(found["id"]), json.loads(found["schema"])
+    result = httpx.get(f"{registry.url}/subjects/{subject}/versions/latest", timeout=30).json()
+    return int(result["id"]), json.loads(result["schema"])
 
 
 def some(value: Any) -> Any:
@@ -214,8 +214,8 @@ def test_a_source_reads_what_the_sink_wrote_after_a_kill(
         else:
             rows[row["id"]] = (row["id"], date.fromisoformat(row["day"]), row["name"], row["amount"])
     with psycopg.connect(world.conninfo) as connection:
-        found = connection.execute("SELECT id, day, name, amount FROM target ORDER BY id").fetchall()
-    assert found == sorted(rows.values())
+        result = connection.execute("SELECT id, day, name, amount FROM target ORDER BY id").fetchall()
+    assert result == sorted(rows.values())
     copied = read_messages(world.services.kafka.brokers, f"{world.name}-avro")
     assert len(copied) == len(sent)
     assert sum(one.value is None for one in copied) == sum(one.operation == "d" for one in sent) > 0

@@ -76,16 +76,16 @@ def offsets(source: KafkaStream, spark: SparkSession, start: Any, end: Any) -> t
 
 def count_decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list that receives the number of rows of each range that were decoded before it was read."""
-    found: list[int] = []
+    result: list[int] = []
     take = DriverReader.take_decoded
 
     def counted(self: DriverReader, ranges: Any) -> dict[int, list[DecodedBatch]]:
         taken = take(self, ranges)
-        found.append(sum(len(batch) for batches in taken.values() for batch in batches))
+        result.append(sum(len(batch) for batches in taken.values() for batch in batches))
         return taken
 
     monkeypatch.setattr(DriverReader, "take_decoded", counted)
-    return found
+    return result
 
 
 @pytest.mark.parametrize("piece", [7, reader_module._PIECE])
@@ -150,8 +150,8 @@ def test_the_consumer_stays_where_a_range_ended(broker: Broker, topic: Any, read
     assert one.read({0: (2, 5)}).offsets == [2, 3, 4]
     assert one._consumer is not consumer
     broker.send(name, {"id": 10}, partition=1)
-    found = one.read({0: (5, 10), 1: (0, 1)})
-    assert list(zip(found.partitions, found.offsets, strict=True)) == [
+    result = one.read({0: (5, 10), 1: (0, 1)})
+    assert list(zip(result.partitions, result.offsets, strict=True)) == [
         *((0, n) for n in range(5, 10)),
         (1, 0),
     ]
@@ -281,8 +281,8 @@ def test_a_broken_message_after_rows_that_are_decoded_is_named_as_by_spark(
     end = source.end_offsets()
     assert source.read_table(spark, first, end) is None
     assert decoded[-1] == 6
-    found, expected = failure(source, spark), failure(stream(name, driver_rows=0), spark)
-    assert found.message == expected.message
+    result, expected = failure(source, spark), failure(stream(name, driver_rows=0), spark)
+    assert result.message == expected.message
 
 
 def test_an_error_between_two_ranges_is_met_by_the_next_read(
@@ -385,6 +385,6 @@ def test_a_broken_message_is_named_as_by_spark(
 ) -> None:
     name = topic(1)
     broker.send(name, b'{"id": 1}', b'{"id": "x"}')
-    found, expected = failure(stream(name), spark), failure(stream(name, driver_rows=0), spark)
-    assert found.message == expected.message
-    assert found.hint == expected.hint
+    result, expected = failure(stream(name), spark), failure(stream(name, driver_rows=0), spark)
+    assert result.message == expected.message
+    assert result.hint == expected.hint

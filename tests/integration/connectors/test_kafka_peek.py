@@ -22,10 +22,10 @@ def test_look_takes_a_few_messages_of_each_partition(services: Services, topic: 
     assert producer.flush(30) == 0
     peeker = MessagePeeker("src", name, KafkaConnection(brokers=brokers), "group")
     for at in ({0: 0, 1: 10, 2: 3_990}, {0: 3_999, 1: 2_000}, {1: MESSAGES, 2: 1}, {2: 0}):
-        found = peeker.look(at)
-        assert {part: messages[0].offset for part, messages in found.items()} == {
+        result = peeker.look(at)
+        assert {part: messages[0].offset for part, messages in result.items()} == {
             part: offset for part, offset in at.items() if offset < MESSAGES
         }
-        assert {message.size for messages in found.values() for message in messages} == {20}
-        assert sum(map(len, found.values())) < 1_000  # else the whole batches are read
+        assert {message.size for messages in result.values() for message in messages} == {20}
+        assert sum(map(len, result.values())) < 1_000  # else the whole batches are read
     peeker.close()

@@ -118,8 +118,8 @@ def random_decimal(kind: Any, dice: Random) -> Decimal:
 
 
 def random_float(kind: Any, dice: Random) -> float:
-    found = dice.choice([0.0, -0.0, math.inf, -math.inf, dice.gauss(0, 1), dice.gauss(0, 1e30), 5e-324])
-    return float(pa.scalar(found, pa.float64()).cast(kind).as_py())
+    result = dice.choice([0.0, -0.0, math.inf, -math.inf, dice.gauss(0, 1), dice.gauss(0, 1e30), 5e-324])
+    return float(pa.scalar(result, pa.float64()).cast(kind).as_py())
 
 
 def random_day(_: Any, dice: Random) -> date:
@@ -181,11 +181,11 @@ def test_a_kafka_source_reads_back_the_rows_that_were_written(make: Make, load_p
     sink = maker.joined(schema)
     sink.write(plan(1), frame(maker.spark, schema, rows, ops))
     sink.close()
-    found = read_back(maker.spark, maker.brokers, maker.topic, schema, by=by)
-    assert [same_as(row, pa.struct(list(schema))) for row in sorted(found, key=lambda row: row["id"])] == [
+    result = read_back(maker.spark, maker.brokers, maker.topic, schema, by=by)
+    assert [same_as(row, pa.struct(list(schema))) for row in sorted(result, key=lambda row: row["id"])] == [
         same_as(row, pa.struct(list(schema))) for row in rows
     ]
-    assert "".join(row[OP] for row in sorted(found, key=lambda row: row["id"])) == ops
+    assert "".join(row[OP] for row in sorted(result, key=lambda row: row["id"])) == ops
 
 
 def test_lists_structs_and_maps_are_json(make: Make) -> None:
@@ -193,13 +193,13 @@ def test_lists_structs_and_maps_are_json(make: Make) -> None:
     sink = maker.joined(NESTED)
     sink.write(plan(1), frame(maker.spark, NESTED, ROWS, "iiii"))
     sink.close()
-    found = sorted(
+    result = sorted(
         (json.loads(one.value or b"", parse_float=Decimal) for one in messages(maker)),
         key=lambda row: row["id"],
     )
     assert [
         {one.name: same_as(from_json(row[one.name], one.type, hexadecimal=True), one.type) for one in NESTED}
-        for row in found
+        for row in result
     ] == [{one.name: same_as(row[one.name], one.type) for one in NESTED} for row in ROWS]
 
 
@@ -243,14 +243,14 @@ def test_changes_of_a_key_are_in_order_in_the_partition_that_java_would_choose(
             expected.setdefault(key, []).append(name)
         assert write(sink, maker, number, rows, "u" * len(rows)).rows == len(rows)
     sink.close()
-    found: dict[int, list[str]] = {}
+    result: dict[int, list[str]] = {}
     for one in messages(maker):
         key = json.loads(one.key or b"")
         assert one.key is not None
         assert one.key == json.dumps({"id": key["id"]}, separators=(",", ":")).encode()
         assert one.partition == (murmur2(one.key) & 0x7FFFFFFF) % 5
-        found.setdefault(key["id"], []).append(json.loads(one.value or b"")["name"])
-    assert found == expected
+        result.setdefault(key["id"], []).append(json.loads(one.value or b"")["name"])
+    assert result == expected
 
 
 def test_a_key_has_its_columns_in_the_order_of_the_file(make: Make) -> None:
@@ -274,9 +274,9 @@ def test_operations_are_headers_and_deletes_can_be_tombstones(
     sink = maker.joined(KEYED)
     write(sink, maker, 1, [(1, "a"), (1, "b"), (1, "c")], "iud")
     sink.close()
-    found = [(one.operation, one.value) for one in messages(maker)]
+    result = [(one.operation, one.value) for one in messages(maker)]
     deleted = None if tombstones else b'{"id":1,"name":"c"}'
-    assert found == [("c", b'{"id":1,"name":"a"}'), ("u", b'{"id":1,"name":"b"}'), ("d", deleted)]
+    assert result == [("c", b'{"id":1,"name":"a"}'), ("u", b'{"id":1,"name":"b"}'), ("d", deleted)]
 
 
 def test_deduplicate_keeps_the_last_change_of_a_key_in_an_epoch(make: Make, load_path: str) -> None:
@@ -446,10 +446,12 @@ def test_what_is_created_has_the_options_of_the_file(make: Make) -> None:
     maker.joined(KEYED).close()
     admin = AdminClient({"bootstrap.servers": maker.brokers})
     resource = ConfigResource(ResourceType.TOPIC, maker.topic)
-    found = {name: one.value for name, one in admin.describe_configs([resource])[resource].result(30).items()}
+    result = {
+        name: one.value for name, one in admin.describe_configs([resource])[resource].result(30).items()
+    }
     assert len(admin.list_topics(maker.topic, timeout=300).topics[maker.topic].partitions) == 3
-    assert set(found["cleanup.policy"].split(",")) == {"compact", "delete"}
-    assert (found["retention.ms"], found["max.message.bytes"]) == ("172800000", "3000")
+    assert set(result["cleanup.policy"].split(",")) == {"compact", "delete"}
+    assert (result["retention.ms"], result["max.message.bytes"]) == ("172800000", "3000")
 
 
 # --- the log of commit records
@@ -476,12 +478,12 @@ def test_an_open_transaction_in_the_log_is_waited_for(make: Make, monkeypatch: p
     assert before.record is not None
     assert before.record.epoch == 0
     monkeypatch.undo()
-    found = list[Any]()
-    reader = threading.Thread(target=lambda: found.append(log.read_state(maker.key.text)))
+    result = list[Any]()
+    reader = threading.Thread(target=lambda: result.append(log.read_state(maker.key.text)))
     reader.start()
     other.commit_transaction(30)
     reader.join(60)
-    assert found[0].record.epoch == 1
+    assert result[0].record.epoch == 1
     log.close()
     sink.close()
 
@@ -549,17 +551,17 @@ def test_the_row_count_is_only_known_to_be_zero(make: Make) -> None:
 
 def refused(maker: KafkaSinkMaker, columns: tuple[str, ...] = (), schema: pa.Schema = KEYED) -> UserError:
     """The error of both the check without a run and the run."""
-    found = list[UserError]()
+    result = list[UserError]()
     for ask in (lambda sink: sink.validate_target(), lambda sink: sink.prepare(schema, 1)):
         sink = maker.open(schema, columns)
         with pytest.raises(UserError) as caught:
             ask(sink)
         sink.close()
-        found.append(caught.value)
-    assert found[0].message == found[1].message
-    assert found[0].node == maker.key.sink
-    assert found[0].hint
-    return found[0]
+        result.append(caught.value)
+    assert result[0].message == result[1].message
+    assert result[0].node == maker.key.sink
+    assert result[0].hint
+    return result[0]
 
 
 def test_options_that_need_a_key_are_refused_without_one(make: Make, topic: Callable[..., str]) -> None:

@@ -66,8 +66,8 @@ def test_different_keys_have_different_names(
     keys = [("x:y", "z"), ("x", "y:z"), ("x%3Ay", "z"), ("", "x"), ("x", ""), ("%", ":")]
     rows = [{"a": a, "b": b, "v": v} for v, (a, b) in enumerate(keys)]
     sink.write(plan(1), frame(maker.spark, PAIRS, rows, "i" * len(rows), ("a", "b")))
-    found = read_entries(server, maker.prefix, PAIRS)
-    assert {name: row["v"] for name, row in found.items()} == {
+    result = read_entries(server, maker.prefix, PAIRS)
+    assert {name: row["v"] for name, row in result.items()} == {
         "x%3Ay:z": 0, "x:y%3Az": 1, "x%253Ay:z": 2, ":x": 3, "x:": 4, "%25:%3A": 5,
     }  # fmt: skip
     sink.close()
@@ -135,10 +135,10 @@ def test_structs_lists_and_maps_are_json(
                 lacking = '{"id":2,"place":null,"tags":[],"counts":{},"times":null}'
                 assert client.get(f"{maker.prefix}:2").decode() == lacking
             else:
-                found = {
+                result = {
                     key.decode(): text.decode() for key, text in client.hgetall(f"{maker.prefix}:1").items()
                 }
-                assert found == {"id": "1", **texts}
+                assert result == {"id": "1", **texts}
                 assert client.hgetall(f"{maker.prefix}:2") == {b"id": b"2", b"tags": b"[]", b"counts": b"{}"}
 
 
@@ -302,11 +302,11 @@ def interrupt(patch: pytest.MonkeyPatch, after: int, action: Callable[[], None])
 
     def write_then(self: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal calls
-        found = original(self, *args, **kwargs)
+        result = original(self, *args, **kwargs)
         calls += 1
         if calls == after:
             action()
-        return found
+        return result
 
     patch.setattr(state.RedisState, "write", write_then)
 

@@ -155,17 +155,17 @@ MISTAKES = [
 
 def test_every_table_sink_has_declared_checks() -> None:
     classes = {name: entry.config_class() for name, entry in sink_entries().items()}
-    assert {name for name, found in classes.items() if issubclass(found, KeyedSinkConfig)} == set(KINDS)
+    assert {name for name, result in classes.items() if issubclass(result, KeyedSinkConfig)} == set(KINDS)
 
 
 @one_lakehouse
 def test_declared_checks_find_violations(maker: SinkMaker, sink: Sink) -> None:
     checks = ", ".join(f"c{place}: {{{check}}}" for place, (check, _, _) in enumerate(CASES))
-    found = evaluate(maker, sink, checks)
+    actual = evaluate(maker, sink, checks)
     wrong = [
         (check, result.passed, result.message)
         for place, (check, passed, message) in enumerate(CASES)
-        if message not in (result := found[f"c{place}"]).message
+        if message not in (result := actual[f"c{place}"]).message
         or (result.passed, result.is_error) != (passed, not passed)
     ]
     assert wrong == []
@@ -174,11 +174,11 @@ def test_declared_checks_find_violations(maker: SinkMaker, sink: Sink) -> None:
 @no_lakehouse
 def test_declared_checks_with_a_mistake_fail_alone(maker: SinkMaker, sink: Sink) -> None:
     checks = ", ".join(f"c{place}: {{{check}}}" for place, (check, _) in enumerate(MISTAKES))
-    found = evaluate(maker, sink, f"good: {{unique: id}}, {checks}, last: {{not_null: id}}")
-    assert found["good"].passed is True
-    assert found["last"].passed is True
+    actual = evaluate(maker, sink, f"good: {{unique: id}}, {checks}, last: {{not_null: id}}")
+    assert actual["good"].passed is True
+    assert actual["last"].passed is True
     for place, (check, message) in enumerate(MISTAKES):
-        result = found[f"c{place}"]
+        result = actual[f"c{place}"]
         assert result.passed is False, check
         assert "the check cannot be evaluated: " in result.message
         assert message in result.message
@@ -190,21 +190,21 @@ def test_declared_checks_show_samples_without_secrets(
     maker: SinkMaker, sink: Sink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SECRET", "hunter2")
-    found = evaluate(
+    result = evaluate(
         maker,
         sink,
         """a: {not_null: customer}, b: {unique: customer}, c: {range: {column: cents, min: 0}, severity: warning},
         d: {sql: "SELECT id, cents FROM target ORDER BY id", samples: 2}, e: {not_null: customer, samples: 0},
         f: {sql: "SELECT id, '${SECRET}' AS s FROM target WHERE id = 1"}, g: {sql: "SELECT ${SECRET} FROM target"}""",
     )
-    assert found["a"].numbers == {"rows": 4, "violations": 1, "samples": [{"id": 3, "customer": None}]}
-    assert found["b"].numbers["samples"] == [{"customer": "c1", "occurrences": 3}]
-    assert found["c"].numbers["samples"] == [{"id": 4, "cents": -5}]
-    assert (found["c"].passed, found["c"].is_error) == (False, False)
-    assert found["d"].numbers["samples"] == [{"id": 1, "cents": 100}, {"id": 2, "cents": None}]
-    assert "samples" not in found["e"].numbers
-    assert found["f"].numbers["samples"] == [{"id": 1, "s": "${SECRET}"}]
-    assert "hunter2" not in found["g"].message
+    assert result["a"].numbers == {"rows": 4, "violations": 1, "samples": [{"id": 3, "customer": None}]}
+    assert result["b"].numbers["samples"] == [{"customer": "c1", "occurrences": 3}]
+    assert result["c"].numbers["samples"] == [{"id": 4, "cents": -5}]
+    assert (result["c"].passed, result["c"].is_error) == (False, False)
+    assert result["d"].numbers["samples"] == [{"id": 1, "cents": 100}, {"id": 2, "cents": None}]
+    assert "samples" not in result["e"].numbers
+    assert result["f"].numbers["samples"] == [{"id": 1, "s": "${SECRET}"}]
+    assert "hunter2" not in result["g"].message
 
 
 @no_lakehouse
@@ -216,37 +216,37 @@ def test_declared_checks_are_one_statement(
     query_target = sink.query_target
 
     def query() -> TargetQuery:
-        found = query_target()
-        assert found is not None
+        result = query_target()
+        assert result is not None
 
         def fetch(text: str) -> QueryResult:
             texts.append(text)
-            return found.fetch(text)
+            return result.fetch(text)
 
-        return replace(found, fetch=fetch)
+        return replace(result, fetch=fetch)
 
     monkeypatch.setattr(sink, "query_target", query)
     checks = (
         "a: {unique: id}, b: {not_null: id}, c: {range: {column: cents, min: -5}}, d: {row_count: {min: 1}}"
     )
-    found = evaluate(maker, sink, f"{checks}, e: {{freshness: {{column: at, max_age: 9d}}}}")
-    assert {result.passed for result in found.values()} == {True}
+    actual = evaluate(maker, sink, f"{checks}, e: {{freshness: {{column: at, max_age: 9d}}}}")
+    assert {result.passed for result in actual.values()} == {True}
     assert len(texts) == 1
 
 
 def test_declared_checks_of_an_empty_target(maker: SinkMaker) -> None:
     empty = maker.joined(SCHEMA)
-    found = evaluate(
+    actual = evaluate(
         maker,
         empty,
         """a: {unique: customer}, b: {not_null: id}, c: {range: {column: cents, min: 1}},
         d: {freshness: {column: at, max_age: 1h}}, e: {row_count: {min: 1}}, f: {sql: SELECT * FROM target}""",
     )
     empty.close()
-    assert {name: result.passed for name, result in found.items()} == {
+    assert {name: result.passed for name, result in actual.items()} == {
         "a": True, "b": True, "c": True, "d": False, "e": False, "f": True,
     }  # fmt: skip
-    assert found["d"].message == "the target has no `at`"
+    assert actual["d"].message == "the target has no `at`"
 
 
 def test_declared_checks_cannot_write(spark: SparkSession, pg: str, tmp_path: Path) -> None:
@@ -254,9 +254,9 @@ def test_declared_checks_cannot_write(spark: SparkSession, pg: str, tmp_path: Pa
     sink = maker.joined(SCHEMA)
     with psycopg.connect(pg) as connection:
         connection.execute("CREATE SEQUENCE s")
-    found = evaluate(
+    result = evaluate(
         maker, sink, "c: {sql: \"SELECT nextval('s') FROM (SELECT 1) x, (SELECT count(*) FROM target) y\"}"
     )
     sink.close()
-    assert found["c"].passed is False
-    assert "read-only" in found["c"].message
+    assert result["c"].passed is False
+    assert "read-only" in result["c"].message

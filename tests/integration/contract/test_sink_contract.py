@@ -226,9 +226,9 @@ def test_a_record_of_another_ledger_is_found(maker: SinkMaker) -> None:
     other = replace(maker, key=replace(maker.key, pipeline="0" * 32))
     sink = other.open(KEYED)
     sink.prepare(KEYED, 1)
-    found = sink.find_conflicting_record()
-    assert found is not None
-    assert found.key.pipeline == maker.key.pipeline
+    result = sink.find_conflicting_record()
+    assert result is not None
+    assert result.key.pipeline == maker.key.pipeline
     sink.close()
 
 
@@ -240,8 +240,8 @@ def test_a_record_of_another_ledger_is_found(maker: SinkMaker) -> None:
 def test_values_come_back_as_they_went_in(maker: SinkMaker) -> None:
     sink = maker.joined(TYPES)
     sink.write(plan(1), frame(maker.spark, TYPES, VALUES, "iiii"))
-    found = {row[0]: dict(zip(TYPES.names, row, strict=True)) for row in maker.rows(TYPES.names)}
-    assert found == {row["id"]: row for row in VALUES}
+    result = {row[0]: dict(zip(TYPES.names, row, strict=True)) for row in maker.rows(TYPES.names)}
+    assert result == {row["id"]: row for row in VALUES}
     sink.close()
 
 
@@ -301,11 +301,11 @@ SAME_ROWS = {*ROUTES, *FORMATS, "delta", "kafka"}
 )
 def test_rows_of_the_driver_are_written_like_those_of_a_frame(maker: SinkMaker, key: tuple[str, ...]) -> None:
     sink = maker.joined(TYPES, key)
-    given = frame(maker.spark, TYPES, VALUES, "iiii", key)
-    given = replace(given, table=given.rows.toArrow())
-    assert sink.write(plan(1), given) == counted(sink, WriteCounts(4, 4, 0, 0), sent=4)
-    found = {row[0]: dict(zip(TYPES.names, row, strict=True)) for row in maker.rows(TYPES.names)}
-    assert found == {row["id"]: row for row in VALUES}
+    inputs = frame(maker.spark, TYPES, VALUES, "iiii", key)
+    inputs = replace(inputs, table=inputs.rows.toArrow())
+    assert sink.write(plan(1), inputs) == counted(sink, WriteCounts(4, 4, 0, 0), sent=4)
+    result = {row[0]: dict(zip(TYPES.names, row, strict=True)) for row in maker.rows(TYPES.names)}
+    assert result == {row["id"]: row for row in VALUES}
     nulls = frame(maker.spark, TYPES, [VALUES[0] | {"id": None}], "i", key)
     if key:
         with pytest.raises(DataError, match="id"):
@@ -336,7 +336,7 @@ def versioned(maker: SinkMaker, number: int, changes: list[Change], sink: Sink, 
 
 def applied(rows: dict[int, tuple[int, str]], changes: list[Change]) -> dict[int, tuple[int, str]]:
     """What an epoch makes of the rows that are there, key by key, without a database."""
-    found = dict(rows)
+    result = dict(rows)
     for key in {key for _, key, *_ in changes}:
         best: tuple[str, int, str] | None = ("u", rows[key][0], rows[key][1]) if key in rows else None
         for op, _, at, name in (change for change in changes if change[1] == key):
@@ -344,10 +344,10 @@ def applied(rows: dict[int, tuple[int, str]], changes: list[Change]) -> dict[int
                 best = None
             elif best is None or at >= best[1]:
                 best = (op, at, name)
-        found.pop(key, None)
+        result.pop(key, None)
         if best and best[0] != "d":
-            found[key] = best[1:]
-    return found
+            result[key] = best[1:]
+    return result
 
 
 def random_changes(dice: random.Random, epoch: int) -> list[Change]:
@@ -397,11 +397,11 @@ def test_the_highest_version_wins_in_an_epoch_and_over_epochs(maker: SinkMaker) 
     for number, changes in enumerate(epochs, 1):
         versioned(maker, number, changes, sink, large=number == 2)
         expected = applied(expected, changes)
-        found = {
+        result = {
             key: (int((at - START).total_seconds()), name)
             for key, at, name in maker.rows(["id", "at", "name"])
         }
-        assert found == expected, number
+        assert result == expected, number
     record, row_count = sink.record(), sink.read_row_count()
     assert record is not None
     assert row_count is not None
@@ -423,8 +423,8 @@ def test_zero_has_no_sign_in_a_key_and_nan_is_one(maker: SinkMaker) -> None:
     for number, estimate in ((1, None), (2, 10**9)):
         rows = [{"id": key, "name": f"{number}-{place}"} for place, key in enumerate(keys)]
         sink.write(plan(number), frame(maker.spark, schema, rows, "iiii", estimate=estimate))
-        found = sorted((repr(key), name) for key, name in maker.rows(["id", "name"]))
-        assert found == [("0.0", f"{number}-1"), ("1.5", f"{number}-3"), ("nan", f"{number}-2")]
+        result = sorted((repr(key), name) for key, name in maker.rows(["id", "name"]))
+        assert result == [("0.0", f"{number}-1"), ("1.5", f"{number}-3"), ("nan", f"{number}-2")]
     sink.close()
 
 

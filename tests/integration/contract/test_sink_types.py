@@ -51,10 +51,10 @@ def maker(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -
 def target_rows(maker: SinkMaker, schema: pa.Schema) -> list[dict[str, Any]]:
     """The target's rows by id, as values of `schema`."""
 
-    def value(found: Any, kind: pa.DataType) -> Any:
+    def value(result: Any, kind: pa.DataType) -> Any:
         if maker.kind in LAKES or not is_nested(kind):
-            return same_as(found, kind)
-        return same_as(from_json(found, kind, hexadecimal=maker.kind in TEXTS), kind)
+            return same_as(result, kind)
+        return same_as(from_json(result, kind, hexadecimal=maker.kind in TEXTS), kind)
 
     rows = maker.rows(schema.names)
     return sorted(
@@ -182,6 +182,6 @@ def test_json_and_text_columns_that_are_there_take_lists(
     sink = maker.joined(schema)
     sink.write(plan(1), frame(spark, schema, [{"id": 1, "v": ROWS[0]["instants"]}], "i"))
     with psycopg.connect(pg) as client:
-        found = client.execute("SELECT v::jsonb->>0, jsonb_array_length(v::jsonb) FROM target").fetchall()
-    assert found == [("1900-01-01T00:00:00.000001Z", 4)]
+        result = client.execute("SELECT v::jsonb->>0, jsonb_array_length(v::jsonb) FROM target").fetchall()
+    assert result == [("1900-01-01T00:00:00.000001Z", 4)]
     sink.close()

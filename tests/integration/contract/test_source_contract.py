@@ -261,8 +261,8 @@ def test_a_stream_brings_its_operations(make: Callable[[str], SourceWorld]) -> N
     world.add([(4, "x")])
     source = world.open()
     fixed = world.fixed(source)
-    found = content(world, source, fixed, world.pieces(source, fixed))
-    assert sorted((row[2], row[1]) for row in found) == [(0, "i"), (1, "i"), (2, "u"), (3, "d"), (4, "i")]
+    result = content(world, source, fixed, world.pieces(source, fixed))
+    assert sorted((row[2], row[1]) for row in result) == [(0, "i"), (1, "i"), (2, "u"), (3, "d"), (4, "i")]
 
 
 @every_world_but("delta", "iceberg", "python")
@@ -272,12 +272,12 @@ def test_places_are_unique_and_the_later_row_of_a_key_comes_last(world: SourceWo
         world.add([(number, f"round {round_:02d}") for number in range(6)])
     source = world.open()
     fixed = world.fixed(source)
-    found = content(world, source, fixed, world.pieces(source, fixed))
-    assert len({row[0] for row in found}) == len(found) == 72
-    assert {row[0][0] for row in found} == {ORDINAL}
-    assert not world.bounded or {row[1] for row in found} == {"i"}, "history is inserts"
+    result = content(world, source, fixed, world.pieces(source, fixed))
+    assert len({row[0] for row in result}) == len(result) == 72
+    assert {row[0][0] for row in result} == {ORDINAL}
+    assert not world.bounded or {row[1] for row in result} == {"i"}, "history is inserts"
     for number in range(6):
-        values = [row[3] for row in found if row[2] == number]
+        values = [row[3] for row in result if row[2] == number]
         assert values == sorted(values)
 
 
@@ -300,11 +300,11 @@ def test_windows_share_out_the_history(bounded: SourceWorld) -> None:
     fixed = bounded.fixed(source)
     snapshot = Snapshot(fixed, fixed["pinned"])
     borders = ["-1000", "0", "13", "14", "1000"]
-    found = []
+    result = []
     for low, high in pairwise(borders):
         splits = source.splits(bounded.spark, snapshot, HistoryPartition(low, "id", low, high), None)
-        found.append(bounded.ids(source, fixed, splits))
-    assert found == [[], list(range(13)), [13], list(range(14, 35))]
+        result.append(bounded.ids(source, fixed, splits))
+    assert result == [[], list(range(13)), [13], list(range(14, 35))]
 
 
 @every_bounded_but("delta", "http", "postgres", "iceberg")

@@ -244,16 +244,16 @@ def test_clickhouse(spark: SparkSession, services: Services, ch_db: str) -> None
     world.do(f"INSERT INTO {ch_db}.typed VALUES (1, {', '.join(value for _, value, *_ in CLICKHOUSE)})")
     world.do(f"INSERT INTO {ch_db}.typed (id) VALUES (2)")
     source = world.open(f"{ch_db}.typed")
-    found = arrived(world, source, schema)
+    result = arrived(world, source, schema)
     assert (
-        found[0]
+        result[0]
         == wanted([{"id": 1} | {f"c{at}": value for at, (*_, value) in enumerate(CLICKHOUSE)}], schema)[0]
     )
     fixed = world.fixed(source)
     pieces = world.pieces(source, fixed)
     fetch = source.create_split_reader(Snapshot(fixed, fixed["pinned"]), pieces, None)
     direct = [row for piece in pieces for batch in fetch.fetch(piece) for row in batch.to_pylist()]
-    assert wanted(direct, schema) == found
+    assert wanted(direct, schema) == result
     world.close()
 
 
@@ -374,8 +374,8 @@ def test_kafka_lists_and_objects_stay_json_with_every_digit(kafka: KafkaWorld) -
     for number, document in enumerate(DOCUMENTS):
         send(kafka, f'{{"id": {number}, "odd `name": {document}}}')
     schema = pa.schema([("id", pa.int64()), ("odd `name", pa.string())])
-    found = arrived(kafka, kafka.open(schema={"id": "int64", "odd `name": "string"}), schema)
-    exact = [json.loads(row["odd `name"], parse_float=Decimal) for row in found]
+    result = arrived(kafka, kafka.open(schema={"id": "int64", "odd `name": "string"}), schema)
+    exact = [json.loads(row["odd `name"], parse_float=Decimal) for row in result]
     assert exact == [json.loads(document, parse_float=Decimal) for document in DOCUMENTS]
     kafka.close()
 

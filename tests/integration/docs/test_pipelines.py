@@ -74,8 +74,8 @@ class PageBlock:
         ]
 
 
-def _tuples(found: list) -> list[tuple[str, ...]]:
-    return [one if isinstance(one, tuple) else (one,) for one in found]
+def _tuples(result: list) -> list[tuple[str, ...]]:
+    return [one if isinstance(one, tuple) else (one,) for one in result]
 
 
 SHOWN = [
@@ -145,8 +145,8 @@ def settings(
 
 
 def _sink(conninfo: str) -> dict[str, Any]:
-    found = conninfo_to_dict(conninfo)
-    return {name: found[name] for name in ("host", "port", "user", "password")} | {"db": found["dbname"]}
+    result = conninfo_to_dict(conninfo)
+    return {name: result[name] for name in ("host", "port", "user", "password")} | {"db": result["dbname"]}
 
 
 # Files of the cookbook have nodes that the daily files have too. test_names_are_unique loads all of them.

@@ -17,6 +17,6 @@ from headrace.services import Services
 def place(
     services: Services, registry: SchemaRegistry, pg: str, tmp_path: Path, spark: SparkSession
 ) -> Iterator[RegisteredTopic]:
-    found = RegisteredTopic(services, registry, pg, tmp_path, spark)
-    yield found
-    registry.delete(f"{found.topic}-value")
+    result = RegisteredTopic(services, registry, pg, tmp_path, spark)
+    yield result
+    registry.delete(f"{result.topic}-value")

@@ -230,10 +230,10 @@ def test_an_audit_compares_the_rows_of_all_schemas(place: RegisteredTopic) -> No
     one = place.register(FIRST)
     send(place, one, FIRST, first(1, "a"), first(2, "b"))
     assert place.run().caught_up
-    found = audit(
+    actual = audit(
         load_pipeline(place.file), place.settings(), spark=place.spark, content=ContentAuditOptions(full=True)
     )
-    assert {result.name: result.passed for result in found}["content_matches"] is True
+    assert {result.name: result.passed for result in actual}["content_matches"] is True
 
 
 def test_a_tombstone_deletes_by_the_key_of_the_message(place: RegisteredTopic) -> None:
@@ -265,9 +265,9 @@ def test_what_a_run_cannot_read_is_named(place: RegisteredTopic) -> None:
 def test_validate_and_explain_read_the_registry(place: RegisteredTopic) -> None:
     place.register(FIRST)
     file, settings = load_pipeline(place.file), place.settings()
-    found = check_pipeline(file, settings, lambda: place.spark)
-    assert not found.errors
-    assert found.schemas["src"].names == ["id", "name", "price"]
+    pipeline = check_pipeline(file, settings, lambda: place.spark)
+    assert not pipeline.errors
+    assert pipeline.schemas["src"].names == ["id", "name", "price"]
     (source, sink) = explain(file, settings, spark=place.spark).nodes
     assert [column.name for column in source.columns] == ["id", "name", "price"]
     assert sink.key == ("id",)
@@ -382,10 +382,10 @@ def test_types_arrive_in_postgres(place: RegisteredTopic, driver_rows: int) -> N
     }
     send(place, place.register(row), row, values, values | {"id": 2, "big": (0, None)})
     assert place.run(driver_rows=driver_rows).caught_up
-    found = place.rows("id, wei, big, day, at, tags, sizes, home, data")
+    result = place.rows("id, wei, big, day, at, tags, sizes, home, data")
     day, at = date(2024, 1, 2), datetime(2024, 1, 2, 3, 4, 5, 678_000, UTC)
     rest = (day, at, ["a", "ö"], {"s": 1}, {"city": "Ulm"}, b"\0\xff")
-    assert found == [
+    assert result == [
         (1, Decimal(2**256 - 1), Decimal(f"-1{'0' * 46}.0001"), *rest),
         (2, Decimal(2**256 - 1), None, *rest),
     ]
@@ -398,9 +398,9 @@ def test_small_epochs_are_read_in_the_driver(place: RegisteredTopic, monkeypatch
     original = DriverReader.read
 
     def counted(self: DriverReader, ranges: Any) -> Any:
-        found = original(self, ranges)
-        read.append(len(found) if found is not None else -1)
-        return found
+        result = original(self, ranges)
+        read.append(len(result) if result is not None else -1)
+        return result
 
     monkeypatch.setattr(DriverReader, "read", counted)
     assert place.run().caught_up

@@ -75,15 +75,15 @@ def print_audit(
 def in_ledger(world: World, statement: str, *values: object) -> list[tuple]:
     connection = sqlite3.connect(world.ledger)
     with connection:
-        found = connection.execute(statement, values).fetchall()
+        result = connection.execute(statement, values).fetchall()
     connection.close()
-    return found
+    return result
 
 
 def test_all_are_green_after_a_run(carried: World, spark: SparkSession) -> None:
-    found = checks(carried, spark)
-    assert len(found) == 6
-    assert {one.passed for one in found.values()} == {True}
+    result = checks(carried, spark)
+    assert len(result) == 6
+    assert {one.passed for one in result.values()} == {True}
 
 
 def test_a_row_removed_or_doubled_in_the_sink(carried: World, spark: SparkSession) -> None:
@@ -105,9 +105,9 @@ def test_printed_commands_repair_a_table(
     assert "To repair" not in print_audit()
     with psycopg.connect(carried.conninfo) as connection:
         connection.execute("DELETE FROM target WHERE id = (SELECT min(id) FROM target)")
-    found = print_audit()
+    result = print_audit()
     for command in (f"replay {carried.file} --sink pg --from 1", f"accept-target {carried.file} --sink pg"):
-        assert f"headrace {command}  " in found
+        assert f"headrace {command}  " in result
     file, settings = load_pipeline(carried.file), carried.settings()
     accept_target(file, settings, sink="pg", spark=spark)
     assert checks(carried, spark)["row_count_matches", "pg"].passed is True
@@ -120,18 +120,18 @@ def test_a_row_removed_from_delta(carried: World, spark: SparkSession) -> None:
     first = carried.in_delta(spark)[0][0]
     row = spark.sql(f"SELECT * FROM delta.`{carried.lake}` WHERE id = {first}").toArrow()
     spark.sql(f"DELETE FROM delta.`{carried.lake}` WHERE id = {first}")
-    found = checks(carried, spark)
-    assert found["row_count_matches", "lake"].passed is False
-    assert found["row_count_matches", "pg"].passed is True
+    result = checks(carried, spark)
+    assert result["row_count_matches", "lake"].passed is False
+    assert result["row_count_matches", "pg"].passed is True
     spark.createDataFrame(row).write.format("delta").mode("append").save(str(carried.lake))
     assert checks(carried, spark)["row_count_matches", "lake"].passed is True
 
 
 def test_a_hole_in_the_ledger(carried: World, spark: SparkSession) -> None:
     in_ledger(carried, "DELETE FROM headrace_ledger_epoch WHERE number = 2")
-    found = checks(carried, spark)["exactly_once_epochs", "pg"]
-    assert found.passed is False
-    assert "epochs 2 to 2 are missing" in found.message
+    result = checks(carried, spark)["exactly_once_epochs", "pg"]
+    assert result.passed is False
+    assert "epochs 2 to 2 are missing" in result.message
 
 
 def test_an_offset_skipped_between_two_epochs(carried: World, spark: SparkSession) -> None:
@@ -140,9 +140,9 @@ def test_an_offset_skipped_between_two_epochs(carried: World, spark: SparkSessio
     plan = json.loads(text)
     plan["start"]["src"]["stream"]["offsets"]["0"] += 7
     in_ledger(carried, "UPDATE headrace_ledger_epoch SET plan = ? WHERE number = ?", json.dumps(plan), last)
-    found = checks(carried, spark)["exactly_once_epochs", "lake"]
-    assert found.passed is False
-    assert "src partition 0" in found.message
+    result = checks(carried, spark)["exactly_once_epochs", "lake"]
+    assert result.passed is False
+    assert "src partition 0" in result.message
 
 
 def test_a_record_that_is_not_the_ledgers(carried: World, spark: SparkSession) -> None:
@@ -151,9 +151,9 @@ def test_a_record_that_is_not_the_ledgers(carried: World, spark: SparkSession) -
             "UPDATE headrace.records SET epoch = epoch - 1, body = jsonb_set(body, '{epoch}',"
             " to_jsonb(epoch - 1))"
         )
-    found = checks(carried, spark)["exactly_once_epochs", "pg"]
-    assert found.passed is False
-    assert "the sink's record is at epoch" in found.message
+    result = checks(carried, spark)["exactly_once_epochs", "pg"]
+    assert result.passed is False
+    assert "the sink's record is at epoch" in result.message
 
 
 def test_a_stream_that_did_not_begin_at_the_fence(carried: World, spark: SparkSession) -> None:
@@ -162,9 +162,9 @@ def test_a_stream_that_did_not_begin_at_the_fence(carried: World, spark: SparkSe
     fence = position["src"]["fence"]
     position["src"]["began"] = fence | {"offsets": fence["offsets"] | {"0": fence["offsets"]["0"] + 1}}
     in_ledger(carried, "UPDATE headrace_ledger_lane SET position = ?", json.dumps(position))
-    found = checks(carried, spark)["handoff_has_no_gap", "pg"]
-    assert found.passed is False
-    assert "the stream began at" in found.message
+    result = checks(carried, spark)["handoff_has_no_gap", "pg"]
+    assert result.passed is False
+    assert "the stream began at" in result.message
 
 
 def test_a_pipeline_that_never_ran_has_nothing_to_check(world: World, spark: SparkSession) -> None:
@@ -184,17 +184,17 @@ def test_declared_checks_run_in_the_audit(
     ).replace("type: delta,", "type: delta, checks: {few: {row_count: {max: 3}, severity: warning}},")
     carried.file.write_text(declared)
     try:
-        found = checks(carried, spark)
-        assert len(found) == 10
-        rows = found["row_count_matches", "pg"].numbers["rows"]
-        assert found["names", "pg"].message == f"no NULL in `id`, `name` ({rows:,} rows)"
-        low = found["low", "pg"]
+        result = checks(carried, spark)
+        assert len(result) == 10
+        rows = result["row_count_matches", "pg"].numbers["rows"]
+        assert result["names", "pg"].message == f"no NULL in `id`, `name` ({rows:,} rows)"
+        low = result["low", "pg"]
         assert (low.passed, low.severity, low.numbers["violations"]) == (False, "error", rows)
         assert [list(row) for row in low.numbers["samples"]] == [["id"]] * 5
-        steady = found["steady", "pg"]
+        steady = result["steady", "pg"]
         assert steady.passed is True
         assert "the change within 2d is not known: the target was empty at its start" in steady.message
-        few = found["few", "lake"]
+        few = result["few", "lake"]
         assert (few.passed, few.is_error) == (False, False)
         printed = print_audit()
         assert "FAIL low of pg" in printed

@@ -91,5 +91,5 @@ def test_a_target_changes_hands_only_by_a_command(world: World, spark: SparkSess
     repair.accept_target(one, settings, sink="pg", take_over=True, spark=spark)
     run(one, settings, until=Until.HISTORY, spark=spark)
     assert {
-        found.passed for found in audit(one, settings, spark=spark) if found.name != "handoff_has_no_gap"
+        result.passed for result in audit(one, settings, spark=spark) if result.name != "handoff_has_no_gap"
     } == {True}

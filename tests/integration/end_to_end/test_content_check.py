@@ -38,14 +38,14 @@ def ran(services: Services, spark: SparkSession, tmp_path_factory: pytest.TempPa
 
 def matches(world: World, spark: SparkSession, sink: str = "pg", rows: int | None = None) -> CheckResult:
     content = ContentAuditOptions(rows) if rows else ContentAuditOptions(full=True)
-    (found,) = [
+    (result,) = [
         one
         for one in audit(
             load_pipeline(world.file), world.settings(), sinks=[sink], spark=spark, content=content
         )
         if one.name == "content_matches"
     ]
-    return found
+    return result
 
 
 def checked(
@@ -79,20 +79,20 @@ def create_topic(world: World, name: str) -> None:
 
 def test_rows_of_a_run_are_those_of_the_sources(ran: World, spark: SparkSession) -> None:
     for sink in ("pg", "lake"):
-        found = matches(ran, spark, sink)
-        assert found.passed, found.message
-        assert found.numbers["complete"] is True
-        assert found.numbers["rows"] == found.numbers["expected"] == len(ran.expected)
+        result = matches(ran, spark, sink)
+        assert result.passed, result.message
+        assert result.numbers["complete"] is True
+        assert result.numbers["rows"] == result.numbers["expected"] == len(ran.expected)
 
 
 @pytest.mark.parametrize(("rows", "complete"), [(10_000, True), (1_500, False)], ids=["all", "some"])
 def test_samples_need_no_spark(ran: World, rows: int, complete: bool) -> None:
     """A table of more rows than the sample is not read: the keys of the sample are looked up."""
     for sink in ("pg", "lake"):
-        found = matches(ran, unused_session(), sink, rows)
-        assert found.passed, found.message
-        assert found.numbers["complete"] is complete, found.numbers
-        assert found.numbers["expected"] > 100
+        result = matches(ran, unused_session(), sink, rows)
+        assert result.passed, result.message
+        assert result.numbers["complete"] is complete, result.numbers
+        assert result.numbers["expected"] > 100
 
 
 def test_wrong_rows_are_named(ran: World, spark: SparkSession) -> None:
@@ -108,10 +108,10 @@ def test_wrong_rows_are_named(ran: World, spark: SparkSession) -> None:
             connection.execute(statement)  # pyright: ignore[reportCallIssue, reportArgumentType]
     try:
         for session, rows in ((spark, None), (unused_session(), 10_000)):
-            found = matches(ran, session, rows=rows)
-            assert found.passed is False
-            assert found.numbers["differing"] == 3
-            assert sorted(found.numbers["keys"]) == sorted(statements.values())
+            result = matches(ran, session, rows=rows)
+            assert result.passed is False
+            assert result.numbers["differing"] == 3
+            assert sorted(result.numbers["keys"]) == sorted(statements.values())
     finally:
         with psycopg.connect(ran.conninfo) as connection:
             connection.execute("TRUNCATE target; INSERT INTO target TABLE before; DROP TABLE before")
@@ -157,8 +157,8 @@ def test_deletes_that_do_not_count_or_are_not_remembered_are_no_difference(
         ]
     assert tables == [[(1, 1), (2, 3), (3, 1)], [(2, 3), (3, 1)]]
     for options in (ContentAuditOptions(full=True), ContentAuditOptions(100)):
-        found = audit(load_pipeline(path), ran.settings(), spark=spark, content=options)
-        assert [one.passed for one in found if one.name == "content_matches"] == [True, True], found
+        result = audit(load_pipeline(path), ran.settings(), spark=spark, content=options)
+        assert [one.passed for one in result if one.name == "content_matches"] == [True, True], result
 
 
 FILTERED = """
@@ -301,10 +301,10 @@ def test_messages_that_neither_history_nor_stream_brought_are_found(
 def test_a_sample_looks_up_the_keys_that_it_read_in_a_larger_target(ran: World, spark: SparkSession) -> None:
     """The newest messages decide their keys. The target has more rows than the sample may read."""
     for sink in ("pg", "lake") if FULL else ("pg",):
-        found = matches(ran, spark, sink, rows=600)
-        assert found.passed, found.message
-        assert 0 < found.numbers["rows"] == found.numbers["expected"] < 600
-        assert "the target has more rows" in found.numbers["not_compared"]
+        result = matches(ran, spark, sink, rows=600)
+        assert result.passed, result.message
+        assert 0 < result.numbers["rows"] == result.numbers["expected"] < 600
+        assert "the target has more rows" in result.numbers["not_compared"]
     newest = max(ran.expected.values(), key=lambda row: (row[2].startswith("m"), row[3]))[0]
     with psycopg.connect(ran.conninfo) as connection:
         ((name,),) = connection.execute("SELECT name FROM target WHERE id = %s", (newest,)).fetchall()

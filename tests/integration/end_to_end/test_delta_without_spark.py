@@ -56,8 +56,8 @@ class DeltaWorld(World):
 
     def rows(self, spark: SparkSession, table: str) -> list[tuple[int, int]]:
         """What Spark reads."""
-        found = spark.read.format("delta").load(str(self.folder / table)).collect()
-        return sorted((row.id, row.v) for row in found)
+        result = spark.read.format("delta").load(str(self.folder / table)).collect()
+        return sorted((row.id, row.v) for row in result)
 
     def check_stream(self, spark: SparkSession) -> None:
         assert self.rows(spark, "keyed") == [(key, key * 7) for key in range(KEYS)]
@@ -67,9 +67,9 @@ class DeltaWorld(World):
 
 @pytest.fixture
 def world(services: Services, pg: str, ch_db: str, tmp_path: Path) -> Iterator[DeltaWorld]:
-    found = DeltaWorld(services, tmp_path, ch_db, pg)
-    yield found
-    found.close()
+    result = DeltaWorld(services, tmp_path, ch_db, pg)
+    yield result
+    result.close()
 
 
 # Commits of the two tables: the first version, the generation, the claim, the first record, then the epochs.
@@ -140,6 +140,6 @@ def test_spark_starts_for_a_checkpoint(
     assert world.run()["code"] == 0
     assert world.has_started_spark()
     for table in ("keyed", "log"):
-        found = [path.name for path in (world.folder / table / "_delta_log").glob("*.checkpoint.parquet")]
-        assert found == [f"{50:020d}.checkpoint.parquet"]
+        result = [path.name for path in (world.folder / table / "_delta_log").glob("*.checkpoint.parquet")]
+        assert result == [f"{50:020d}.checkpoint.parquet"]
     world.check_stream(spark)

@@ -89,14 +89,14 @@ def file_of(folder: Path, table: str = MEMORY, name: str = "wallets", sink: str 
 
 
 def settings_of(folder: Path, conninfo: str, **backend: object) -> Settings:
-    found = conninfo_to_dict(conninfo)
+    result = conninfo_to_dict(conninfo)
     return Settings.model_validate(
         {
             "home": folder / "home",
             "state_backend": StateBackend(sqlite=SqliteBackend(path=folder / "ledger.db")),
             "commit_timeout_seconds": 0,
-            "postgres_sink": {name: found[name] for name in ("host", "port", "user", "password")}
-            | {"db": found["dbname"]},
+            "postgres_sink": {name: result[name] for name in ("host", "port", "user", "password")}
+            | {"db": result["dbname"]},
             "dynamic_table_backend": backend,
         }
     )
@@ -224,8 +224,8 @@ def test_what_is_said_before_a_run(spark: SparkSession, tmp_path: Path, pg: str)
 
 
 def test_what_a_worker_meets_names_the_table(spark: SparkSession, pg: str) -> None:
-    found = conninfo_to_dict(pg)
-    values = {name: found[name] for name in ("host", "port", "user", "password")} | {"db": found["dbname"]}
+    result = conninfo_to_dict(pg)
+    values = {name: result[name] for name in ("host", "port", "user", "password")} | {"db": result["dbname"]}
     connection = TableConnection.model_validate(values)
     node = DynamicTableConfig(backend_type="Postgres", backend_entity_name="nowhere")
     table = ValueTable(
@@ -240,7 +240,7 @@ def test_what_a_worker_meets_names_the_table(spark: SparkSession, pg: str) -> No
     assert isinstance(error, TargetError)
     assert (error.node, error.retriable) == ("known", False)
     assert "table public.nowhere, column value" in error.message
-    assert str(found["password"]) not in f"{caught.value}{frame._jdf.queryExecution()}"
+    assert str(result["password"]) not in f"{caught.value}{frame._jdf.queryExecution()}"
 
     lost = as_headrace_error(
         Exception("headrace.pipeline.errors.TransientError: node 'known': Postgres says: gone\n at x"),
@@ -304,8 +304,8 @@ sinks: {out: {type: postgres, from: hits, table: hits}}
     file = parse_pipeline(text)
     schema = pa.schema([("id", pa.int64()), ("wallet", pa.string())])
     columns = Columns({"src": schema}, {"src": schema, "hits": schema}, lambda _: schema)
-    found = plan_load_path(file, columns, create_pipeline_sources(file.model.sources, Settings()), "out")
-    assert (found.path, found.reason) == (
+    result = plan_load_path(file, columns, create_pipeline_sources(file.model.sources, Settings()), "out")
+    assert (result.path, result.reason) == (
         "rows",
         "transform `hits` looks up the dynamic table `known`, which only Spark's workers can do",
     )

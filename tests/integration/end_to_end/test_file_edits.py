@@ -189,8 +189,8 @@ def test_another_target_before_the_first_epoch_is_taken(
     other = TABLE.replace("table: {name}}}", "table: {name}_2}}")
     assert one.run(other).history_complete
     with psycopg.connect(one.shared.conninfo) as connection:
-        found = connection.execute(f"SELECT count(*) FROM {one.name}_2".encode()).fetchone()
-    assert (one.rows(), found) == ([], (ROWS,))
+        result = connection.execute(f"SELECT count(*) FROM {one.name}_2".encode()).fetchone()
+    assert (one.rows(), result) == ([], (ROWS,))
 
 
 FILES = """

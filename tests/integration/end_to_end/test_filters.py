@@ -83,8 +83,8 @@ def rows(world: World, table: str, columns: str = "id, amount") -> list[tuple[An
 
 
 def lake(world: World, spark: SparkSession) -> list[tuple[Any, ...]]:
-    found = spark.read.format("delta").load(str(world.lake)).select("id", "amount").orderBy("id").collect()
-    return [tuple(row) for row in found]
+    result = spark.read.format("delta").load(str(world.lake)).select("id", "amount").orderBy("id").collect()
+    return [tuple(row) for row in result]
 
 
 def go(world: World, spark: SparkSession) -> None:

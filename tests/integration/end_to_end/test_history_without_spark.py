@@ -160,9 +160,9 @@ class HistoryWorld(World):
 
 @pytest.fixture
 def world(services: Services, pg: str, ch_db: str, tmp_path: Path) -> Iterator[HistoryWorld]:
-    found = HistoryWorld(services, tmp_path, ch_db, pg)
-    yield found
-    found.close()
+    result = HistoryWorld(services, tmp_path, ch_db, pg)
+    yield result
+    result.close()
 
 
 def at_kill_points(*, daily: bool = True, **slow: tuple[int, ...]) -> pytest.MarkDecorator:

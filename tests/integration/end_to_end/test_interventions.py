@@ -163,9 +163,9 @@ def test_a_damaged_delta_table_is_repaired_by_a_replay(
     assert f"headrace replay {file.path} --sink lake --from {first}" in str(refused.value)
     replay(file, settings, sink="lake", from_epoch=first, spark=spark)
     run(file, settings, until=Until.CAUGHT_UP, spark=spark)
-    found = {row["id"]: row["v"] for row in spark.read.format("delta").load(str(path)).collect()}
-    found.pop(9, None)
-    assert found == {1: 10, 2: 2, 3: 3} == dict(rows(world, f"{topic}_one"))
+    result = {row["id"]: row["v"] for row in spark.read.format("delta").load(str(path)).collect()}
+    result.pop(9, None)
+    assert result == {1: 10, 2: 2, 3: 3} == dict(rows(world, f"{topic}_one"))
 
 
 def test_a_replay_keeps_the_stored_results_of_its_later_epochs(

@@ -343,8 +343,8 @@ def test_metrics_start_no_spark(inputs: Inputs, world: World) -> None:
         collector.server_close()
     assert not outcome.has_started_spark
     written = outcome.result.counts["out"].rows
-    found = collector.last("streamling_output_rows_total")
-    assert found == {"src": ROWS, "t": ROWS - 1, "out": written}
+    result = collector.last("streamling_output_rows_total")
+    assert result == {"src": ROWS, "t": ROWS - 1, "out": written}
 
 
 @pytest.mark.parametrize(("source", "sink"), [("kafka-json", "postgres"), ("parquet", "iceberg")])

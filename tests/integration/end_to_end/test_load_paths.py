@@ -76,8 +76,8 @@ def test_nested_columns_go_by_rows_and_plain_ones_directly(
         assembly.close()
     assert run(file, shapes.settings(), until=Until.HISTORY, spark=spark).history_complete
     with psycopg.connect(shapes.conninfo) as connection:
-        found = connection.execute(f"SELECT {columns} FROM target ORDER BY id".encode()).fetchall()
-    assert found == [row[: len(found[0])] for row in ROWS]
+        result = connection.execute(f"SELECT {columns} FROM target ORDER BY id".encode()).fetchall()
+    assert result == [row[: len(result[0])] for row in ROWS]
 
 
 SPREAD = "is sorted by seq first and the key is id: one key lies in several splits"
@@ -195,12 +195,12 @@ def test_transforms_over_arrow_give_the_rows_of_spark(
     settings, file = world.settings(), load_pipeline(world.file)
     assembly = CompiledPipeline(file, settings, spark)
     try:
-        found = {name: one.path for name, one in assembly.load_paths.items()}
+        result = {name: one.path for name, one in assembly.load_paths.items()}
         reasons = {name: one.reason for name, one in assembly.load_paths.items()}
     finally:
         assembly.close()
     direct = dict.fromkeys(("pg", "lake", "ch", "loose", "twice"), "direct")
-    assert found == {**direct, "upper": "rows", "keyed": "rows"}
+    assert result == {**direct, "upper": "rows", "keyed": "rows"}
     # `more` reads integers of `some`, which may overflow where Spark computes none. A cluster cannot ask Spark.
     on_cluster = settings.spark.model_copy(update={"master": "spark://host:7077"})
     wrapping = on_cluster.model_copy(update={"conf": {"spark.sql.ansi.enabled": "false"}})
@@ -305,13 +305,13 @@ def test_what_of_a_key_the_source_has_itself(transform: str, key: str, carried: 
     file = parse_pipeline(text)
     have = pa.schema([("a", pa.int64()), ("b", pa.int64()), ("v", pa.int64())])
     columns = pa.schema([(name, pa.int64()) for name in [*key.split(", "), "v"]])
-    asked: list[Sequence[str]] = []
+    requests: list[Sequence[str]] = []
 
     def spreads(_: PipelineSource, key: Sequence[str]) -> str:
-        asked.append(key)
+        requests.append(key)
         return ""
 
     seen = Columns({"src": have}, {"src": have, "t": columns, "out": columns}, lambda _: have, spreads)
-    found = plan_load_path(file, seen, create_pipeline_sources(file.model.sources, Settings()), "out")
-    assert (found.path, found.key) == ("direct", carried), found.reason
-    assert asked == [carried]
+    result = plan_load_path(file, seen, create_pipeline_sources(file.model.sources, Settings()), "out")
+    assert (result.path, result.key) == ("direct", carried), result.reason
+    assert requests == [carried]

@@ -63,26 +63,26 @@ def scrape(address: str) -> dict[tuple[str, str], float]:
     """By name and node (or phase, or partition)."""
     with urllib.request.urlopen(f"{address}/metrics", timeout=30) as answer:
         text = answer.read().decode()
-    found = {}
+    result = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             labels = sample.labels
-            found[
+            result[
                 sample.name,
                 labels.get("phase") or labels.get("partition") or labels.get("step") or labels.get("id", ""),
             ] = sample.value
-    return found
+    return result
 
 
 def written(settings: Settings, name: str) -> dict[str, int]:
     """Rows by sink, of all epochs of the ledger."""
     ledger = open_ledger(settings)
-    found: dict[str, int] = {}
+    result: dict[str, int] = {}
     for row in ledger.epochs(name):
         for sink, counts in row.counts.items():
-            found[sink] = found.get(sink, 0) + counts.rows
+            result[sink] = result.get(sink, 0) + counts.rows
     ledger.close()
-    return found
+    return result
 
 
 def holder(settings: Settings, name: str) -> dict[str, Any]:

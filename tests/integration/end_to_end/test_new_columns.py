@@ -59,9 +59,9 @@ def test_a_column_of_a_later_file_is_added(
 
     def count(columns: str, table: str = "widened") -> tuple[Any, ...]:
         with psycopg.connect(world.conninfo) as connection:
-            found = connection.execute(f"SELECT {columns} FROM {table}".encode()).fetchone()
-        assert found
-        return found
+            result = connection.execute(f"SELECT {columns} FROM {table}".encode()).fetchone()
+        assert result
+        return result
 
     start("id, name", stop_after=1)
     (first,) = count("count(*)")

@@ -81,14 +81,14 @@ class Sales(World):
     def check_days(self, spark: SparkSession, until: int) -> None:
         """Every sink has each row of the first days once."""
         with psycopg.connect(self.conninfo) as connection:
-            found = [
+            result = [
                 connection.execute(f"SELECT id, day, v FROM {table} ORDER BY id".encode()).fetchall()
                 for table in ("sales", "sales_log")
             ]
         if FULL:
             lake = spark.read.format("delta").load(str(self.lake)).orderBy("id").collect()
-            found.append([tuple(row) for row in lake])
-        assert found == [self.sold_before(until)] * len(found)
+            result.append([tuple(row) for row in lake])
+        assert result == [self.sold_before(until)] * len(result)
 
 
 @pytest.fixture
@@ -113,11 +113,13 @@ def passed(*, log: bool | None) -> dict[str, bool | None]:
 
 
 def content(sales: Sales, spark: SparkSession) -> dict[str, bool | None]:
-    found = audit(
+    result = audit(
         load_pipeline(sales.file), sales.settings(), spark=spark, content=ContentAuditOptions(full=True)
     )
-    assert all(one.passed for one in found if one.name in ("exactly_once_epochs", "row_count_matches")), found
-    return {one.sink: one.passed for one in found if one.name == "content_matches"}
+    assert all(one.passed for one in result if one.name in ("exactly_once_epochs", "row_count_matches")), (
+        result
+    )
+    return {one.sink: one.passed for one in result if one.name == "content_matches"}
 
 
 def test_each_day_is_read_once_when_it_has_passed(
@@ -140,8 +142,8 @@ def test_each_day_is_read_once_when_it_has_passed(
 
     with psycopg.connect(sales.conninfo) as connection:
         connection.execute("DELETE FROM sales WHERE id = (SELECT max(id) FROM sales)")
-    found = audit(load_pipeline(sales.file), sales.settings(), spark=spark, content=ContentAuditOptions())
-    (wrong,) = [one for one in found if one.name == "content_matches" and one.sink == "pg"]
+    result = audit(load_pipeline(sales.file), sales.settings(), spark=spark, content=ContentAuditOptions())
+    (wrong,) = [one for one in result if one.name == "content_matches" and one.sink == "pg"]
     assert wrong.passed is False
 
 
@@ -201,10 +203,10 @@ def test_a_kill_at_a_new_snapshot(
     sales.sell(1, count=50)  # after the day, and perhaps after the snapshot
     assert go(3).history_complete
     with psycopg.connect(sales.conninfo) as connection:
-        found = {row[0] for row in connection.execute("SELECT id FROM sales").fetchall()}
+        result = {row[0] for row in connection.execute("SELECT id FROM sales").fetchall()}
     late = {row[0] for row in sales.sold[-50:] if row[2] >= 0}
-    assert found & late in (set(), late), "a partition mixes two snapshots"
-    sales.sold = [row for row in sales.sold if row[0] not in late or late <= found]
+    assert result & late in (set(), late), "a partition mixes two snapshots"
+    sales.sold = [row for row in sales.sold if row[0] not in late or late <= result]
     sales.check_days(spark, 3)
     assert sales.clones() == 1
     assert content(sales, spark) == passed(log=None)

@@ -103,11 +103,11 @@ def go(orders: Orders, spark: SparkSession) -> Go:
 
 
 def check_content(orders: Orders, spark: SparkSession) -> None:
-    found = audit(
+    result = audit(
         load_pipeline(orders.file), orders.settings(), spark=spark, content=ContentAuditOptions(full=True)
     )
-    assert [one for one in found if one.passed is False] == []
-    assert "pg" in {one.sink for one in found if one.name == "content_matches" and one.passed}
+    assert [one for one in result if one.passed is False] == []
+    assert "pg" in {one.sink for one in result if one.name == "content_matches" and one.passed}
 
 
 def test_values_are_read_one_by_one(orders: Orders, spark: SparkSession, go: Go) -> None:

@@ -60,8 +60,8 @@ class Visits(World):
 
     def check_sink(self, *keys: str) -> None:
         with psycopg.connect(self.conninfo) as connection:
-            found = connection.execute("SELECT id FROM visits ORDER BY id").fetchall()
-        assert [row[0] for row in found] == [key for key, day in self.days.items() if day in keys]
+            result = connection.execute("SELECT id FROM visits ORDER BY id").fetchall()
+        assert [row[0] for row in result] == [key for key, day in self.days.items() if day in keys]
 
 
 Go = Callable[..., RunResult]
@@ -104,11 +104,11 @@ def test_each_row_is_in_the_day_of_the_zone(visits: Visits, spark: SparkSession,
 def test_content_is_compared_by_the_same_days(visits: Visits, spark: SparkSession, go: Go) -> None:
     visits.create("DateTime('UTC')")
     go(KEYS[1])
-    found = audit(
+    result = audit(
         load_pipeline(visits.file), visits.settings(), spark=spark, content=ContentAuditOptions(full=True)
     )
-    assert [one for one in found if one.passed is False] == []
-    assert [one.passed for one in found if one.name == "content_matches"] == [True]
+    assert [one for one in result if one.passed is False] == []
+    assert [one.passed for one in result if one.name == "content_matches"] == [True]
 
 
 def test_the_zone_of_a_begun_history_stays(visits: Visits, go: Go) -> None:

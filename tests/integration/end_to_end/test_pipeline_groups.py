@@ -72,10 +72,10 @@ class Group(World):
 def group(
     services: Services, pg: str, ch_db: str, topic: Callable[..., str], tmp_path: Path
 ) -> Iterator[Group]:
-    found = Group(services, tmp_path, ch_db, pg)
-    found.create(topic())
-    yield found
-    found.close()
+    result = Group(services, tmp_path, ch_db, pg)
+    result.create(topic())
+    yield result
+    result.close()
 
 
 @pytest.fixture

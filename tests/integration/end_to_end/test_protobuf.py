@@ -67,11 +67,11 @@ def test_the_next_run_has_the_columns_of_a_new_schema(shop: RegisteredTopic, dri
     assert shop.run(driver_rows=driver_rows).caught_up
     assert shop.rows("id, name, city") == [(1, "a", None), (3, "c", "Ulm"), (4, "d", None), (5, "", None)]
     settings = shop.settings(driver_rows=driver_rows)
-    found = audit(
+    actual = audit(
         load_pipeline(shop.file), settings, spark=shop.spark, content=ContentAuditOptions(full=True)
     )
     # The rows of the first epoch have no city, and are audited with their own schema.
-    assert {result.name: result.passed for result in found}["content_matches"] is True
+    assert {result.name: result.passed for result in actual}["content_matches"] is True
 
 
 def test_a_run_ends_before_it_plans_messages_of_a_newer_schema(shop: RegisteredTopic) -> None:
@@ -135,9 +135,9 @@ def test_what_a_run_cannot_read_is_named(shop: RegisteredTopic) -> None:
     shop.send_bytes(order(one, FIRST, 1), frame(one, b"\x12\x05ab"))
     with pytest.raises(DataError) as broken:
         shop.run()
-    said = str(broken.value)
-    assert f"topic {shop.topic}, partition 0, offset 1: the payload is no `shop.Order`: " in said
-    assert "payload: 0x00" in said
+    text = str(broken.value)
+    assert f"topic {shop.topic}, partition 0, offset 1: the payload is no `shop.Order`: " in text
+    assert "payload: 0x00" in text
 
 
 def test_schemas_may_import_others(shop: RegisteredTopic) -> None:

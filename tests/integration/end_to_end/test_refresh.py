@@ -132,9 +132,9 @@ class Sales(World):
 
 @pytest.fixture
 def sales(services: Services, pg: str, ch_db: str, tmp_path: Path) -> Iterator[Sales]:
-    found = Sales(services, tmp_path, ch_db, pg)
-    yield found
-    found.close()
+    result = Sales(services, tmp_path, ch_db, pg)
+    yield result
+    result.close()
 
 
 @pytest.fixture
@@ -147,11 +147,11 @@ def go(sales: Sales, spark: SparkSession) -> Callable[..., RunResult]:
 
 
 def check_audit(sales: Sales, spark: SparkSession) -> None:
-    found = audit(
+    result = audit(
         load_pipeline(sales.file), sales.settings(), spark=spark, content=ContentAuditOptions(full=True)
     )
-    assert [one for one in found if one.passed is False] == []
-    passed = {one.sink for one in found if one.name == "content_matches" and one.passed}
+    assert [one for one in result if one.passed is False] == []
+    passed = {one.sink for one in result if one.name == "content_matches" and one.passed}
     assert passed == {"pg", "newest", "lake", "ice"} & set(sales.sinks)
 
 
@@ -188,10 +188,10 @@ def test_all_partitions_at_once(sales: Sales, spark: SparkSession, go: Callable[
     with psycopg.connect(sales.conninfo) as connection:
         connection.execute("DELETE FROM sales WHERE id = 4")
         connection.execute("INSERT INTO sales VALUES (13, '2024-03-02', -1, 5)")
-    found = audit(
+    result = audit(
         load_pipeline(sales.file), sales.settings(), spark=spark, content=ContentAuditOptions(full=True)
     )
-    (wrong,) = [one for one in found if one.name == "content_matches" and one.sink == "pg"]
+    (wrong,) = [one for one in result if one.name == "content_matches" and one.sink == "pg"]
     assert wrong.passed is False
 
 
@@ -290,8 +290,8 @@ def test_a_skipped_epoch_of_a_refresh_is_replayed(
     assert go().history_complete
     old = sorted(row for row in former.values() if row[2] >= 0)
     assert sales.target(spark, TABLES[lacking]) == old
-    found = audit(file, settings, spark=spark)
-    assert {one.sink for one in found if one.passed is False} == {lacking}
+    result = audit(file, settings, spark=spark)
+    assert {one.sink for one in result if one.passed is False} == {lacking}
     replay(file, settings, sink=lacking, from_epoch=last + 1, spark=spark)
     sales.check_sinks(spark, former, DAYS[0])
     check_audit(sales, spark)

@@ -28,11 +28,11 @@ def world(services: Services, pg: str, ch_db: str, tmp_path) -> Iterator[World]:
 
     Only `make test-faults` has a transform and a Delta table.
     """
-    with filled_world(services, tmp_path, ch_db, pg) as found:
+    with filled_world(services, tmp_path, ch_db, pg) as result:
         if not FULL:
-            found.write_file_without_spark()
-        allow_any_order(found)
-        yield found
+            result.write_file_without_spark()
+        allow_any_order(result)
+        yield result
 
 
 @pytest.fixture
@@ -52,10 +52,10 @@ def check_sinks(world: World, spark: SparkSession) -> None:
 
 
 def check_audit(world: World, spark: SparkSession) -> None:
-    found = audit(
+    result = audit(
         load_pipeline(world.file), world.settings(), spark=spark, content=ContentAuditOptions(full=True)
     )
-    assert [one for one in found if one.passed is False] == []
+    assert [one for one in result if one.passed is False] == []
 
 
 def test_refresh_keeps_the_keys_that_the_stream_has_changed(

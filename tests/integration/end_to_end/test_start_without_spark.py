@@ -74,8 +74,8 @@ class Stream(World):
             rows = connection.execute("SELECT id, v FROM target").fetchall()
         assert sorted(rows) == sorted(SENT.items())
         with clickhouse_connect.get_client(**self.services.clickhouse.client_arguments()) as client:
-            found = client.query(f"SELECT id, v FROM {self.database}.target").result_rows
-        assert sorted(tuple(row) for row in found) == sorted(SENT.items())
+            result = client.query(f"SELECT id, v FROM {self.database}.target").result_rows
+        assert sorted(tuple(row) for row in result) == sorted(SENT.items())
         sent = read_messages(self.services.kafka.brokers, f"{self.topic}-out")
         assert sorted((one.key, one.value) for one in sent) == sorted(
             (b'{"id":%d}' % key, b'{"id":%d,"v":%d}' % (key, value)) for key, value in SENT.items()
@@ -94,10 +94,10 @@ class Stream(World):
 def stream(
     services: Services, pg: str, ch_db: str, topic: Callable[..., str], tmp_path: Path
 ) -> Iterator[Stream]:
-    found = Stream(services, tmp_path, ch_db, pg)
-    found.create(topic())
-    yield found
-    found.close()
+    result = Stream(services, tmp_path, ch_db, pg)
+    result.create(topic())
+    yield result
+    result.close()
 
 
 # The producer's transactions: the generation, the claim, the first record, then one for each epoch.
@@ -113,7 +113,7 @@ def stream(
 )
 def test_small_epochs_start_no_jvm(stream: Stream, point: str, nth: int) -> None:
     assert stream.crash(point, nth) != 0
-    answer = until(lambda: (found := stream.run())["code"] == 0 and found, "a run after the lease", 300)
+    answer = until(lambda: (result := stream.run())["code"] == 0 and result, "a run after the lease", 300)
     assert not answer["pandas"], "an import of half a second"
     stream.check_sinks()
     assert not stream.has_started_spark()
@@ -165,8 +165,8 @@ def test_small_epochs_of_portable_sql_start_no_jvm(
     assert sorted(rows) == sorted((key, newest[key], half) for key, half in halves.items())
     names = sorted((key, f"{half}-{key}") for key, half in halves.items())
     with clickhouse_connect.get_client(**stream.services.clickhouse.client_arguments()) as client:
-        found = client.query(f"SELECT id, name FROM {stream.database}.target FINAL").result_rows
-    assert sorted(tuple(row) for row in found) == names
+        result = client.query(f"SELECT id, name FROM {stream.database}.target FINAL").result_rows
+    assert sorted(tuple(row) for row in result) == names
     rows = spark.read.format("delta").load(str(lake)).collect()
     assert sorted((row["id"], row["name"]) for row in rows) == names
     assert not stream.has_started_spark()
@@ -189,8 +189,8 @@ def test_small_epochs_into_redis_start_no_jvm(stream: Stream) -> None:
         assert stream.crash("entries-written", 3) != 0
         assert until(lambda: stream.run()["code"] == 0, "a run after the lease of the first", 300)
         for prefix in ("documents", "hashes"):
-            found = read_entries(server, prefix, schema)
-            assert {int(name): row["v"] for name, row in found.items()} == SENT
+            result = read_entries(server, prefix, schema)
+            assert {int(name): row["v"] for name, row in result.items()} == SENT
     assert not stream.has_started_spark()
 
 
@@ -226,8 +226,8 @@ def test_epochs_of_a_backlog_grow_in_the_driver(stream: Stream) -> None:
     assert sizes[0] == 100_000
     assert max(sizes) > 100_000
     with psycopg.connect(stream.conninfo) as connection:
-        found = connection.execute("SELECT count(*), min(v), max(v), sum(v) FROM target").fetchone()
-    assert found == (keys, newest[0], newest[-1], sum(newest))
+        result = connection.execute("SELECT count(*), min(v), max(v), sum(v) FROM target").fetchone()
+    assert result == (keys, newest[0], newest[-1], sum(newest))
     assert not stream.has_started_spark()
 
 
@@ -259,8 +259,8 @@ def test_kills_while_the_next_messages_are_decoded(stream: Stream) -> None:
         process.wait()
     assert until(lambda: stream.run()["code"] == 0, "a run after the lease of the last one", 300)
     with psycopg.connect(stream.conninfo) as connection:
-        found = connection.execute("SELECT count(*), min(v), max(v), sum(v) FROM target").fetchone()
-    assert found == (keys, newest[0], newest[-1], sum(newest))
+        result = connection.execute("SELECT count(*), min(v), max(v), sum(v) FROM target").fetchone()
+    assert result == (keys, newest[0], newest[-1], sum(newest))
     rows = DeltaTable(lake).to_pyarrow_table()
     places = rows.select(["__kafka_partition", "__kafka_offset"])
     distinct = places.group_by(places.column_names).aggregate([])
@@ -308,10 +308,10 @@ class History(World):
 
 @pytest.fixture
 def history(services: Services, pg: str, ch_db: str, tmp_path: Path) -> Iterator[History]:
-    found = History(services, tmp_path, ch_db, pg)
-    found.create()
-    yield found
-    found.close()
+    result = History(services, tmp_path, ch_db, pg)
+    result.create()
+    yield result
+    result.close()
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ class Lane:
         self.conninfo = conninfo
         self._file = folder / "pipeline.yaml"
         self._spark = spark
-        found, clickhouse = conninfo_to_dict(conninfo), services.clickhouse
+        result, clickhouse = conninfo_to_dict(conninfo), services.clickhouse
         self.settings = Settings.model_validate(
             {
                 "home": folder / "home",
@@ -58,8 +58,8 @@ class Lane:
                     "password": clickhouse.password,
                 },
                 "kafka_source": {"brokers": self.brokers},
-                "postgres_sink": {name: found[name] for name in ("host", "port", "user", "password")}
-                | {"db": found["dbname"]},
+                "postgres_sink": {name: result[name] for name in ("host", "port", "user", "password")}
+                | {"db": result["dbname"]},
                 "lease_seconds": 4,
                 "commit_timeout_seconds": 2,
             }
@@ -72,11 +72,11 @@ class Lane:
     def send(self, values: dict[int, int], **more: Any) -> dict[int, int]:
         """Keep each key in the partition that a producer of the JVM would choose; return the partitions."""
         producer = Producer({"bootstrap.servers": self.brokers, "partitioner": "murmur2_random"})
-        found: dict[int, int] = {}
+        result: dict[int, int] = {}
 
         def record_partition(error: object, message: Any) -> None:
             assert error is None
-            found[int(message.key())] = message.partition()
+            result[int(message.key())] = message.partition()
 
         for key, value in values.items():
             producer.produce(
@@ -87,7 +87,7 @@ class Lane:
                 **more,
             )
         assert producer.flush(30) == 0
-        return found
+        return result
 
     def grow(self, partitions: int) -> None:
         admin = AdminClient({"bootstrap.servers": self.brokers})  # kept: its answers end with it

@@ -26,10 +26,10 @@ UUID = "0a6c1d2e-0000-4000-8000-000000000001"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
-    found = ObjectStore(tmp_path_factory.mktemp("objects"))
-    found.start()
-    yield found
-    found.stop()
+    result = ObjectStore(tmp_path_factory.mktemp("objects"))
+    result.start()
+    yield result
+    result.stop()
 
 
 @pytest.fixture

@@ -39,11 +39,11 @@ def test_the_listed_splits_are_those_that_a_run_reads_and_no_snapshot_is_created
     world.write_file_without_spark()
     file, settings = load_pipeline(world.file), world.settings()
     before = tables(world)
-    found = explain(file, settings, splits=True, spark=spark)
+    result = explain(file, settings, splits=True, spark=spark)
     assert tables(world) == before
-    assert found.splits
-    assert not found.splits.unchecked
-    assert all(not node.unchecked and node.complete for node in found.nodes)
+    assert result.splits
+    assert not result.splits.unchecked
+    assert all(not node.unchecked and node.complete for node in result.nodes)
     assert run(file, settings, until=Until.HISTORY, spark=spark).history_complete
     ledger = open_ledger(settings)
     try:
@@ -54,6 +54,7 @@ def test_the_listed_splits_are_those_that_a_run_reads_and_no_snapshot_is_created
         (page["source"], page["window"], len(page["splits"]), sum(split["rows"] for split in page["splits"]))
         for page in pages
     } == {
-        (summary.source, summary.partition, summary.count, summary.rows) for summary in found.splits.summaries
+        (summary.source, summary.partition, summary.count, summary.rows)
+        for summary in result.splits.summaries
     }
-    assert "no snapshot was created" in text(found)
+    assert "no snapshot was created" in text(result)

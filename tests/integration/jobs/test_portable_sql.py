@@ -182,10 +182,10 @@ def differences(table: pa.Table, spark: pa.Table) -> dict[str, list[Any]]:
     different = {}
     for name in spark.schema.names:
         pairs = zip(table.column(name).to_pylist(), spark.column(name).to_pylist(), strict=True)
-        if found := [
+        if result := [
             (place, mine, other) for place, (mine, other) in enumerate(pairs) if exact(mine) != exact(other)
         ]:
-            different[name] = found[:3]
+            different[name] = result[:3]
     return different
 
 
@@ -194,7 +194,7 @@ def _quoted(text: str) -> str:
 
 
 def _joined(template: str, *parts: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
-    return st.tuples(*parts).map(lambda found: template.format(*found))
+    return st.tuples(*parts).map(lambda result: template.format(*result))
 
 
 COMPARE = st.sampled_from(["=", "<>", "!=", "<", "<=", ">", ">="])
@@ -442,11 +442,11 @@ def test_filters_mark_rows_as_in_spark(
     expected = rows.session.sql(text).toArrow()
     select = parse_portable(sql, "s", rows.schema, guarded=True, marking=marking)
     assert select is not None, sql
-    found = ArrowSelect("t", select, rows.schema).compute_epoch(table, marks=True)
-    assert found.schema.names == expected.schema.names
-    assert differences(found.select(["n", OP, POS]), expected.select(["n", OP, POS])) == {}
+    actual = ArrowSelect("t", select, rows.schema).compute_epoch(table, marks=True)
+    assert actual.schema.names == expected.schema.names
+    assert differences(actual.select(["n", OP, POS]), expected.select(["n", OP, POS])) == {}
     passed = pa.array((one["sub"] >= 0 for one in expected[POS].to_pylist()), pa.bool_())
-    assert differences(found.filter(passed), expected.filter(passed)) == {}
+    assert differences(actual.filter(passed), expected.filter(passed)) == {}
 
 
 @pytest.mark.parametrize(

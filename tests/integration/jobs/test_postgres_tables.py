@@ -35,9 +35,9 @@ class Server:
     """A database, and tables in it as pipelines see them."""
 
     def __init__(self, conninfo: str) -> None:
-        found = conninfo_to_dict(conninfo)
-        values = {name: found[name] for name in ("host", "port", "user", "password")} | {
-            "db": found["dbname"]
+        result = conninfo_to_dict(conninfo)
+        values = {name: result[name] for name in ("host", "port", "user", "password")} | {
+            "db": result["dbname"]
         }
         self.connection = TableConnection.model_validate(values)
         self.outside = psycopg.connect(conninfo, autocommit=True)
@@ -122,8 +122,8 @@ def test_many_values_are_asked_in_chunks_side_by_side(server: Server) -> None:
     table = PostgresTableBackend(server.table(), at_most=100, committed=0)
     table.prepare()
     table.fill(PLAN, pa.array([f"v{number}" for number in range(0, 3000, 2)]))
-    asked = [f"v{number}" for number in range(3000)]
-    assert contains_values(table, *asked) == [number % 2 == 0 for number in range(3000)]
+    values = [f"v{number}" for number in range(3000)]
+    assert contains_values(table, *values) == [number % 2 == 0 for number in range(3000)]
 
 
 def test_pipelines_that_write_the_same_at_once_do_no_harm(server: Server) -> None:

@@ -74,10 +74,10 @@ def problems(findings: PreflightResult) -> list[tuple[str, int | None, str]]:
 
 
 def test_a_good_file_leaves_nothing_unchecked_and_no_trace(world: World, look: Look) -> None:
-    found = look()
-    assert (problems(found), found.unchecked, found.warnings) == ([], {}, [])
-    assert found.schemas["pg"].field("day").type == pa.date32()
-    assert found.schemas["shaped"].names == ["id", "day", "name", "amount"]
+    result = look()
+    assert (problems(result), result.unchecked, result.warnings) == ([], {}, [])
+    assert result.schemas["pg"].field("day").type == pa.date32()
+    assert result.schemas["shaped"].names == ["id", "day", "name", "amount"]
     with psycopg.connect(world.conninfo) as connection:
         assert connection.execute(
             "SELECT count(*) FROM pg_class WHERE relnamespace = 'public'::regnamespace"
@@ -97,20 +97,20 @@ def test_every_wrong_statement_is_told_and_what_reads_it_is_not(look: Look) -> N
         '  other: {type: sql, sql: "select id, dayy from src"}\n'
         '  below: {type: sql, sql: "select id, nothing from other"}'
     )
-    found = look(
+    result = look(
         ('amount * 2 as amount from src"}', more),
         ("from: shaped, table: target", "from: again, table: target"),
         ("from: shaped, path", "from: below, path"),
     )
-    assert [(node, line) for node, line, _ in problems(found)] == [("again", 12), ("other", 13)]
-    assert "`nam`" in found.errors[0].message
-    assert "`dayy`" in found.errors[1].message
+    assert [(node, line) for node, line, _ in problems(result)] == [("again", 12), ("other", 13)]
+    assert "`nam`" in result.errors[0].message
+    assert "`dayy`" in result.errors[1].message
 
 
 def test_a_key_that_sql_loses_is_told_where_it_is_lost(look: Look) -> None:
-    found = look(("select id, day,", "select day,"))
-    assert [node for node, _, _ in problems(found)] == ["shaped"]
-    assert 'columns ["id"] not found in schema' in found.errors[0].message
+    result = look(("select id, day,", "select day,"))
+    assert [node for node, _, _ in problems(result)] == ["shaped"]
+    assert 'columns ["id"] not found in schema' in result.errors[0].message
 
 
 @pytest.mark.parametrize(
@@ -146,9 +146,9 @@ def test_what_only_the_systems_know(
     world: World, look: Look, old: str, new: str, node: str, message: str
 ) -> None:
     known = {"database": world.database, "topic": world.name}
-    found = look((old.format(**known), new.format(**known)))
-    assert [(name, message in text) for name, _, text in problems(found)] == [(node, True)]
-    assert found.errors[0].place is not None
+    result = look((old.format(**known), new.format(**known)))
+    assert [(name, message in text) for name, _, text in problems(result)] == [(node, True)]
+    assert result.errors[0].place is not None
 
 
 def test_a_target_that_is_there_is_proved(world: World, look: Look) -> None:
@@ -168,8 +168,8 @@ def test_a_delta_table_that_is_there_is_proved(
 ) -> None:
     path = str(tmp_path / "lake")
     spark.sql("SELECT 1L AS id, 'x' AS name").write.format("delta").save(path)
-    found = look((str(world.lake), path))
-    assert [(node, "`day` (date) is missing" in text) for node, _, text in problems(found)] == [
+    result = look((str(world.lake), path))
+    assert [(node, "`day` (date) is missing" in text) for node, _, text in problems(result)] == [
         ("lake", True)
     ]
 
@@ -181,11 +181,11 @@ def test_what_cannot_be_reached_is_said_to_be_unchecked_and_sql_is_checked_all_t
     away.kafka_source.brokers = "127.0.0.1:1"
     away.clickhouse_source.url = "http://127.0.0.1:1"
     away.postgres_sink.port = 1
-    found = look(("select id, day,", "select id, dai,"), settings=away)
-    assert [node for node, _, _ in problems(found)] == ["shaped"]
-    assert "127.0.0.1:1" in found.unchecked["src"]
-    found = look(settings=away)
-    assert (problems(found), set(found.unchecked)) == ([], {"src", "pg"})
+    result = look(("select id, day,", "select id, dai,"), settings=away)
+    assert [node for node, _, _ in problems(result)] == ["shaped"]
+    assert "127.0.0.1:1" in result.unchecked["src"]
+    result = look(settings=away)
+    assert (problems(result), set(result.unchecked)) == ([], {"src", "pg"})
 
 
 def _no_spark() -> NoReturn:
@@ -199,9 +199,9 @@ sources: {{src: {{type: clickhouse, table_name: {world.database}.history, primar
 transforms: {{}}
 sinks: {{pg: {{type: postgres, from: src, table: target}}}}
 """
-    found = check_pipeline(parse_pipeline(text, "p.yaml"), world.settings(), _no_spark)
-    assert (found.errors, found.unchecked) == ([], {})
-    assert "id" in found.schemas["pg"].names
+    pipeline = check_pipeline(parse_pipeline(text, "p.yaml"), world.settings(), _no_spark)
+    assert (pipeline.errors, pipeline.unchecked) == ([], {})
+    assert "id" in pipeline.schemas["pg"].names
 
 
 def test_a_missing_key_is_a_warning_or_by_a_setting_a_mistake(world: World, spark: SparkSession) -> None:
@@ -211,23 +211,23 @@ transforms: {{}}
 sinks: {{pg: {{type: postgres, from: src, table: target}}}}
 """
     file = parse_pipeline(text, "p.yaml")
-    found = check_pipeline(file, world.settings(), _no_spark)
-    assert ([w.node for w in found.warnings], found.errors) == (["src"], [])
-    found = check_pipeline(
+    pipeline = check_pipeline(file, world.settings(), _no_spark)
+    assert ([w.node for w in pipeline.warnings], pipeline.errors) == (["src"], [])
+    pipeline = check_pipeline(
         file, world.settings().model_copy(update={"enforce_primary_keys": True}), _no_spark
     )
-    assert ([e.node for e in found.errors], found.warnings) == (["src"], [])
+    assert ([e.node for e in pipeline.errors], pipeline.warnings) == (["src"], [])
     with pytest.raises(PipelineFileError, match="Can't determine primary key for source 'src'!"):
         CompiledPipeline(file, world.settings().model_copy(update={"enforce_primary_keys": True}), spark)
 
 
 def test_a_topic_that_the_pipeline_reads_is_no_target(world: World, look: Look) -> None:
-    found = look(
+    result = look(
         (
             "lake: {type: delta, from: shaped, path: " + str(world.lake) + "}",
             f"lake: {{type: kafka, from: shaped, topic: {world.name}}}",
         )
     )
-    assert problems(found) == [
+    assert problems(result) == [
         ("lake", 14, f"topic `{world.name}` is a source of this pipeline too: its rows would come again")
     ]

@@ -224,9 +224,9 @@ def test_the_file_gives_pages_back(tmp_path, monkeypatch):
 
     def pages() -> int:
         with sqlite3.connect(path) as connection:
-            found = connection.execute("pragma page_count").fetchone()[0]
+            result = connection.execute("pragma page_count").fetchone()[0]
         connection.close()
-        return found
+        return result
 
     before = pages()
     while ledger.roll_up(lease, 1, history=True):

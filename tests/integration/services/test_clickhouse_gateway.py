@@ -310,10 +310,10 @@ def test_a_reader_that_leaves_stops_its_query(client: Client, services: Services
         response.close()
     deadline = time.monotonic() + 60
     with clickhouse_connect.get_client(**services.clickhouse.client_arguments()) as other:
-        asked = (
+        query = (
             "SELECT count() FROM system.processes WHERE query LIKE '%AS gone%' AND query NOT LIKE"
             " '%processes%'"
         )
-        while other.command(asked) != 0:
+        while other.command(query) != 0:
             assert time.monotonic() < deadline, "the query still runs"
             time.sleep(0.1)

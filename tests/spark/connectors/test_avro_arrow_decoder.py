@@ -69,11 +69,11 @@ def messages_of(schemas: dict[int, Any], reader: int, **options: Any) -> AvroMes
         "reader_schema_id": reader,
         **options,
     }
-    found = AvroMessages("src", KafkaSourceConfig.model_validate(values), KafkaConnection(), 3)
-    found._schemas._client.find_schema = {  # type: ignore[method-assign]
+    result = AvroMessages("src", KafkaSourceConfig.model_validate(values), KafkaConnection(), 3)
+    result._schemas._client.find_schema = {  # type: ignore[method-assign]
         at: parse_record(json.dumps(schema)) for at, schema in schemas.items()
     }.get
-    return found
+    return result
 
 
 def batch_of(values: Sequence[bytes | None], keys: list[bytes | None] | None = None) -> MessageBatch:
@@ -111,9 +111,9 @@ def test_every_type_without_spark(kind: Any, values: list[tuple[Any, Any]]) -> N
             seen |= {"b": None, "c": None, "d": None if at % 4 == 1 else {"w": None}}
         sent.append(frame(1, encode(written, row)))
         expected.append(seen)
-    found = rows_of(messages_of({1: schema}, 1).decode_batch(None, batch_of(sent), "t"))
+    result = rows_of(messages_of({1: schema}, 1).decode_batch(None, batch_of(sent), "t"))
     # As text, because -0.0 equals 0.0.
-    assert repr(found).replace("zoneinfo.ZoneInfo(key='UTC')", "datetime.timezone.utc") == repr(expected)
+    assert repr(result).replace("zoneinfo.ZoneInfo(key='UTC')", "datetime.timezone.utc") == repr(expected)
 
 
 def test_other_schemas_are_resolved_without_spark() -> None:
@@ -136,10 +136,10 @@ def test_other_schemas_are_resolved_without_spark() -> None:
         frame(2, encode(new, second)),
         frame(1, encode(old, first | {"id": 6})),
     ]
-    found = rows_of(messages_of(schemas, 2).decode_batch(None, batch_of(sent), "t"))
+    result = rows_of(messages_of(schemas, 2).decode_batch(None, batch_of(sent), "t"))
     base = {"id": -5, "title": "a", "rate": 3.0, "size": 2, "city": None, "rank": 7}
     last = {"id": 2**40, "title": "b", "rate": 0.5, "size": None, "city": "Ulm", "rank": 1}
-    assert found == [base, last, base | {"id": 6}]
+    assert result == [base, last, base | {"id": 6}]
 
 
 def test_tombstones_without_spark() -> None:

@@ -35,12 +35,12 @@ def context(kind: str, **more: Any) -> SinkContext:
 
 def frame(spark: SparkSession, *ops: str, poison: bool = False) -> EpochFrame:
     rows = [(n, None, b"\x00\xff", op, (0, 0, n, 0)) for n, op in enumerate(ops, 1)]
-    found = spark.createDataFrame(
+    result = spark.createDataFrame(
         rows, f"id bigint, name string, raw binary, {OP} string, {POS} {POS_TYPE}"
     ).coalesce(1)
     if poison:
-        found = found.selectExpr("if(id > 0, raise_error('computed'), id) id", "name", "raw", OP, POS)
-    return EpochFrame(found, SCHEMA, (), len(ops), spark)
+        result = result.selectExpr("if(id > 0, raise_error('computed'), id) id", "name", "raw", OP, POS)
+    return EpochFrame(result, SCHEMA, (), len(ops), spark)
 
 
 def test_print_line(spark: SparkSession) -> None:

@@ -60,16 +60,16 @@ def check_rejected(
         assert error.message.startswith(
             f"topic t, partition {batch.partitions[at]}, offset {batch.offsets[at]}: "
         )
-        found = row[ERROR]
+        result = row[ERROR]
         # The reason of a dead letter says more where the error's own comes from Python.
-        said = found["reason"].split("schema`")[0]
-        assert said in error.message.replace("\0", "\ufffd")
-        assert found["__kafka_topic"] == "t"
-        assert found["__kafka_partition"] == batch.partitions[at]
-        assert found["__kafka_offset"] == batch.offsets[at]
-        assert int(found["__kafka_timestamp"].timestamp() * 1000) == batch.timestamps[at]
-        assert found["__kafka_key"] == (batch.keys[at] if batch.keys else None)
-        assert found["__kafka_value"] == batch.values[at]
+        text = result["reason"].split("schema`")[0]
+        assert text in error.message.replace("\0", "\ufffd")
+        assert result["__kafka_topic"] == "t"
+        assert result["__kafka_partition"] == batch.partitions[at]
+        assert result["__kafka_offset"] == batch.offsets[at]
+        assert int(result["__kafka_timestamp"].timestamp() * 1000) == batch.timestamps[at]
+        assert result["__kafka_key"] == (batch.keys[at] if batch.keys else None)
+        assert result["__kafka_value"] == batch.values[at]
     return rows
 
 
@@ -130,10 +130,10 @@ def test_a_message_needs_its_key(spark: SparkSession) -> None:
         source_of({"id": "int64", "v": "string"}, "ID"),
         batch_of([b'{"v": "a"}', b'{"id": 1}'], [None] * 2),
     )
-    found = messages.decode_batch(spark, batch, "t")
-    assert found is not None
+    result = messages.decode_batch(spark, batch, "t")
+    assert result is not None
     by_tasks = messages.decode(spark.createDataFrame(batch.as_table("t"))).toArrow()
-    for table in (found, by_tasks):
+    for table in (result, by_tasks):
         assert [row[ERROR] and row[ERROR]["reason"] for row in table.to_pylist()] == [
             "the key column `id` is NULL",
             None,

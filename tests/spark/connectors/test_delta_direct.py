@@ -77,9 +77,9 @@ def test_spark_reads_every_type_as_it_was(table: Any) -> None:
     assert t.joined().write_direct(plan(1), splits(TYPES, a=VALUES), t.spark) == WriteCounts(2, 2, 0, 0)
     read = t.spark.read.format("delta").load(t.path)
     texts = [f"cast({name} as string)" for name in ("day", "at", "local", "amount")]
-    found = read.selectExpr("id", "small", "flag", *texts, "ratio", "hex(bytes)", "text").orderBy("id")
+    result = read.selectExpr("id", "small", "flag", *texts, "ratio", "hex(bytes)", "text").orderBy("id")
     days = "0001-01-01", "2024-05-01 01:02:03.004", "9999-12-31 23:59:59.999999"
-    assert [tuple(row) for row in found.collect()] == [
+    assert [tuple(row) for row in result.collect()] == [
         (1, 65_535, True, *days, "-0.01", 0.5, "00FF", "ä\U0010ffff"),
         (2, *[None] * 9),
     ]

@@ -283,8 +283,8 @@ def test_statistics_of_decimals_keep_their_digits(spark: SparkSession, tmp_path:
     write(1, (1, amounts[0], "i"), (2, amounts[1], "i"), (3, Decimal(5000), "i"), large=True)
     write(2, (3, Decimal(0), "d"), large=False)
     for amount in amounts:
-        found = spark.sql(f"SELECT id FROM delta.`{t.path}` WHERE amount = {amount}BD").collect()
-        assert len(found) == 1, amount
+        result = spark.sql(f"SELECT id FROM delta.`{t.path}` WHERE amount = {amount}BD").collect()
+        assert len(result) == 1, amount
 
 
 def test_history_of_the_table_tells_the_operation(spark: SparkSession, tmp_path: Path) -> None:

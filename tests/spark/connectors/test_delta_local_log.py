@@ -302,8 +302,8 @@ def test_checkpoint_starts_spark_once(
         frame = table.frame((epoch, "a", "i"))
         sink.write(plan(epoch), frame)
     start.assert_called_once()
-    found = sorted(one.name for one in Path(table.path, "_delta_log").glob("*.checkpoint.parquet"))
-    assert found == [f"{version:020d}.checkpoint.parquet" for version in (12, 24)]
+    result = sorted(one.name for one in Path(table.path, "_delta_log").glob("*.checkpoint.parquet"))
+    assert result == [f"{version:020d}.checkpoint.parquet" for version in (12, 24)]
     assert isinstance(sink._open().log.snapshot(), LocalSnapshot)
     assert len(table.rows()) == 29 - before
 

@@ -593,9 +593,9 @@ def test_types_come_back_as_they_went_in(table: Any, key: tuple[str, ...], large
     frame = EpochFrame(rows.selectExpr("*", f"'i' {OP}", pos), schema, key, None if large else 2, t.spark)
     sink = t.joined()
     sink.write(plan(1), frame)
-    found = t.spark.read.format("delta").load(t.path).toArrow().sort_by("id")
-    assert found.to_pylist() == data.to_pylist()
-    assert found.schema.equals(schema)
+    result = t.spark.read.format("delta").load(t.path).toArrow().sort_by("id")
+    assert result.to_pylist() == data.to_pylist()
+    assert result.schema.equals(schema)
     t.prepared(generation=2)  # the table that Headrace made fits
 
 
@@ -682,8 +682,8 @@ def test_what_is_likely_small_is_looked_at(
 )
 def test_describe_opens_nothing(path: str, location: str, scope: list[str]) -> None:
     node = DeltaSinkConfig.model_validate({"from": "x", "path": path})
-    found = DeltaTableSink(SinkContext(KEY, node, Settings(), pa.schema([]))).describe()
-    assert found == {
+    result = DeltaTableSink(SinkContext(KEY, node, Settings(), pa.schema([]))).describe()
+    assert result == {
         "kind": "delta",
         "asset_key": ["delta", "flights"],
         "scope": scope,
@@ -710,9 +710,9 @@ def test_failed_commit_is_explained(text: str, kind: type[Exception]) -> None:
 
 
 def test_full_disk_is_explained() -> None:
-    found = explain(OSError(28, "No space left on device"), "/data/flights", "lake")
-    assert isinstance(found, TransientError)
-    assert "`/data/flights` cannot be read or written: No space left on device" in str(found)
+    result = explain(OSError(28, "No space left on device"), "/data/flights", "lake")
+    assert isinstance(result, TransientError)
+    assert "`/data/flights` cannot be read or written: No space left on device" in str(result)
 
 
 @pytest.mark.sampled
@@ -728,10 +728,10 @@ def test_days_of_any_calendar_are_found_again(table: Any) -> None:
     days = [date(1, 1, 1), gap, *([date(999, 1, 1), date(9999, 12, 31)] if FULL else [])]
 
     def frame(days: list[date], v: int, op: str) -> EpochFrame:
-        found = t.frame(*[((day - date(1970, 1, 1)).days, str(v), op) for day in days])
+        result = t.frame(*[((day - date(1970, 1, 1)).days, str(v), op) for day in days])
         return replace(
-            found,
-            node_rows=found.rows.selectExpr(
+            result,
+            node_rows=result.rows.selectExpr(
                 "date_from_unix_date(int(id)) AS day", "bigint(name) AS v", OP, POS
             ),
         )

@@ -139,12 +139,12 @@ def test_windows_and_filter(lake: Lake) -> None:
     lake.sql(path, "INSERT INTO {t} VALUES (9999, NULL, 'x')")
     table = lake.source(path, filter="id % 2 = 0 -- even")
     snapshot = table.create_snapshot(spark, "token")
-    found = []
+    result = []
     for start, end in (("2013-01-01", "2013-02-01"), ("2013-02-01", "2013-03-01")):
         splits = table.splits(spark, snapshot, HistoryPartition(start, "d", start, end), None)
-        found.append(sorted(flat(ids(table, spark, snapshot, splits))))
-        assert sum(split["rows"] for split in splits) == len(found[-1])
-    assert found == [list(range(0, 744, 2)), list(range(744, 744 + 672, 2))]
+        result.append(sorted(flat(ids(table, spark, snapshot, splits))))
+        assert sum(split["rows"] for split in splits) == len(result[-1])
+    assert result == [list(range(0, 744, 2)), list(range(744, 744 + 672, 2))]
     gap = PartitionGap("d", start="2013-03-01", before="2013-01-01")
     assert table.count_unpartitioned_rows(spark, snapshot, gap, None).outside == 1000 - 744 // 2 - 672 // 2
     assert table.has_nulls(spark, snapshot, "d")

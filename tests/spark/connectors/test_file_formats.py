@@ -36,17 +36,17 @@ def source(path: Path, kind: str, **node: Any) -> Files:
     return Files(FileSourceConfig.model_validate(options), Settings(), ordinal=4, name="src")
 
 
-def read_rows(found: Files, spark: SparkSession, *columns: str) -> list[Any]:
-    snapshot = found.create_snapshot(spark, "token")
-    splits = found.splits(spark, snapshot, None, None)
-    rows = found.read(spark, snapshot, splits, columns or None).collect()
+def read_rows(result: Files, spark: SparkSession, *columns: str) -> list[Any]:
+    snapshot = result.create_snapshot(spark, "token")
+    splits = result.splits(spark, snapshot, None, None)
+    rows = result.read(spark, snapshot, splits, columns or None).collect()
     assert len(rows) == sum(split["rows"] for split in splits)
     return sorted(rows, key=lambda row: row[POS])
 
 
-def failure(found: Files, spark: SparkSession) -> str:
+def failure(result: Files, spark: SparkSession) -> str:
     with pytest.raises(Exception) as caught:  # noqa: PT011  whatever Spark wraps it in
-        read_rows(found, spark)
+        read_rows(result, spark)
     error = explain_failure(caught.value) or caught.value
     assert isinstance(error, DataError), error
     assert error.node == "src"
@@ -80,10 +80,10 @@ def test_avro_files_that_spark_wrote(spark: SparkSession, tmp_path: Path) -> Non
         " cast(id AS double) / 7 ratio FROM range(0, 100, 1, 3)"
     )
     written.write.format("avro").save(str(tmp_path / "t"))
-    found = source(tmp_path / "t", "avro")
-    assert found.schema(spark).field("price").type == pa.decimal128(10, 4)
-    assert found.schema(spark).field("moment").type == pa.timestamp("us", tz="UTC")
-    rows = {row.id: row for row in read_rows(found, spark)}
+    result = source(tmp_path / "t", "avro")
+    assert result.schema(spark).field("price").type == pa.decimal128(10, 4)
+    assert result.schema(spark).field("moment").type == pa.timestamp("us", tz="UTC")
+    rows = {row.id: row for row in read_rows(result, spark)}
     expected = {row.id: row for row in written.collect()}
     assert rows.keys() == expected.keys()
     for number, row in rows.items():
@@ -125,13 +125,13 @@ def test_avro_groups_are_splits(spark: SparkSession, tmp_path: Path, monkeypatch
     monkeypatch.setattr(formats, "_BLOCKS", 2)
     monkeypatch.setattr(splitting, "SPLIT_ROWS", 4)
     write_avro(tmp_path / "a.avro", RECORD, [list(numbered(n, n + 2)) for n in range(0, 12, 2)])
-    found = source(tmp_path, "avro")
-    snapshot = found.create_snapshot(spark, "token")
-    splits = found.splits(spark, snapshot, None, None)
+    result = source(tmp_path, "avro")
+    snapshot = result.create_snapshot(spark, "token")
+    splits = result.splits(spark, snapshot, None, None)
     assert [split["rows"] for split in splits] == [4, 4, 4]
     # Python workers have the module's own number of blocks, so the rows of a group are read in this process.
-    scan = found._decoder.scan(found._unpack_handle(snapshot.handle)[1], ["id"])
-    (piece,) = found._tasks(found._unpack_handle(snapshot.handle)[0], splits[1:2])[0]
+    scan = result._decoder.scan(result._unpack_handle(snapshot.handle)[1], ["id"])
+    (piece,) = result._tasks(result._unpack_handle(snapshot.handle)[0], splits[1:2])[0]
     (batch,) = scan.rows(piece)
     assert batch["_headrace_off"].to_pylist() == [4, 6]
     assert batch["_headrace_group"].to_pylist() == [1, 1]
@@ -194,9 +194,9 @@ def test_orc_files(spark: SparkSession, tmp_path: Path) -> None:
         }
     )
     pyarrow.orc.write_table(table, tmp_path / "a.orc", stripe_size=20_000, compression="zstd")
-    found = source(tmp_path, "orc")
-    assert found.schema(spark).field("moment").type == pa.timestamp("us", tz="UTC")
-    rows = read_rows(found, spark)
+    result = source(tmp_path, "orc")
+    assert result.schema(spark).field("moment").type == pa.timestamp("us", tz="UTC")
+    rows = read_rows(result, spark)
     assert [row.id for row in rows] == list(range(5_000))
     assert [row[POS].off for row in rows] == list(range(5_000))
     first = rows[1].asDict()
@@ -204,7 +204,7 @@ def test_orc_files(spark: SparkSession, tmp_path: Path) -> None:
     assert {row.moment.astimezone(UTC) for row in rows} == {moment}
     assert [row.name for row in rows[:2]] == [None, "ü"]
     (tmp_path / "b.orc").write_bytes(b"ORC")
-    assert "b.orc` cannot be read as orc" in failure(found, spark)
+    assert "b.orc` cannot be read as orc" in failure(result, spark)
 
 
 # --- text

@@ -54,8 +54,8 @@ def commits(path: str) -> list[str]:
 def parts(path: str) -> list[str]:
     """The files below the commits, without their random and running parts."""
     root = Path(path)
-    found = (file.relative_to(root) for file in root.glob("headrace_commit=*/**/part-*"))
-    return sorted(str(one) for one in found)
+    result = (file.relative_to(root) for file in root.glob("headrace_commit=*/**/part-*"))
+    return sorted(str(one) for one in result)
 
 
 @pytest.mark.parametrize(
@@ -88,8 +88,8 @@ def test_partitions_are_folders_that_hive_readers_understand(
         "headrace_commit=0000000001/day=__HIVE_DEFAULT_PARTITION__/place=x y",
         "headrace_commit=0000000001/day=2025-01-31/place=__HIVE_DEFAULT_PARTITION__",
     }
-    found = read_changes(spark, maker.path, format_, DAYS, keyed=False)
-    got = sorted((row["id"], row["day"], row["place"], row["size"]) for row in found)
+    result = read_changes(spark, maker.path, format_, DAYS, keyed=False)
+    got = sorted((row["id"], row["day"], row["place"], row["size"]) for row in result)
     assert got == sorted((row["id"], row["day"], row["place"], row["size"]) for row in rows)
     if format_ == "parquet":
         table = ds.dataset(maker.path, format="parquet", partitioning="hive").to_table()
@@ -147,8 +147,8 @@ def test_json_lines_keep_nulls_and_operations(spark: SparkSession, tmp_path: Pat
     sink = maker.joined(KEYED)
     sink.write(plan(1), frame(spark, KEYED, people((1, "é"), (2, None), (1, None)), "iid"))
     (file,) = Path(maker.path).rglob("*.jsonl")
-    found = sorted((json.loads(line) for line in file.read_text().splitlines()), key=lambda row: row["id"])
-    assert found == [
+    result = sorted((json.loads(line) for line in file.read_text().splitlines()), key=lambda row: row["id"])
+    assert result == [
         {"id": 1, "name": None, "headrace_op": "d"},
         {"id": 2, "name": None, "headrace_op": "i"},
     ]

@@ -53,8 +53,8 @@ def stream(folder: Path, clock: Clock, kind: str = "csv", **node: Any) -> FileSt
     if kind in ("csv", "json"):
         options = {"schema": COLUMNS} | options
     node_ = FileSourceConfig.model_validate(options)
-    found = registry.unbounded_source("src", node_, Settings(), 4)
-    assert isinstance(found, FileStream)
+    result = registry.unbounded_source("src", node_, Settings(), 4)
+    assert isinstance(result, FileStream)
     return FileStream("src", node_, Settings(), 4, clock)
 
 
@@ -116,13 +116,13 @@ def test_an_epoch_ends_with_a_row_group_or_a_file(spark: SparkSession, tmp_path:
     write(tmp_path / "a.parquet", range(35), clock)
     write(tmp_path / "b.parquet", range(35, 40), clock)
     source = stream(tmp_path, clock, "parquet")
-    at, found = source.initial_offsets(), []
+    at, result = source.initial_offsets(), []
     while (end := source.next_end_offsets(at, ReadLimits(rows=12))) != at:
-        found.append(ids(source, spark, at, end))
+        result.append(ids(source, spark, at, end))
         assert source.lags(end) == {"0": 40 - offset_of(end)}
         at = end
-    assert [len(part) for part in found] == [10, 10, 10, 10]
-    assert [number for part in found for number in part] == list(range(40))
+    assert [len(part) for part in result] == [10, 10, 10, 10]
+    assert [number for part in result for number in part] == list(range(40))
     # Any part of what was read can be read again, as an audit does.
     assert ids(source, spark, at | {"offsets": {"0": 7}}, at | {"offsets": {"0": 38}}) == list(range(7, 38))
 

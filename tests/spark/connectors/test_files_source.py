@@ -55,9 +55,9 @@ def numbered(first: int, end: int, **more: Any) -> list[Json]:
     return [{"id": number, **more} for number in range(first, end)]
 
 
-def all_of(found: Files, spark: SparkSession, window: HistoryPartition | None = None) -> list[Any]:
-    snapshot = found.create_snapshot(spark, "token")
-    return found.read(spark, snapshot, found.splits(spark, snapshot, window, None)).collect()
+def all_of(result: Files, spark: SparkSession, window: HistoryPartition | None = None) -> list[Any]:
+    snapshot = result.create_snapshot(spark, "token")
+    return result.read(spark, snapshot, result.splits(spark, snapshot, window, None)).collect()
 
 
 def read_failure(ask: Any) -> Exception:
@@ -115,12 +115,12 @@ def test_no_files_is_an_error_at_once(tmp_path: Path, path: str) -> None:
 def test_the_list_survives_the_ledger(tmp_path: Path) -> None:
     put(tmp_path / "dt=2025-01-01" / "a b.parquet", numbered(0, 3))
     put(tmp_path / "dt=__HIVE_DEFAULT_PARTITION__" / "x.parquet", numbered(0, 3))
-    found = [
+    result = [
         listing.File(file.path, file.size, file.changed, (3,))
         for file in list_files(LocalStorage(), str(tmp_path), "src")
     ]
-    assert listing.unpack(listing.pack(found)) == found
-    assert [file.partitions for file in found] == [{"dt": "2025-01-01"}, {"dt": None}]
+    assert listing.unpack(listing.pack(result)) == result
+    assert [file.partitions for file in result] == [{"dt": "2025-01-01"}, {"dt": None}]
 
 
 def test_folders_that_differ_are_refused(tmp_path: Path) -> None:
@@ -145,17 +145,17 @@ def test_a_file_that_changed_is_named_and_never_read(spark: SparkSession, tmp_pa
         return path
 
     paths = [write(name, first) for name, first in (("a", 10), ("b", 20))]
-    found = files(tmp_path, kind, **({} if kind == "parquet" else {"schema": {"id": "int64"}}))
-    snapshot = found.create_snapshot(spark, "token")
-    splits = found.splits(spark, snapshot, None, None)
-    before = found.read(spark, snapshot, splits).collect()
+    result = files(tmp_path, kind, **({} if kind == "parquet" else {"schema": {"id": "int64"}}))
+    snapshot = result.create_snapshot(spark, "token")
+    splits = result.splits(spark, snapshot, None, None)
+    before = result.read(spark, snapshot, splits).collect()
     assert sorted(row.id for row in before) == [*range(10, 15), *range(20, 25)]
-    assert found.read(spark, snapshot, splits).collect() == before
-    lazy = found.read(spark, snapshot, splits)  # looked at before the change, read after it
+    assert result.read(spark, snapshot, splits).collect() == before
+    lazy = result.read(spark, snapshot, splits)  # looked at before the change, read after it
     write("b", 30)
     for ask in (
         lazy.collect,
-        lambda: found.read(spark, snapshot, splits),
+        lambda: result.read(spark, snapshot, splits),
         lambda: files(tmp_path, kind, **({} if kind == "parquet" else {"schema": {"id": "int64"}})).splits(
             spark, snapshot, None, None
         ),
@@ -194,12 +194,12 @@ def test_splits_are_groups_of_row_groups(
     monkeypatch.setattr(splitting, "SPLIT_ROWS", 100)
     put(tmp_path / "a.parquet", numbered(0, 250), group=50)
     put(tmp_path / "b.parquet", numbered(250, 320), group=30)
-    found = files(tmp_path)
-    snapshot = found.create_snapshot(spark, "token")
-    splits = found.splits(spark, snapshot, None, None)
+    result = files(tmp_path)
+    snapshot = result.create_snapshot(spark, "token")
+    splits = result.splits(spark, snapshot, None, None)
     assert [split["rows"] for split in splits] == [100, 100, 80, 40]
     assert [len(split["files"]) for split in splits] == [1, 1, 2, 1]
-    each = [found.read(spark, snapshot, [split]).collect() for split in splits]
+    each = [result.read(spark, snapshot, [split]).collect() for split in splits]
     assert [sorted(row.id for row in rows) for rows in each] == [
         list(range(100)), list(range(100, 200)), list(range(200, 280)), list(range(280, 320)),
     ]  # fmt: skip
@@ -217,18 +217,18 @@ def test_folders_become_columns_and_windows_go_by_them(spark: SparkSession, tmp_
     for day in (1, 2, 3):
         put(tmp_path / f"dt=2025-01-0{day}" / "region=e%2Fu" / "x.parquet", numbered(day * 10, day * 10 + 3))
     put(tmp_path / "dt=__HIVE_DEFAULT_PARTITION__" / "region=us" / "x.parquet", numbered(0, 1))
-    found = files(tmp_path, schema={"dt": "date32"})
-    assert found.schema(spark) == pa.schema(
+    result = files(tmp_path, schema={"dt": "date32"})
+    assert result.schema(spark) == pa.schema(
         [("id", pa.int64()), ("dt", pa.date32()), ("region", pa.string())]
     )
-    rows = sorted((row.id, row.dt, row.region) for row in all_of(found, spark))
+    rows = sorted((row.id, row.dt, row.region) for row in all_of(result, spark))
     assert rows[0] == (0, None, "us")
     assert rows[1] == (10, date(2025, 1, 1), "e/u")
     assert len(rows) == 10
-    snapshot = found.create_snapshot(spark, "token")
-    splits = found.splits(spark, snapshot, HistoryPartition("w", "dt", "2025-01-02", "2025-01-03"), None)
+    snapshot = result.create_snapshot(spark, "token")
+    splits = result.splits(spark, snapshot, HistoryPartition("w", "dt", "2025-01-02", "2025-01-03"), None)
     assert [(split["id"], split["rows"], len(split["files"])) for split in splits] == [("w/00000", 3, 1)]
-    assert sorted(row.id for row in found.read(spark, snapshot, splits).collect()) == [20, 21, 22]
+    assert sorted(row.id for row in result.read(spark, snapshot, splits).collect()) == [20, 21, 22]
     assert sorted(
         row.region for row in all_of(files(tmp_path, columns="region", filter="region = 'us'"), spark)
     ) == ["us"]
@@ -257,14 +257,14 @@ def test_gaps_and_duplicates_of_offsets(spark: SparkSession, tmp_path: Path) -> 
     offsets = [*range(10), *range(15, 20), 19, 3_000_000]
     others = [{"p": 0, "o": 11, "t": "b"}, {"p": None, "o": 7, "t": "a"}]
     put(tmp_path / "a.parquet", [{"p": 0, "o": offset, "t": "a"} for offset in offsets] + others)
-    found = files(tmp_path / "a.parquet")
+    result = files(tmp_path / "a.parquet")
     table = OffsetTable(partition_column="p", offset_column="o", topic_column="t")
     for since, gaps in (
         (0, ((10, 15), (20, 3_000_000))),
         (12, ((12, 15), (20, 3_000_000))),
         (18, ((20, 3_000_000),)),
     ):
-        measured = found.measure_offsets(spark, found.describe_snapshot(spark), table, "a", {"0": since})
+        measured = result.measure_offsets(spark, result.describe_snapshot(spark), table, "a", {"0": since})
         assert measured == TableOffsets({"0": PartitionOffsets(0, 3_000_001, gaps, duplicates=1)})
 
 
@@ -274,13 +274,13 @@ def test_the_cut_is_exact(spark: SparkSession, tmp_path: Path) -> None:
         {"id": 1001, "p": 1, "o": None},
     ]
     put(tmp_path / "a.parquet", rows)
-    found = files(tmp_path / "a.parquet", columns="id, p, o")
+    result = files(tmp_path / "a.parquet", columns="id, p, o")
     table = OffsetTable(partition_column="p", offset_column="o")
-    measured = found.measure_offsets(spark, found.describe_snapshot(spark), table, "a", {}).partitions
+    measured = result.measure_offsets(spark, result.describe_snapshot(spark), table, "a", {}).partitions
     assert measured == {part: PartitionOffsets(0, 100) for part in ("0", "1", "2")}
-    snapshot = found.create_snapshot(spark, "token")
-    splits = found.splits(spark, snapshot, None, HandoffFilter("p", "o", {"0": 10, "1": 0}))
-    kept = found.read(spark, snapshot, splits, ["id"]).collect()
+    snapshot = result.create_snapshot(spark, "token")
+    splits = result.splits(spark, snapshot, None, HandoffFilter("p", "o", {"0": 10, "1": 0}))
+    kept = result.read(spark, snapshot, splits, ["id"]).collect()
     assert sorted(row.id for row in kept) == [*range(0, 30, 3), 1000, 1001]
     assert sum(split["rows"] for split in splits) == 12
     assert {tuple(row._gs_pos) for row in kept if row.id in (27, 1000, 1001)} == {
@@ -388,11 +388,11 @@ def test_csv_values_arrive_exactly(spark: SparkSession, tmp_path: Path) -> None:
     with gzip.open(tmp_path / "a.csv.gz", "wt") as file:
         file.write("\n".join(lines))
     schema = {"id": "int64"} | {name: kind for name, (kind, *_) in zip(names, VALUES, strict=True)}
-    found = files(tmp_path, "csv", schema=schema)
-    assert found.schema(spark).types == [pa.int64(), *(kind for _, _, kind, _ in VALUES)]
-    snapshot = found.create_snapshot(spark, "token")
-    splits = found.splits(spark, snapshot, None, None)
-    table = found.read(spark, snapshot, splits).toArrow().sort_by("id").select(["id", *names])
+    result = files(tmp_path, "csv", schema=schema)
+    assert result.schema(spark).types == [pa.int64(), *(kind for _, _, kind, _ in VALUES)]
+    snapshot = result.create_snapshot(spark, "token")
+    splits = result.splits(spark, snapshot, None, None)
+    table = result.read(spark, snapshot, splits).toArrow().sort_by("id").select(["id", *names])
     assert table.to_pylist() == [
         {"id": 1} | {n: value for n, (*_, value) in zip(names, VALUES, strict=True)},
         {"id": 2} | dict.fromkeys(names),
@@ -403,7 +403,7 @@ def test_csv_values_arrive_exactly(spark: SparkSession, tmp_path: Path) -> None:
 def test_csv_without_a_header_by_another_delimiter(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("1;NA;x\n2;;y\n")
     (tmp_path / "b.csv").write_text("")
-    found = files(
+    result = files(
         tmp_path,
         "csv",
         schema={"id": "int32", "v": "string", "w": "string"},
@@ -411,7 +411,7 @@ def test_csv_without_a_header_by_another_delimiter(spark: SparkSession, tmp_path
         delimiter=";",
         null_value="NA",
     )
-    rows = sorted((row.id, row.v, row.w, tuple(row._gs_pos)) for row in all_of(found, spark))
+    rows = sorted((row.id, row.v, row.w, tuple(row._gs_pos)) for row in all_of(result, spark))
     assert rows == [(1, None, "x", (4, 0, 0, 0)), (2, "", "y", (4, 0, 1, 0))]
 
 
@@ -433,12 +433,12 @@ def test_a_value_that_does_not_fit_is_named(spark: SparkSession, tmp_path: Path,
         path.write_text(
             f'id,v\n1,\n2,"{value}"\n' if kind == "csv" else f'{{"id": 1}}\n{{"id": 2, "v": "{value}"}}\n'
         )
-        found = files(path, kind, schema={"id": "int64", "v": declared})
-        snapshot = found.create_snapshot(spark, "token")
+        result = files(path, kind, schema={"id": "int64", "v": declared})
+        snapshot = result.create_snapshot(spark, "token")
         pieces = [
             {"id": "0", "rows": 2, "files": [[0, str(path), 0, 1]], "scope": {"window": None, "cut": None}}
         ]
-        error = read_failure(found.read(spark, snapshot, pieces).collect)
+        error = read_failure(result.read(spark, snapshot, pieces).collect)
         assert isinstance(error, DataError), (declared, value, error)
         assert error.node == "src"
         message = str(error)
@@ -476,13 +476,13 @@ def test_json_lines(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "dt=x" / "a.json").write_text(
         '{"id": 1, "doc": {"a": [1.50, "b"]}, "odd": 1}\n\n  \n{"id": 2, "price": 1.25}\r\n{"doc": null}'
     )
-    found = files(
+    result = files(
         tmp_path,
         "jsonl",
         schema={"id": "int64", "doc": "string", "price": "decimal(10,2)"},
         filter="id > 0 OR dt = 'x'",
     )
-    rows = sorted((row._gs_pos.off, row.id, row.doc, row.price, row.dt) for row in all_of(found, spark))
+    rows = sorted((row._gs_pos.off, row.id, row.doc, row.price, row.dt) for row in all_of(result, spark))
     assert rows == [
         (0, 1, '{"a":[1.5,"b"]}', None, "x"),
         (3, 2, None, Decimal("1.25"), "x"),

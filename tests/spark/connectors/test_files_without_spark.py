@@ -119,7 +119,7 @@ def test_the_same_as_with_spark(
         WRITERS[kind](rows_of(number * 150, number * 150 + 150), tmp_path / f"{number}.{kind}")
     files = open_files(tmp_path, kind)
     assert files.explain_direct_obstacle() == ""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name, window in PARTITIONS.items():
         snapshot, splits = plan(files, unused_session(), window)
         table = files.read_table(snapshot, splits, files.schema(unused_session()).names)
@@ -129,7 +129,7 @@ def test_the_same_as_with_spark(
         batches = [batch for split in splits for batch in reader.fetch(split)]
         payload = table.drop_columns([OP, POS])
         assert pa.Table.from_batches(batches, payload.schema).equals(payload)
-        found[name] = [{**split, "plain": None} for split in splits], as_rows(table)
+        result[name] = [{**split, "plain": None} for split in splits], as_rows(table)
     snapshot = files.create_snapshot(unused_session(), "token")
     counted = [files.count_unpartitioned_rows(unused_session(), snapshot, gap, None) for gap in GAPS]
     assert all(one.outside for one in counted)
@@ -138,7 +138,7 @@ def test_the_same_as_with_spark(
     for name, window in PARTITIONS.items():
         snapshot, splits = plan(files, spark, window)
         expected = as_rows(files.read(spark, snapshot, splits).toArrow())
-        assert ([{**split, "plain": None} for split in splits], expected) == found[name], name
+        assert ([{**split, "plain": None} for split in splits], expected) == result[name], name
         assert files.read_table(snapshot, splits, ()) is None
     assert [files.count_unpartitioned_rows(spark, snapshot, gap, None) for gap in GAPS] == counted
 
@@ -170,15 +170,15 @@ def test_values_of_folders(
     if kind == "csv":
         declared = {"schema": SCHEMA | {"dt": folder_type}}
     files = open_files(tmp_path, kind, **declared)
-    found = []
+    result = []
     for one in (None, window):
         snapshot, splits = plan(files, unused_session(), one)
         table = files.read_table(snapshot, splits, files.schema(unused_session()).names)
         assert table is not None
-        found.append(as_rows(table))
-    assert [len(rows) for rows in found] == [150, 50]
+        result.append(as_rows(table))
+    assert [len(rows) for rows in result] == [150, 50]
     only_spark()
-    for one, expected in zip((None, window), found, strict=True):
+    for one, expected in zip((None, window), result, strict=True):
         snapshot, splits = plan(files, spark, one)
         assert as_rows(files.read(spark, snapshot, splits).toArrow()) == expected
 

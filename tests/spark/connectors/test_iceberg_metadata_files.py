@@ -33,8 +33,8 @@ class Folder:
 
     def versions(self, *, empty: bool) -> list[int]:
         """The versions with content, or the placeholders."""
-        found = {int(path.name[1:].split(".")[0]): path for path in self.path.glob("v*.metadata.json")}
-        return sorted(number for number, path in found.items() if (path.stat().st_size == 0) is empty)
+        result = {int(path.name[1:].split(".")[0]): path for path in self.path.glob("v*.metadata.json")}
+        return sorted(number for number, path in result.items() if (path.stat().st_size == 0) is empty)
 
     def age(self) -> None:
         """Make the placeholders older than a day."""

@@ -550,8 +550,8 @@ def test_describe_opens_nothing() -> None:
     node = IcebergSinkConfig.model_validate(
         {"from": "x", "table_name": "shop.orders", "warehouse": "/nowhere"}
     )
-    found = IcebergTableSink(SinkContext(KEY, node, Settings(), pa.schema([]))).describe()
-    assert found == {
+    result = IcebergTableSink(SinkContext(KEY, node, Settings(), pa.schema([]))).describe()
+    assert result == {
         "kind": "iceberg",
         "asset_key": ["iceberg", "shop", "orders"],
         "scope": ["nowhere"],

@@ -149,13 +149,13 @@ def test_windows_and_filter(warehouse: Warehouse) -> None:
     spark.sql(f"INSERT INTO w.{name} VALUES (9999, NULL, 'x')")
     table = warehouse.source(name, filter="id % 2 = 0 -- even")
     snapshot = table.create_snapshot(spark, "token")
-    found = []
+    result = []
     for start, end in (("2013-01-01", "2013-02-01"), ("2013-02-01", "2013-03-01")):
         splits = table.splits(spark, snapshot, HistoryPartition(start, "d", start, end), None)
         assert all(split["id"].startswith(start) for split in splits)
-        found.append(sorted(flat(ids(table, spark, snapshot, splits))))
-        assert sum(split["rows"] for split in splits) == len(found[-1])
-    assert found == [list(range(0, 744, 2)), list(range(744, 744 + 672, 2))]
+        result.append(sorted(flat(ids(table, spark, snapshot, splits))))
+        assert sum(split["rows"] for split in splits) == len(result[-1])
+    assert result == [list(range(0, 744, 2)), list(range(744, 744 + 672, 2))]
     assert table.splits(spark, snapshot, HistoryPartition("w", "d", "2020-01-01", "2020-02-01"), None) == []
     with pytest.raises(SchemaError, match="the filter `nope = 1` is wrong"):
         warehouse.source(name, filter="nope = 1").create_snapshot(spark, "token")

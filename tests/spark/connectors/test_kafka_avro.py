@@ -92,10 +92,10 @@ class Messages:
         return messages.decode(self.spark.createDataFrame(rows, COLUMNS))
 
     def read(self, reader: int, **options: Any) -> list[Row]:
-        found = self.decoded(reader, **options)
-        table = collect_arrow(found) if isinstance(found, DataFrame) else found
-        if isinstance(found, DataFrame):
-            assert _types(found.schema) == _types(self.columns)
+        result = self.decoded(reader, **options)
+        table = collect_arrow(result) if isinstance(result, DataFrame) else result
+        if isinstance(result, DataFrame):
+            assert _types(result.schema) == _types(self.columns)
         rows = table.to_pylist()
         assert [row[POS]["off"] for row in sorted(rows, key=lambda row: row[POS]["off"])] == list(
             range(len(self.sent))
@@ -109,9 +109,9 @@ class Messages:
         try:
             self.read(reader, **options)
         except Exception as error:
-            if (found := explain_failure(error)) is None:
+            if (result := explain_failure(error)) is None:
                 raise
-            return found
+            return result
         pytest.fail("it was read")
 
 
@@ -369,8 +369,8 @@ def test_a_message_that_cannot_be_read_is_named(messages: Messages, message: byt
     messages.schemas |= {1: CUSTOMER, 2: record(("id", "long"))}
     messages.send(1, {"id": 1, "name": "abc", "note": (0, None)})
     messages.send_bytes(message)
-    found = str(messages.failure(1))
-    assert f"topic t, partition 0, offset 1: {says}" in found
+    result = str(messages.failure(1))
+    assert f"topic t, partition 0, offset 1: {says}" in result
     messages.sent.pop()
     assert len(messages.read(1)) == 1
 
@@ -381,8 +381,8 @@ def test_dead_letters_are_the_messages_that_cannot_be_read(messages: Messages) -
         messages.send_bytes(message, b"key")
         messages.send(1, {"id": 1, "name": "abc", "note": (0, None)})
     messages.send(1, {"id": 1, "name": "abc", "note": (0, None)}, op="x")
-    found = messages.decoded(1, on_error="dead_letter")
-    table = collect_arrow(found) if isinstance(found, DataFrame) else found
+    result = messages.decoded(1, on_error="dead_letter")
+    table = collect_arrow(result) if isinstance(result, DataFrame) else result
     rows = sorted(table.to_pylist(), key=lambda row: row[POS]["off"])
     errors = [row.pop(ERROR) for row in rows]
     assert errors[1:-1:2] == [None] * len(BROKEN)
@@ -420,8 +420,8 @@ def test_a_dead_letter_for_a_value_at_any_depth(messages: Messages) -> None:
         {"id": (0, None)},
     ]
     messages.send(1, good, *(good | one for one in wrong))
-    found = messages.decoded(1, on_error="dead_letter", primary_key="id")
-    table = collect_arrow(found) if isinstance(found, DataFrame) else found
+    result = messages.decoded(1, on_error="dead_letter", primary_key="id")
+    table = collect_arrow(result) if isinstance(result, DataFrame) else result
     rows = sorted(table.to_pylist(), key=lambda row: row[POS]["off"])
     assert rows[0][ERROR] is None
     reasons = [row[ERROR]["reason"] for row in rows[1:]]
@@ -474,9 +474,9 @@ def test_a_broken_message_fails_also_where_no_column_is_used(messages: Messages)
 def test_a_value_out_of_range_is_an_error(messages: Messages, kind: Any, value: Any, shown: str) -> None:
     messages.schemas[1] = record(("v", nullable(kind)))
     messages.send(1, {"v": (0, None)}, {"v": (1, value)})
-    found = str(messages.failure(1))
-    assert "topic t, partition 0, offset 1: column `v` is " in found
-    assert f"cannot hold `{shown}`" in found
+    result = str(messages.failure(1))
+    assert "topic t, partition 0, offset 1: column `v` is " in result
+    assert f"cannot hold `{shown}`" in result
 
 
 def test_decimals_that_spark_has_no_room_for_are_errors(messages: Messages) -> None:
@@ -552,6 +552,6 @@ def test_a_tombstone_deletes_the_row_of_its_key(messages: Messages) -> None:
     )
     for key, says in keys if FULL or messages.way == "driver" else keys[:1]:
         messages.sent[1] = (key, None, None)
-        found = str(messages.failure(1, **delete))
-        assert "offset 1: " in found
-        assert says in found
+        result = str(messages.failure(1, **delete))
+        assert "offset 1: " in result
+        assert says in result

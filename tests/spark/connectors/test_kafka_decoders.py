@@ -63,22 +63,23 @@ def check_equal(spark: SparkSession, declared: dict[str, str], batch: MessageBat
             for name in ("values", "partitions", "offsets", "timestamps", "operations")
         ]
     )
-    found = decoder.decode(kept)
+    result = decoder.decode(kept)
     if not good:
         return 0
-    assert found is not None
+    assert result is not None
     expected = JsonMessageDecoder("src", declared, 3, metadata=True).decode(frame_of(spark, kept))
     assert (
         expected.schema.simpleString()
         == row_schema(payload_schema("src", declared, metadata=True)).simpleString()
     )
     rows = expected.toArrow()
-    assert found.schema.names == rows.schema.names
-    assert found.drop_columns(POS).schema.types == rows.drop_columns(POS).schema.types
-    assert found.to_pylist() == rows.to_pylist()
+    assert result.schema.names == rows.schema.names
+    assert result.drop_columns(POS).schema.types == rows.drop_columns(POS).schema.types
+    assert result.to_pylist() == rows.to_pylist()
     flat = flatten_columns(expected, payload_schema("src", declared, metadata=True)).toArrow()
     assert (
-        flatten_table(found, payload_schema("src", declared, metadata=True)).schema.types == flat.schema.types
+        flatten_table(result, payload_schema("src", declared, metadata=True)).schema.types
+        == flat.schema.types
     )
     return len(good)
 
@@ -120,9 +121,9 @@ def test_the_frame_of_a_registry_is_skipped(spark: SparkSession) -> None:
     frames = [b"\0\0\0\0\1", b"", b"\0\n{}\n", b"\0}\n{\xff"]
     batch = batch_of([one + value for one, value in zip(frames, objects, strict=True)], [None] * 4)
     assert check_equal(spark, SCHEMA, batch) == 4
-    found = ArrowMessageDecoder(SCHEMA, 3, metadata=False).decode(batch)
-    assert found is not None
-    assert found["long"].to_pylist() == [1, None, None, 3]
+    result = ArrowMessageDecoder(SCHEMA, 3, metadata=False).decode(batch)
+    assert result is not None
+    assert result["long"].to_pylist() == [1, None, None, 3]
     for value in (b"\0", b"\0\0\0\0\1", b"\0\0\0\0\1{}{}", b"{}\0"):
         assert ArrowMessageDecoder(SCHEMA, 0, metadata=False).decode(batch_of([value], [None])) is None
 
@@ -146,7 +147,9 @@ def test_only_types_that_both_read_alike_are_supported(kind: str, *, known: bool
 
 
 def test_an_empty_batch_has_the_columns(spark: SparkSession) -> None:
-    found = ArrowMessageDecoder(SCHEMA, 0, metadata=True).decode(MessageBatch())
-    assert found is not None
-    assert spark.createDataFrame(found, row_schema(payload_schema("src", SCHEMA, metadata=True))).count() == 0
-    assert found.schema.names[-2:] == [OP, POS]
+    result = ArrowMessageDecoder(SCHEMA, 0, metadata=True).decode(MessageBatch())
+    assert result is not None
+    assert (
+        spark.createDataFrame(result, row_schema(payload_schema("src", SCHEMA, metadata=True))).count() == 0
+    )
+    assert result.schema.names[-2:] == [OP, POS]

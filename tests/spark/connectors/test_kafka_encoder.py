@@ -57,8 +57,8 @@ def test_arrow_writes_what_spark_writes(
     last = data.draw(st.integers(first, table.num_rows))
     part = table.take(pa.array(np.arange(table.num_rows))).slice(first, last - first)
     plain = pa.table(part.to_pydict(), schema=part.schema)
-    found, expected = (messages(encoder.encode(for_arrow(schema, one, key))) for one in (part, plain))
-    assert found == expected
+    result, expected = (messages(encoder.encode(for_arrow(schema, one, key))) for one in (part, plain))
+    assert result == expected
 
 
 def outcome(encode: Callable[[], Any]) -> list[Message] | str:
@@ -68,9 +68,9 @@ def outcome(encode: Callable[[], Any]) -> list[Message] | str:
     except DataError as error:
         return str(error)
     except Exception as error:
-        if (found := explain_failure(error)) is None:
+        if (result := explain_failure(error)) is None:
             raise
-        return str(found)
+        return str(result)
 
 
 PAIR = pa.schema([("id", pa.int64()), ("name", pa.string())])
@@ -81,19 +81,19 @@ def test_a_null_in_a_key_is_one_error(spark: SparkSession, name: str) -> None:
     rows = [{"id": 1, "name": "a"}, {"id": 2, "name": "b"} | {name: None}, {"id": 3, "name": "c"}]
     table = rows_of(PAIR, rows, "iii")
     encoder = JsonMessageEncoder("out", PAIR, tombstones=False, deduplicate=False)
-    found = outcome(lambda: encoder.encode(for_arrow(PAIR, table, ("id", "name"))))
-    assert f"key column `{name}` is null" in str(found)
+    result = outcome(lambda: encoder.encode(for_arrow(PAIR, table, ("id", "name"))))
+    assert f"key column `{name}` is null" in str(result)
     frame = for_spark(spark, PAIR, table, ("id", "name"))
-    assert found == outcome(lambda: encoder.encode_by_spark(frame))
+    assert result == outcome(lambda: encoder.encode_by_spark(frame))
 
 
 def test_a_delete_without_a_key_is_one_error(spark: SparkSession) -> None:
     rows = [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}]
     table = rows_of(PAIR, rows, "id")
     encoder = JsonMessageEncoder("out", PAIR, tombstones=False, deduplicate=False)
-    found = outcome(lambda: encoder.encode(for_arrow(PAIR, table, ())))
-    assert "a delete reached a sink without primary_key" in str(found)
-    assert found == outcome(lambda: encoder.encode_by_spark(for_spark(spark, PAIR, table, ())))
+    result = outcome(lambda: encoder.encode(for_arrow(PAIR, table, ())))
+    assert "a delete reached a sink without primary_key" in str(result)
+    assert result == outcome(lambda: encoder.encode_by_spark(for_spark(spark, PAIR, table, ())))
 
 
 def test_wide_numbers_are_their_digits(spark: SparkSession) -> None:

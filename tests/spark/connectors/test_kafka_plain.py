@@ -96,8 +96,8 @@ def test_a_broken_message_is_named_or_rejected(
     good, bad = by_spark(spark, splits, batch)
     assert (good["value"], good[ERROR]) == ("good", None)
     assert reason in bad[ERROR]["reason"]
-    found = (bad[ERROR]["__kafka_offset"], bad[ERROR]["__kafka_key"], bad[ERROR]["__kafka_value"])
-    assert found == (11, message[0], message[1])
+    result = (bad[ERROR]["__kafka_offset"], bad[ERROR]["__kafka_key"], bad[ERROR]["__kafka_value"])
+    assert result == (11, message[0], message[1])
 
 
 def test_a_tombstone_deletes_by_the_key(spark: SparkSession) -> None:

@@ -82,10 +82,10 @@ class Messages:
             **options,
         }
         node = KafkaSourceConfig.model_validate(values)
-        found = ProtobufMessages("src", node, KafkaConnection(), 3)
+        result = ProtobufMessages("src", node, KafkaConnection(), 3)
         registered = {at: parse_schema(text) for at, text in self.schemas.items()}
-        found._schemas._client.find_schema = registered.get  # type: ignore[method-assign]
-        return found
+        result._schemas._client.find_schema = registered.get  # type: ignore[method-assign]
+        return result
 
     def batch(self) -> MessageBatch:
         count = len(self.sent)
@@ -99,28 +99,28 @@ class Messages:
         )
 
     def decoded(self, reader: int, **options: Any) -> Any:
-        found = self.format(reader, **options)
-        self.columns = row_schema(found.columns)
-        if self.way == "driver" and (table := found.decode_batch(self.spark, self.batch(), "t")) is not None:
+        result = self.format(reader, **options)
+        self.columns = row_schema(result.columns)
+        if self.way == "driver" and (table := result.decode_batch(self.spark, self.batch(), "t")) is not None:
             return table
-        return found.decode(frame_of_table(self.spark, self.batch().as_table("t")).repartition(2))
+        return result.decode(frame_of_table(self.spark, self.batch().as_table("t")).repartition(2))
 
     def read(self, reader: int, **options: Any) -> list[Row]:
-        found = self.decoded(reader, **options)
-        if isinstance(found, DataFrame):
-            columns = [(one.name, one.dataType.simpleString()) for one in found.schema if one.name != ERROR]
+        result = self.decoded(reader, **options)
+        if isinstance(result, DataFrame):
+            columns = [(one.name, one.dataType.simpleString()) for one in result.schema if one.name != ERROR]
             assert columns == [(one.name, one.dataType.simpleString()) for one in self.columns]
-            found = found.toArrow()
-        rows = sorted(found.to_pylist(), key=lambda row: row[POS]["off"])
+            result = result.toArrow()
+        rows = sorted(result.to_pylist(), key=lambda row: row[POS]["off"])
         assert [row[POS]["off"] for row in rows] == list(range(len(self.sent)))
         return [{name: value for name, value in row.items() if name != POS} for row in rows]
 
     def failure(self, reader: int, **options: Any) -> HeadraceError:
         with pytest.raises(Exception) as raised:  # noqa: PT011
             self.read(reader, **options)
-        found = explain_failure(raised.value)
-        assert found is not None, raised.value
-        return found
+        result = explain_failure(raised.value)
+        assert result is not None, raised.value
+        return result
 
 
 @pytest.fixture(params=["driver", "spark"])
@@ -246,9 +246,9 @@ def test_other_schemas(messages: Messages) -> None:
         (6, "", 0.0),
     ]
     messages.send(3, "Order", id="a")
-    found = messages.failure(2)
-    assert "topic t, partition 0, offset 3" in found.message
-    assert "field `id` (1) is string there, and int64 here" in found.message
+    result = messages.failure(2)
+    assert "topic t, partition 0, offset 3" in result.message
+    assert "field `id` (1) is string there, and int64 here" in result.message
     assert messages.read(2, schema_id_overrides=[{"from": 3, "to": 2}])[3]["id"] == 0
 
 
@@ -285,9 +285,9 @@ def test_broken_messages_are_named_or_rejected(spark: SparkSession, value: bytes
     messages.send_bytes(value, b"k")
     messages.send(1, "Order", id=3)
     assert messages.format(1).decode_batch(spark, messages.batch(), "t") is None
-    found = messages.failure(1)
-    assert "topic t, partition 0, offset 1: " + reason in found.message
-    assert found.node == "src"
+    result = messages.failure(1)
+    assert "topic t, partition 0, offset 1: " + reason in result.message
+    assert result.node == "src"
     rows = messages.read(1, on_error="dead_letter", primary_key="id")
     assert [row[ERROR] is None for row in rows] == [True, False, True]
     rejected = rows[1][ERROR]
@@ -342,18 +342,18 @@ def test_a_schema_that_was_not_read_is_tried_again(spark: SparkSession) -> None:
     messages = Messages(spark, "spark")
     messages.schemas = {1: ORDER, 2: ORDER + "message More { int32 a = 1; }"}
     messages.send(1, "Order", id=1)
-    found = messages.format(1)
+    result = messages.format(1)
 
     def read() -> list[int]:
         frame = frame_of_table(spark, messages.batch().as_table("t"))
-        return sorted(row.id for row in found.decode(frame, is_first=True).collect())
+        return sorted(row.id for row in result.decode(frame, is_first=True).collect())
 
     assert read() == [1]
     messages.send(2, "Order", id=2)
     with pytest.raises(Exception, match="another schema") as raised:
         read()
     assert isinstance(explain_failure(raised.value), TransientError)
-    found.decode(frame_of_table(spark, messages.batch().as_table("t")))
+    result.decode(frame_of_table(spark, messages.batch().as_table("t")))
     assert read() == [1, 2]
 
 

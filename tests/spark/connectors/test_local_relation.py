@@ -75,28 +75,28 @@ def count_jobs(spark: SparkSession) -> Callable[[Callable[[], Any]], tuple[Any, 
 def test_sql_over_local_rows_runs_no_job(spark: SparkSession, count_jobs: Any) -> None:
     frame = spark.createDataFrame(rows(100), row_schema(PAYLOAD))
     chosen = frame.selectExpr("*", "upper(name) AS loud", "price * 2 AS twice").where("id % 2 = 0")
-    found, jobs = count_jobs(lambda: collect_arrow(chosen))
+    result, jobs = count_jobs(lambda: collect_arrow(chosen))
     expected, usual = count_jobs(chosen.toArrow)
     assert (jobs, usual) == (0, 1)
-    assert found.schema == expected.schema
-    assert found.to_pylist() == expected.to_pylist()
+    assert result.schema == expected.schema
+    assert result.to_pylist() == expected.to_pylist()
 
 
 @pytest.mark.parametrize("condition", ["id < 0", "id >= 0"])
 def test_empty_and_large_results_are_those_of_spark(spark: SparkSession, condition: str) -> None:
     chosen = spark.createDataFrame(rows(11_000), row_schema(PAYLOAD)).where(condition)
-    found, expected = collect_arrow(chosen), chosen.toArrow()
-    assert found.schema == expected.schema
-    assert found.num_rows == expected.num_rows
+    result, expected = collect_arrow(chosen), chosen.toArrow()
+    assert result.schema == expected.schema
+    assert result.num_rows == expected.num_rows
 
 
 def test_what_needs_a_job_runs_as_one(spark: SparkSession, count_jobs: Any) -> None:
     frame = spark.createDataFrame(rows(10), row_schema(PAYLOAD))
     grouped = frame.groupBy("flag").count()
     assert compute_locally(grouped) is None
-    found, jobs = count_jobs(lambda: collect_arrow(grouped))
+    result, jobs = count_jobs(lambda: collect_arrow(grouped))
     assert jobs > 0
-    assert sorted(found["count"].to_pylist()) == [4, 6]
+    assert sorted(result["count"].to_pylist()) == [4, 6]
 
 
 def test_rows_are_computed_once_for_several_readers(spark: SparkSession, count_jobs: Any) -> None:

@@ -131,6 +131,6 @@ def test_a_pipeline_of_numbers_leaves_its_rows_in_memory(spark: SparkSession, tm
     for _ in range(2):
         run(parse_pipeline(PIPELINE), settings, until=Until.CAUGHT_UP, spark=spark)
         assert rows() == [(0, 2490), (1, 2491), (2, 2492)]
-        found = read_table("all_rows")
-        assert found.column_names == ["value", "timestamp"]
-        assert found["value"].to_pylist() == list(range(2500))
+        result = read_table("all_rows")
+        assert result.column_names == ["value", "timestamp"]
+        assert result["value"].to_pylist() == list(range(2500))

@@ -59,9 +59,9 @@ def test_rows_are_those_of_a_local_relation(spark: SparkSession, tmp_path: Path)
     assert (tmp_path / "rows.parquet").exists()
     assert frame.schema == frame_of_table(spark, table, columns).schema
     expected = frame_of_table(spark, table, columns).toArrow()
-    found = frame.toArrow()
-    assert found.schema == expected.schema
-    assert str(found.to_pylist()) == str(expected.to_pylist())
+    result = frame.toArrow()
+    assert result.schema == expected.schema
+    assert str(result.to_pylist()) == str(expected.to_pylist())
 
 
 def test_many_rows_keep_their_order(spark: SparkSession, tmp_path: Path) -> None:

@@ -74,10 +74,10 @@ def read_with_spark(spark: SparkSession, texts: list[str], kind: str) -> list[An
 @settings(max_examples=100 if FULL else 2)
 @given(texts=st.lists(NUMBERS | DATES | TIMES | ANY | NAMED, min_size=100, max_size=300))
 def test_the_same_value_as_in_spark(spark: SparkSession, kind: str, texts: list[str]) -> None:
-    found = {text: value for text in texts if (value := accept(text, kind)) is not None}
-    expected = read_with_spark(spark, list(found), kind)
-    assert [(text, value[0].as_py()) for text, value in found.items()] == list(
-        zip(found, expected, strict=True)
+    result = {text: value for text in texts if (value := accept(text, kind)) is not None}
+    expected = read_with_spark(spark, list(result), kind)
+    assert [(text, value[0].as_py()) for text, value in result.items()] == list(
+        zip(result, expected, strict=True)
     )
 
 
@@ -110,10 +110,10 @@ def test_other_types_are_not_supported(kind: str) -> None:
 @settings(max_examples=100 if FULL else 3)
 @given(texts=st.lists(NUMBERS | DATES | ANY | NAMED, min_size=50, max_size=100))
 def test_values_of_folders(spark: SparkSession, kind: str, texts: list[str]) -> None:
-    found = {}
+    result = {}
     for text in texts:
         try:
-            found[text] = parse_folder(text, plain(parse_type(kind))).as_py()
+            result[text] = parse_folder(text, plain(parse_type(kind))).as_py()
         except UnprovenTextError:
             continue
-    assert list(found.values()) == read_with_spark(spark, list(found), kind)
+    assert list(result.values()) == read_with_spark(spark, list(result), kind)

@@ -23,15 +23,15 @@ BULK = re.compile(rb"\$(\d+)\r\n")
 
 def bulks(parts: Any) -> list[bytes]:
     """The bulk strings of some buffers, without their lengths."""
-    data, found, at = b"".join(bytes(part) for part in parts), [], 0
+    data, result, at = b"".join(bytes(part) for part in parts), [], 0
     while at < len(data):
         size = BULK.match(data, at)
         assert size
         end = size.end() + int(size[1])
-        found.append(data[size.end() : end])
+        result.append(data[size.end() : end])
         assert data[end : end + 2] == b"\r\n"
         at = end + 2
-    return found
+    return result
 
 
 def entries(encoder: RowEncoder, frame: EpochFrame) -> tuple[dict[bytes, list[bytes]], set[bytes]]:

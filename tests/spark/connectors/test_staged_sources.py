@@ -89,8 +89,8 @@ def test_an_interrupted_run_goes_on_with_the_pages_that_it_stored(
 ) -> None:
     added = 0
 
-    def answer(asked: WebRequest) -> Any:
-        first = 100 * (int(parse_qs(urlsplit(asked.path).query)["page"][0]) - 1)
+    def answer(request: WebRequest) -> Any:
+        first = 100 * (int(parse_qs(urlsplit(request.path).query)["page"][0]) - 1)
         return [
             {"id": key + added, "total": str(2**200 + key)} for key in range(first, min(first + 100, ROWS))
         ]
@@ -115,10 +115,10 @@ def test_an_interrupted_run_goes_on_with_the_pages_that_it_stored(
         monkeypatch.setattr(MemorySink, "write", fail_once)
         with pytest.raises(UserError, match="no power"):
             run(load_pipeline(file), settings, until=Until.HISTORY, spark=spark)
-        stored, requests, added = snapshots(settings), len(service.asked), 10_000
+        stored, requests, added = snapshots(settings), len(service.requests), 10_000
         assert len(stored) == 1
         run(load_pipeline(file), settings, until=Until.HISTORY, spark=spark)
-        assert len(service.asked) == requests
+        assert len(service.requests) == requests
     rows = read_table("out").to_pylist()
     assert sorted(row["id"] for row in rows) == [key for key in range(ROWS) if key % 3]
     assert all(int(row["total"]) == 2**200 + row["id"] for row in rows)
@@ -177,8 +177,8 @@ def test_a_stop_does_not_wait_for_a_blocked_page(
     def run_it() -> None:
         results.append(run(load_pipeline(file), settings, until=Until.HISTORY, spark=spark, stop=stop))
 
-    def answer(asked: WebRequest) -> Any:
-        return page(int(parse_qs(urlsplit(asked.path).query)["page"][0]))
+    def answer(request: WebRequest) -> Any:
+        return page(int(parse_qs(urlsplit(request.path).query)["page"][0]))
 
     with served(answer) as service:
         http = HTTP.replace("    filter", "    timeout: 30m\n    filter").format(url=service.url)
@@ -204,8 +204,8 @@ def test_a_stop_does_not_wait_for_a_blocked_page(
         stop.clear()
         run_it()
     assert results[-1].history_complete
-    found = sorted(row["id"] for row in read_table("out").to_pylist())
-    assert found == [key for key in range(ROWS) if kind == "python" or key % 3]
+    result = sorted(row["id"] for row in read_table("out").to_pylist())
+    assert result == [key for key in range(ROWS) if kind == "python" or key % 3]
 
 
 def test_a_process_that_dies_in_the_function_leaves_no_row_of_it(

@@ -55,9 +55,9 @@ def read_all(
     source = kind(node, Settings(), 3, "src")
     snapshot = source.create_snapshot(spark, "")
     splits = source.splits(spark, snapshot, window, None)
-    found = source.read(spark, snapshot, splits).orderBy(POS).toArrow().to_pylist()
-    assert len(found) == sum(split["rows"] for split in splits)
-    return found
+    result = source.read(spark, snapshot, splits).orderBy(POS).toArrow().to_pylist()
+    assert len(result) == sum(split["rows"] for split in splits)
+    return result
 
 
 @pytest.mark.parametrize("window", [None, HistoryPartition("0", "id", "15", "27")], ids=["all", "window"])
@@ -80,5 +80,5 @@ def test_other_files_are_read_by_arrow(spark: SparkSession, tmp_path: Path, kind
     if kind == "nested":
         rows = rows.append_column("tags", pa.array([["a"]] * 30))
     pq.write_table(rows, tmp_path / "rows.parquet", row_group_size=10 if kind == "many groups" else 30)
-    found = read_all(spark, StoredFiles, tmp_path, None)
-    assert [(row["id"], row[POS]["off"]) for row in found] == [(at, at) for at in range(30)]
+    result = read_all(spark, StoredFiles, tmp_path, None)
+    assert [(row["id"], row[POS]["off"]) for row in result] == [(at, at) for at in range(30)]

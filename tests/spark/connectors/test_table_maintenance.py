@@ -167,7 +167,7 @@ def test_compaction_that_is_killed_changes_no_row_and_can_run_again(
     spark: SparkSession, tmp_path: Path, kind: str
 ) -> None:
     """It is killed when its new file exists: before its commit, or in it."""
-    found = Lake(kind, spark, tmp_path, ("id",))
+    result = Lake(kind, spark, tmp_path, ("id",))
     reached = tmp_path / "reached"
     with subprocess.Popen(
         [sys.executable, "-c", _VICTIM, str(tmp_path), kind], cwd=ROOT, start_new_session=True
@@ -175,18 +175,18 @@ def test_compaction_that_is_killed_changes_no_row_and_can_run_again(
         try:
             deadline = time.monotonic() + 900
             written: set[str] | None = None
-            while written is None or found.parquet_files() <= written:
+            while written is None or result.parquet_files() <= written:
                 assert victim.poll() is None
                 assert time.monotonic() < deadline
-                written = found.parquet_files() if written is None and reached.exists() else written
+                written = result.parquet_files() if written is None and reached.exists() else written
                 time.sleep(0.005)
         finally:
             os.killpg(victim.pid, signal.SIGKILL)
-    assert found.table.rows() == found.expected(EPOCHS)
-    done = found.maintenance().compact()
+    assert result.table.rows() == result.expected(EPOCHS)
+    done = result.maintenance().compact()
     assert done.after is not None
     assert done.after.files == 1
-    found.check(EPOCHS)
+    result.check(EPOCHS)
 
 
 def leave_old_file(folder: Path, name: str) -> Path:

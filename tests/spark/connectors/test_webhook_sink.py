@@ -48,13 +48,13 @@ def test_changes_are_sent_in_batches_in_their_order(
     assert counts.rows == 5
     assert counts.inserted is None
     assert service.keys == keys(1, 0, 1, 2)
-    assert service.asked[0].body == (
+    assert service.requests[0].body == (
         b'[{"id":1,"name":"a","_gs_op":"i"},\n{"id":2,"name":null,"_gs_op":"i"}]\n'
     )
-    assert [row["_gs_op"] for asked in service.asked for row in asked.rows] == list("iiuid")
-    assert service.asked[2].rows == [{"id": 2, "name": None, "_gs_op": "d"}]
-    assert {asked.headers["headrace-generation"] for asked in service.asked} == {"7"}
-    assert {asked.headers["content-type"] for asked in service.asked} == {"application/json"}
+    assert [row["_gs_op"] for requests in service.requests for row in requests.rows] == list("iiuid")
+    assert service.requests[2].rows == [{"id": 2, "name": None, "_gs_op": "d"}]
+    assert {requests.headers["headrace-generation"] for requests in service.requests} == {"7"}
+    assert {requests.headers["content-type"] for requests in service.requests} == {"application/json"}
     assert service.busiest == 1
 
 
@@ -62,12 +62,12 @@ def test_rows_of_the_driver_are_sent_like_those_of_a_frame(spark: SparkSession, 
     with served(Receiver()) as service:
         sink = webhook_sink(spark, service.url, tmp_path, KEYED)
         sink.prepare(KEYED, 1)
-        given = frame(spark, KEYED, FIVE, "iiuid", ())
-        local = type(given)(given.node_rows, KEYED, (), 5, spark, table=given.rows.toArrow())
+        inputs = frame(spark, KEYED, FIVE, "iiuid", ())
+        local = type(inputs)(inputs.node_rows, KEYED, (), 5, spark, table=inputs.rows.toArrow())
         sink.write(plan(1), local)
-        sink.write(plan(1), given)
+        sink.write(plan(1), inputs)
         sink.close()
-    assert len(service.asked) == 1, "the second attempt has the same request, which was accepted"
+    assert len(service.requests) == 1, "the second attempt has the same request, which was accepted"
 
 
 @pytest.mark.parametrize("single", [False, True])
@@ -81,10 +81,10 @@ def test_version_1_puts_rows_under_data(spark: SparkSession, tmp_path: Path, sin
     first = {"metadata": {"op": "u"}, "data": {"id": 1, "name": "a", "_gs_op": "u"}}
     if single:
         assert service.keys == keys(3, 0, 1)
-        assert service.asked[0].rows == first
+        assert service.requests[0].rows == first
     else:
         assert service.keys == keys(3, 0)
-        assert service.asked[0].rows[0] == first
+        assert service.requests[0].rows[0] == first
 
 
 @pytest.mark.parametrize("fault", [500, 503, 408, 429, "reset", "torn", "hang"])
@@ -109,30 +109,30 @@ def test_after_the_limit_the_epoch_fails_and_continues(spark: SparkSession, tmp_
     with served(Receiver()) as service:
         sink = webhook_sink(spark, service.url, tmp_path, KEYED, batch_size=2)
         sink.prepare(KEYED, 1)
-        service.answer = lambda asked: (
-            [] if asked.headers["idempotency-key"].endswith("/0") else (503, b"busy", {})
+        service.answer = lambda request: (
+            [] if request.headers["idempotency-key"].endswith("/0") else (503, b"busy", {})
         )
         with pytest.raises(TransientError, match=r"given up after 4 attempts .* HTTP 503: busy") as caught:
             sink.write(plan(1), rows)
         assert caught.value.node == "out"
         assert service.keys == keys(1, 0, 1, 1, 1, 1)
         service.answer = Receiver()
-        service.asked.clear()
+        service.requests.clear()
         assert sink.write(plan(1), rows).rows == 5
         assert service.keys == keys(1, 1, 2)
         sink.close()
         # Another process does not know what was accepted, and sends the same bytes under the same keys.
-        before = {asked.headers["idempotency-key"]: asked.body for asked in service.asked}
-        service.asked.clear()
+        before = {requests.headers["idempotency-key"]: requests.body for requests in service.requests}
+        service.requests.clear()
         again = webhook_sink(spark, service.url, tmp_path, KEYED, batch_size=2)
         again.prepare(KEYED, 2)
         again.write(plan(1), rows)
         again.close()
     assert service.keys == keys(1, 0, 1, 2)
     assert all(
-        before[key] == asked.body
-        for asked in service.asked
-        if (key := asked.headers["idempotency-key"]) in before
+        before[key] == requests.body
+        for requests in service.requests
+        if (key := requests.headers["idempotency-key"]) in before
     )
 
 
@@ -142,7 +142,7 @@ def test_the_heartbeat_sees_a_service_that_does_not_answer(
     monkeypatch.setattr(client, "_PATIENCE", 0.0)
     notes: list[dict[str, str]] = []
 
-    def answer(asked: WebRequest) -> Any:
+    def answer(request: WebRequest) -> Any:
         notes.append(read_pending_calls(tmp_path))
         return (503, b"busy", {}) if len(notes) < 3 else []
 
@@ -157,8 +157,8 @@ def test_the_heartbeat_sees_a_service_that_does_not_answer(
     assert read_pending_calls(tmp_path) == {}
 
 
-def refuse_second(asked: WebRequest) -> Any:
-    return (422, b"id 1 is unknown", {}) if asked.headers["idempotency-key"].endswith("/1") else []
+def refuse_second(request: WebRequest) -> Any:
+    return (422, b"id 1 is unknown", {}) if request.headers["idempotency-key"].endswith("/1") else []
 
 
 def test_a_refused_request_stops_the_run(spark: SparkSession, tmp_path: Path) -> None:
@@ -176,8 +176,8 @@ def test_a_refused_request_stops_the_run(spark: SparkSession, tmp_path: Path) ->
 def test_skip_on_error_logs_and_skips_a_refused_request(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture, status: int
 ) -> None:
-    def answer(asked: WebRequest) -> Any:
-        return (status, b"no", {}) if asked.headers["idempotency-key"].endswith("/1") else []
+    def answer(request: WebRequest) -> Any:
+        return (status, b"no", {}) if request.headers["idempotency-key"].endswith("/1") else []
 
     with served(answer) as service, caplog.at_level(logging.WARNING):
         sink = webhook_sink(spark, service.url, tmp_path, KEYED, batch_size=2, skip_on_error=True)
@@ -197,11 +197,11 @@ def test_skip_on_error_skips_only_the_refused_row_of_a_thousand(
     """A request that is refused for a row is sent in halves, with the same keys at every attempt."""
     accepted: list[int] = []
 
-    def answer(asked: WebRequest) -> Any:
-        found = [row["id"] for row in asked.rows]
-        if 617 in found:
+    def answer(request: WebRequest) -> Any:
+        result = [row["id"] for row in request.rows]
+        if 617 in result:
             return status, b"id 617 is unknown", {}
-        accepted.extend(found)
+        accepted.extend(result)
         return []
 
     rows = people(*((at, "a") for at in range(1_000)))
@@ -247,8 +247,8 @@ def test_secrets_are_sent_and_never_shown(
     monkeypatch.setenv("HOOK_TOKEN", f"{SECRET}-2")
     settings = {"http_secret_header": {"shop": "X-Shop-Key"}, "http_secret_value": {"shop": SECRET}}
 
-    def leak(asked: WebRequest) -> Any:
-        return 400, f"bad key {asked.headers['x-shop-key']} {asked.headers['authorization']}".encode(), {}
+    def leak(request: WebRequest) -> Any:
+        return 400, f"bad key {request.headers['x-shop-key']} {request.headers['authorization']}".encode(), {}
 
     with served(leak) as service, caplog.at_level(logging.DEBUG):
         node = {"secret_name": "shop", "headers": {"Authorization": "Bearer ${HOOK_TOKEN}"}}
@@ -268,9 +268,9 @@ def test_secrets_are_sent_and_never_shown(
         skipping.prepare(KEYED, 1)
         skipping.write(plan(1), frame(spark, KEYED, people((1, "a")), "i", ()))
         shown = json.dumps([str(caught.value), sink.describe(), repr(sink._node), caplog.text])
-    assert service.asked[0].headers["x-shop-key"] == SECRET
-    assert service.asked[0].headers["authorization"] == f"Bearer {SECRET}-2"
-    assert service.asked[0].path.endswith(f"token={SECRET}-2")
+    assert service.requests[0].headers["x-shop-key"] == SECRET
+    assert service.requests[0].headers["authorization"] == f"Bearer {SECRET}-2"
+    assert service.requests[0].path.endswith(f"token={SECRET}-2")
     assert SECRET not in shown
     assert sink.describe()["location"].endswith("/rows?***")
 
@@ -309,7 +309,7 @@ def test_values_keep_their_digits_and_intervals_are_refused(spark: SparkSession,
         sink.prepare(schema, 1)
         sink.write(plan(1), frame(spark, schema, [row], "i", ()))
         sink.close()
-    assert service.asked[0].body == (
+    assert service.requests[0].body == (
         b'[{"m":1267650600228229401496703205376.0000,"t":"2024-05-01T01:02:03.000004Z","b":"00ff","f":null,'
         b'"_gs_op":"i"}]\n'
     )
@@ -329,7 +329,7 @@ def test_the_service_counts_calls(spark: SparkSession, tmp_path: Path) -> None:
         sink.close()
     calls = drain_call_metrics()["out"]
     assert calls.retries == 1
-    assert {key: len(found) for key, found in calls.latencies.items()} == {
+    assert {key: len(result) for key, result in calls.latencies.items()} == {
         ("retriable_error", "5xx"): 1,
         ("success", "2xx"): 1,
     }

@@ -132,8 +132,8 @@ def test_an_epoch_of_which_nothing_is_left_is_committed_once(spark: SparkSession
     put(tmp_path, 1, "1,drop\n2,drop\n")
     put(tmp_path, 2, "3,kept\n4,drop\n")
 
-    def answer(asked: WebRequest) -> object:
-        return [row for row in asked.rows if row["v"] != "drop"]
+    def answer(request: WebRequest) -> object:
+        return [row for row in request.rows if row["v"] != "drop"]
 
     with served(answer) as service:
         file = parse_pipeline(
@@ -152,10 +152,10 @@ def test_an_epoch_of_which_nothing_is_left_is_committed_once(spark: SparkSession
 
         first = carry("2025-01-01")
         assert (first.epochs, written(first)) == (1, dict.fromkeys(file.model.sinks, 0))
-        asked = len(service.asked)
-        assert asked
+        requests = len(service.requests)
+        assert requests
         assert carry("2025-01-01").epochs == 0, "an epoch without rows is done again"
-        assert len(service.asked) == asked, "the service was asked again for an epoch that is committed"
+        assert len(service.requests) == requests, "the service was asked again for an epoch that is committed"
         second = carry("2025-02-01")
         assert (second.first_epoch, written(second)) == (2, dict.fromkeys(file.model.sinks, 1))
     lake = spark.read.format("delta").load(f"{tmp_path}/of_script")

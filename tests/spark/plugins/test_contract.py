@@ -203,11 +203,11 @@ def test_a_new_package_passes_them_by_itself(kind: NewPluginType, tmp_path: Path
     assert made.exit_code == 0, made.output
     environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "JAVA_HOME": str(find_java().home)}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    found = subprocess.run(
+    result = subprocess.run(
         command, cwd=tmp_path / "it", env=environment, capture_output=True, text=True, check=False
     )
-    assert found.returncode == 0, found.stdout + found.stderr
-    assert " passed" in found.stdout
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert " passed" in result.stdout
 
 
 def test_a_new_package_overwrites_nothing(tmp_path: Path) -> None:
@@ -237,9 +237,9 @@ def test_a_name_that_means_something_else_already_is_refused(name: str, meaning:
 
 
 def test_the_list_says_what_loads() -> None:
-    found = CliRunner().invoke(app, ["list", "--json"])
-    assert found.exit_code == 0, found.output
-    listed = {plugin["id"]: plugin for plugin in json.loads(found.stdout)}
+    result = CliRunner().invoke(app, ["list", "--json"])
+    assert result.exit_code == 0, result.output
+    listed = {plugin["id"]: plugin for plugin in json.loads(result.stdout)}
     assert listed["acme.folder"] == {
         "id": "acme.folder",
         "kind": "sink",

@@ -90,8 +90,8 @@ def test_secrets_are_not_stored_and_come_back_from_the_file(
     (tmp_path / "word").write_text("from-a-file\n")
     for written in (f"{{file: {tmp_path}/word}}", "{env: WORD}"):
         monkeypatch.setenv("WORD", "from-a-file")
-        found = parse_pipeline(FILE.replace("secret-word", written), "f.yaml")
-        assert node(found, "out").parsed.token.get_secret_value() == "from-a-file"
+        pipeline = parse_pipeline(FILE.replace("secret-word", written), "f.yaml")
+        assert node(pipeline, "out").parsed.token.get_secret_value() == "from-a-file"
 
 
 @pytest.mark.parametrize(
@@ -308,15 +308,15 @@ def test_a_preprocessor_that_cannot_work(
 
 
 def test_the_schema_for_editors_knows_what_is_installed() -> None:
-    found = file_schema()
-    about = found["$defs"]["PluginSinksAcmeFolder"]
+    result = file_schema()
+    about = result["$defs"]["PluginSinksAcmeFolder"]
     assert about["properties"]["type"]["const"] == "acme.folder"
     assert {"path", "token", "from", "options", "primary_key", "delivery"} <= set(about["properties"])
     assert sorted(about["required"]) == ["from", "type"]
-    assert {"$ref": "#/$defs/PluginSinksAcmeFolder"} in found["properties"]["sinks"]["additionalProperties"][
+    assert {"$ref": "#/$defs/PluginSinksAcmeFolder"} in result["properties"]["sinks"]["additionalProperties"][
         "oneOf"
     ]
-    assert {"$ref": "#/$defs/PluginTransformsAcmeTwice"} in found["properties"]["transforms"][
+    assert {"$ref": "#/$defs/PluginTransformsAcmeTwice"} in result["properties"]["transforms"][
         "additionalProperties"
     ]["oneOf"]
 
@@ -335,13 +335,13 @@ def test_nothing_of_a_plugin_is_imported_before_it_is_named(acme: Path) -> None:
         f"parse_pipeline({FILE!r}, 'f.yaml')\n"
         "assert 'acme_plugins' in sys.modules\n"
     )  # fmt: skip
-    found = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", f"import sys\nsys.path.insert(0, {str(acme)!r})\n{code}"],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert found.returncode == 0, found.stderr
+    assert result.returncode == 0, result.stderr
 
 
 def test_every_public_name_is_there() -> None:
@@ -367,11 +367,11 @@ def test_a_declaration_that_cannot_be(say: str, kind: str, more: dict) -> None:
 
 
 def test_what_is_installed() -> None:
-    ids = [found.id for found in list_installed()]
+    ids = [result.id for result in list_installed()]
     assert ids == sorted(ids)
-    found = find("acme.twice")
-    assert found is not None
-    assert load(found).kind == "transform"
+    result = find("acme.twice")
+    assert result is not None
+    assert load(result).kind == "transform"
 
 
 def test_state_is_of_one_plugin_in_one_node_of_one_pipeline(tmp_path: Path) -> None:

@@ -153,9 +153,9 @@ def test_validate_and_explain_know_plugins(
     Path("out").mkdir()
     Path("words.yaml").write_text(PIPELINE.replace("@UPTO@", "11"))
     file = load_pipeline("words.yaml")
-    found = check_pipeline(file, settings(tmp_path), lambda: spark)
-    assert (found.errors, found.unchecked) == ([], {})
-    assert {name: schema.names for name, schema in found.schemas.items()} == {
+    pipeline = check_pipeline(file, settings(tmp_path), lambda: spark)
+    assert (pipeline.errors, pipeline.unchecked) == ([], {})
+    assert {name: schema.names for name, schema in pipeline.schemas.items()} == {
         "numbers": ["id", "word"],
         "doubled": ["id", "word", "copy"],
         "loud": ["id", "copy", "word"],

@@ -110,19 +110,19 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], A
 
 
 def test_help_names_every_verb_and_fits_eighty_columns(tmp_path: Path) -> None:
-    found = headrace("--help", cwd=tmp_path)
-    assert found.returncode == 0
-    assert re.findall(r"^  ([a-z][a-z-]+)  ", found.stdout, re.MULTILINE) == list(VERBS)
-    assert "..." not in found.stdout.split("Commands:")[1]
-    assert max(len(line) for line in found.stdout.splitlines()) <= 80
+    result = headrace("--help", cwd=tmp_path)
+    assert result.returncode == 0
+    assert re.findall(r"^  ([a-z][a-z-]+)  ", result.stdout, re.MULTILINE) == list(VERBS)
+    assert "..." not in result.stdout.split("Commands:")[1]
+    assert max(len(line) for line in result.stdout.splitlines()) <= 80
 
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_help_of_a_verb_fits_eighty_columns(verb: str, answers: dict[tuple[str, ...], Answer]) -> None:
-    found = answers[verb, "--help"]
-    assert (found.code, found.errors) == (0, "")
-    assert found.out.startswith(f"Usage: headrace {verb}")
-    assert max(len(line) for line in found.out.splitlines()) <= 80
+    result = answers[verb, "--help"]
+    assert (result.code, result.errors) == (0, "")
+    assert result.out.startswith(f"Usage: headrace {verb}")
+    assert max(len(line) for line in result.out.splitlines()) <= 80
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -142,9 +142,9 @@ def test_version(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("args", WRONG_USAGE)
 def test_wrong_usage_is_exit_code_2(args: tuple[str, ...], answers: dict[tuple[str, ...], Answer]) -> None:
-    found = answers[args]
-    assert found.code == 2
-    assert "Traceback" not in found.errors
+    result = answers[args]
+    assert result.code == 2
+    assert "Traceback" not in result.errors
 
 
 @pytest.mark.parametrize(
@@ -155,34 +155,34 @@ def test_options_that_contradict_each_other_are_wrong_usage(args: tuple[str, ...
 
 
 def test_windows_are_checked_against_the_file(good: Path) -> None:
-    found = headrace("run", str(good), "--partition", "2013-01-01", cwd=good.parent)
-    assert found.returncode == 1
-    assert "has no `partitions`" in found.stderr
+    result = headrace("run", str(good), "--partition", "2013-01-01", cwd=good.parent)
+    assert result.returncode == 1
+    assert "has no `partitions`" in result.stderr
     good.write_text(f"{GOOD}partitions: {{column: at, start: 2013-01, end: 2013-04}}\n")
-    found = headrace("run", str(good), "--partition", "2013-05-01", cwd=good.parent)
-    assert found.returncode == 1
-    assert "`2013-05-01` is not a partition" in found.stderr
-    assert "2013-01-01 to 2013-03-01" in found.stderr
+    result = headrace("run", str(good), "--partition", "2013-05-01", cwd=good.parent)
+    assert result.returncode == 1
+    assert "`2013-05-01` is not a partition" in result.stderr
+    assert "2013-01-01 to 2013-03-01" in result.stderr
 
 
 def test_every_mistake_of_a_file_has_its_place(tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text(BAD)
-    found = headrace("validate", "bad.yaml", cwd=tmp_path)
-    assert (found.returncode, found.stdout) == (1, "")
-    errors = [line for line in found.stderr.splitlines() if line.startswith("error[HR101]: ")]
+    result = headrace("validate", "bad.yaml", cwd=tmp_path)
+    assert (result.returncode, result.stdout) == (1, "")
+    errors = [line for line in result.stderr.splitlines() if line.startswith("error[HR101]: ")]
     assert [line.split(" ")[1] for line in errors] == ["bad.yaml:7:5:", "bad.yaml:10:5:"]
-    assert "did you mean `table_name`?" in found.stderr
-    assert "\x1b" not in found.stderr
+    assert "did you mean `table_name`?" in result.stderr
+    assert "\x1b" not in result.stderr
 
 
 def test_only_tables_of_files_are_maintained(good: Path) -> None:
     of_all = [(verb, str(good), "--dry-run") for verb in ("compact", "vacuum")]
     of_one = [(*command, "--sink", "out") for command in of_all]
-    for command, found in in_one_process([*of_all, *of_one], good.parent).items():
-        assert found.code == 1
-        assert f"{good}:{10 if '--sink' in command else 8}" in found.errors
-        assert "blackhole" in found.errors
-        assert "Only tables of these types have files to maintain: delta, iceberg." in found.errors
+    for command, result in in_one_process([*of_all, *of_one], good.parent).items():
+        assert result.code == 1
+        assert f"{good}:{10 if '--sink' in command else 8}" in result.errors
+        assert "blackhole" in result.errors
+        assert "Only tables of these types have files to maintain: delta, iceberg." in result.errors
 
 
 def test_validate_as_json(good: Path) -> None:
@@ -199,9 +199,9 @@ def test_validate_as_json(good: Path) -> None:
         "problems": [],
         "unchecked": [],
     }
-    found = answers[of_bad]
-    assert (found.code, found.errors) == (1, "")
-    answer = json.loads(found.out)
+    result = answers[of_bad]
+    assert (result.code, result.errors) == (1, "")
+    answer = json.loads(result.out)
     assert (answer["success"], answer["is_valid"], len(answer["errors"])) == (True, False, 2)
     assert all(error.startswith(f"{bad}:") for error in answer["errors"])
     assert {problem["line"] for problem in answer["problems"]} == {7, 10}
@@ -223,8 +223,8 @@ def test_an_older_spelling_is_fixed_in_place(good: Path) -> None:
     good.write_text(
         GOOD.replace("version: 1\n", "").replace("from: src", "from: src  # all\n    batch_size: 5")
     )
-    found = headrace("validate", str(good), "--quick", "--fix", cwd=good.parent)
-    assert (found.returncode, found.stderr.count("fixed: "), found.stderr.count("warning: ")) == (0, 2, 0)
+    result = headrace("validate", str(good), "--quick", "--fix", cwd=good.parent)
+    assert (result.returncode, result.stderr.count("fixed: "), result.stderr.count("warning: ")) == (0, 2, 0)
     assert "version: 1\n" in good.read_text()
     assert "# all" in good.read_text()
     assert "batch_size" not in good.read_text()
@@ -243,10 +243,10 @@ def test_a_schedule_that_never_fires_is_a_mistake(tmp_path: Path) -> None:
         HEADRACE__CLICKHOUSE_SOURCE__URL="http://127.0.0.1:1",
     )
     for path, cron in crons.items():
-        found = answers["validate", str(path)]
-        assert found.code == (1 if cron in never else 0)
+        result = answers["validate", str(path)]
+        assert result.code == (1 if cron in never else 0)
         message = f"{path}:12:12: cron `{cron}` is not a cron line that can ever fire"
-        assert (message in found.errors) is (cron in never)
+        assert (message in result.errors) is (cron in never)
 
 
 def test_several_files_are_checked_in_one_go(good: Path) -> None:
@@ -254,10 +254,10 @@ def test_several_files_are_checked_in_one_go(good: Path) -> None:
     bad.write_text(BAD)
     command = ("validate", str(good), str(bad), "--quick")
     answers = in_one_process([command, (*command, "--json")], good.parent)
-    found = answers[command]
-    assert found.code == 1
-    assert f"{good}: valid (file only)" in found.out
-    assert found.errors.count("error[HR101]: ") == 2
+    result = answers[command]
+    assert result.code == 1
+    assert f"{good}: valid (file only)" in result.out
+    assert result.errors.count("error[HR101]: ") == 2
     documents = json.loads(answers[(*command, "--json")].out)
     assert [(answer["file"], answer["is_valid"]) for answer in documents] == [
         (str(good), True),
@@ -277,9 +277,9 @@ def test_a_group_with_wrong_files_names_each_and_starts_nothing(good: Path) -> N
 
 
 def test_the_schema_of_a_file_is_printed_as_json(good: Path) -> None:
-    found = headrace("validate", "--schema", cwd=good.parent)
-    assert (found.returncode, found.stderr) == (0, "")
-    assert json.loads(found.stdout)["title"] == "Headrace pipeline file"
+    result = headrace("validate", "--schema", cwd=good.parent)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert json.loads(result.stdout)["title"] == "Headrace pipeline file"
 
 
 def test_status_of_an_empty_ledger(good: Path) -> None:
@@ -291,16 +291,16 @@ def test_status_of_an_empty_ledger(good: Path) -> None:
 
 
 def test_a_wrong_setting_is_an_error_and_not_a_traceback(good: Path) -> None:
-    found = headrace("status", cwd=good.parent, HEADRACE__LEASE_SECONDS="soon")
-    assert found.returncode == 1
-    assert found.stderr.startswith("error[HR102]: settings are wrong:\n  lease_seconds")
+    result = headrace("status", cwd=good.parent, HEADRACE__LEASE_SECONDS="soon")
+    assert result.returncode == 1
+    assert result.stderr.startswith("error[HR102]: settings are wrong:\n  lease_seconds")
 
 
 def test_a_sink_that_is_not_there_is_named_with_those_that_are(good: Path) -> None:
-    found = headrace("accept-target", str(good), "--sink", "in", cwd=good.parent)
-    assert found.returncode == 1
-    assert f"{good}:8:1: `in` is no sink of this pipeline" in found.stderr
-    assert "Sinks: out." in found.stderr
+    result = headrace("accept-target", str(good), "--sink", "in", cwd=good.parent)
+    assert result.returncode == 1
+    assert f"{good}:8:1: `in` is no sink of this pipeline" in result.stderr
+    assert "Sinks: out." in result.stderr
 
 
 def test_a_fault_over_one_file_does_not_hide_what_is_said_of_the_others(

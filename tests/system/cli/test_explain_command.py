@@ -69,26 +69,26 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], A
 def test_a_document_is_alone_on_standard_output(
     form: str, first: str, last: str, answers: dict[tuple[str, ...], Answer]
 ) -> None:
-    found = answers["explain", "tiny.yaml", "--format", form]
-    assert (found.code, found.errors) == (0, "")
-    lines = found.out.splitlines()
+    result = answers["explain", "tiny.yaml", "--format", form]
+    assert (result.code, result.errors) == (0, "")
+    lines = result.out.splitlines()
     assert lines[0].startswith(first)
     assert lines[-1] == last
 
 
 def test_text_is_the_default_and_fits_eighty_columns(tmp_path: Path) -> None:
-    found = explain("--lineage", "--splits", "--spark-plan", cwd=tmp_path)
-    assert found.returncode == 0, found.stderr
-    assert "sinks\n  out    blackhole, reads src\n" in found.stdout
-    assert "    id          src.id" in found.stdout
-    assert "no source has a history" in found.stdout
-    assert "Spark has nothing to plan" in found.stdout
-    assert max(len(line) for line in found.stdout.splitlines()) <= 80
+    result = explain("--lineage", "--splits", "--spark-plan", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "sinks\n  out    blackhole, reads src\n" in result.stdout
+    assert "    id          src.id" in result.stdout
+    assert "no source has a history" in result.stdout
+    assert "Spark has nothing to plan" in result.stdout
+    assert max(len(line) for line in result.stdout.splitlines()) <= 80
 
 
 def test_names_come_out_as_they_are_written(answers: dict[tuple[str, ...], Answer]) -> None:
-    found = json.loads(answers["explain", "tiny.yaml", "--format", "json"].out)
-    assert [column["name"] for column in found["nodes"][0]["schema"]] == ["id", ":smile:[b]"]
+    result = json.loads(answers["explain", "tiny.yaml", "--format", "json"].out)
+    assert [column["name"] for column in result["nodes"][0]["schema"]] == ["id", ":smile:[b]"]
     assert ":smile:[b] STRING" in answers["explain", "tiny.yaml"].out
 
 
@@ -98,21 +98,21 @@ def test_without_servers_and_java_the_rest_is_still_told(args: tuple[str, ...], 
         '{type: kafka, topic: some.topic, primary_key: id, schema: {id: int64, ":smile:[b]": string}}',
         "{type: clickhouse, table_name: t}",
     )
-    found = explain(*args, cwd=tmp_path, text=text)
-    assert (found.returncode, found.stderr) == (0, "")
-    assert "unchecked  columns of clickhouse default.t:" in found.stdout
-    assert ("--offline" in found.stdout) is bool(args)
-    assert "exactly once" in found.stdout
+    result = explain(*args, cwd=tmp_path, text=text)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "unchecked  columns of clickhouse default.t:" in result.stdout
+    assert ("--offline" in result.stdout) is bool(args)
+    assert "exactly once" in result.stdout
 
 
 @pytest.mark.parametrize("args", WRONG_USAGE)
 def test_wrong_usage_is_exit_code_2(args: tuple[str, ...], answers: dict[tuple[str, ...], Answer]) -> None:
-    found = answers["explain", "tiny.yaml", *args]
-    assert (found.code, found.out) == (2, "")
-    assert "Traceback" not in found.errors
+    result = answers["explain", "tiny.yaml", *args]
+    assert (result.code, result.out) == (2, "")
+    assert "Traceback" not in result.errors
 
 
 def test_a_broken_file_is_told_on_standard_error_alone(tmp_path: Path) -> None:
-    found = explain("--format", "json", cwd=tmp_path, text=FILE.replace("from: src", "from: nowhere"))
-    assert (found.returncode, found.stdout) == (1, "")
-    assert "tiny.yaml:7:" in found.stderr
+    result = explain("--format", "json", cwd=tmp_path, text=FILE.replace("from: src", "from: nowhere"))
+    assert (result.returncode, result.stdout) == (1, "")
+    assert "tiny.yaml:7:" in result.stderr

@@ -18,9 +18,9 @@ def execute(world: World, *arguments: str) -> tuple[int, str]:
 
 
 def state(world: World) -> PipelineState:
-    found = Commands(world).state()
-    assert found
-    return found
+    result = Commands(world).state()
+    assert result
+    return result
 
 
 def remove_row(world: World) -> None:

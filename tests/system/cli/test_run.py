@@ -105,14 +105,14 @@ class Runs:
 
     def find_remaining(self) -> list[str]:
         """Processes of all sessions that were started."""
-        found = []
+        result = []
         for process in psutil.process_iter(["cmdline", "status"]):
             try:
                 if os.getsid(process.pid) in self.sessions and process.info["status"] != psutil.STATUS_ZOMBIE:
-                    found.append(" ".join(process.info["cmdline"])[:200])
+                    result.append(" ".join(process.info["cmdline"])[:200])
             except ProcessLookupError:
                 continue
-        return found
+        return result
 
 
 @pytest.fixture
@@ -132,9 +132,9 @@ def runs(services: Services, ch_db: str, topic: Callable[..., str], tmp_path: Pa
         )
         producer.produce(name, json.dumps(row), key=str(row["id"]))
     assert producer.flush(30) == 0
-    found = Runs(tmp_path, services)
-    yield found
-    for session in found.sessions:
+    result = Runs(tmp_path, services)
+    yield result
+    for session in result.sessions:
         for process in psutil.process_iter():
             try:
                 if os.getsid(process.pid) == session:
@@ -186,10 +186,10 @@ def test_signals_end_a_run_in_every_phase_and_the_next_goes_on(runs: Runs, servi
     assert process.returncode == 0, err
     assert "stopped: nothing to do. History complete, stream caught up." in out
     with psycopg.connect(services.postgres.conninfo()) as connection:
-        found = connection.execute(
+        result = connection.execute(
             "SELECT count(*), count(DISTINCT id), count(*) FILTER (WHERE name = 'new') FROM stopped"
         ).fetchone()
-    assert found == (ROWS + MESSAGES - ROWS // 100, ROWS + MESSAGES - ROWS // 100, MESSAGES)
+    assert result == (ROWS + MESSAGES - ROWS // 100, ROWS + MESSAGES - ROWS // 100, MESSAGES)
     assert runs.find_remaining() == []
 
 

@@ -61,7 +61,7 @@ def test_rows_are_right_after_a_kill(world: ClusterWorld, spark: SparkSession, v
         os.kill(first.pid, signal.SIGCONT)
         first.communicate(timeout=600)
     move_to_another_host(world)
-    answer = until(lambda: (found := world.run())["code"] == 0 and found, "a run that succeeds", 240)
+    answer = until(lambda: (result := world.run())["code"] == 0 and result, "a run that succeeds", 240)
     assert answer["caught_up"]
     assert not world.ledger.exists()
     world.check(spark)
@@ -122,6 +122,6 @@ def test_the_history_of_a_function_is_read_by_workers(
     os.killpg(first.pid, signal.SIGKILL)
     first.wait()
     move_to_another_host(world)
-    answer = until(lambda: (found := world.run())["code"] == 0 and found, "a run that succeeds", 240)
+    answer = until(lambda: (result := world.run())["code"] == 0 and result, "a run that succeeds", 240)
     assert answer["caught_up"]
     assert world.in_postgres() == sorted(world.expected.values())

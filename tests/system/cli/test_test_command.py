@@ -150,15 +150,15 @@ def test_pytest_collects_files_of_tests_and_tells_a_failure_as_the_command_does(
         f"{ORDERS}tests:\n  inside: {{expect: {{orders_pg: {{rows: []}}}}}}\n"
     )
     (tmp_path / "bad.test.yaml").write_text("pipeline: orders.yaml\ntests: 5\n")
-    found = pytest_in(tmp_path, "--continue-on-collection-errors")
-    assert found.returncode == 1, found.stderr
-    assert "2 failed, 1 passed, 1 error" in found.stdout.splitlines()[-1]
-    assert "PASSED orders.test.yaml::good_amount" in found.stdout
-    assert "orders_pg: 2 rows came, 2 expected: 1 different" in found.stdout
-    assert "      amount: expected 2.60, came 2.50" in found.stdout
-    assert "bad.test.yaml:2:1: `tests` must be a map of keys and values, and is `5`" in found.stdout
-    assert "with.yaml" not in found.stdout
-    assert "Traceback" not in found.stdout
+    result = pytest_in(tmp_path, "--continue-on-collection-errors")
+    assert result.returncode == 1, result.stderr
+    assert "2 failed, 1 passed, 1 error" in result.stdout.splitlines()[-1]
+    assert "PASSED orders.test.yaml::good_amount" in result.stdout
+    assert "orders_pg: 2 rows came, 2 expected: 1 different" in result.stdout
+    assert "      amount: expected 2.60, came 2.50" in result.stdout
+    assert "bad.test.yaml:2:1: `tests` must be a map of keys and values, and is `5`" in result.stdout
+    assert "with.yaml" not in result.stdout
+    assert "Traceback" not in result.stdout
     named = pytest_in(tmp_path, "with.yaml", "orders.test.yaml", "-k", "inside or good")
     assert (named.returncode, "2 passed" in named.stdout) == (0, True), named.stdout
 
@@ -180,17 +180,17 @@ def test_own():
 @pytest.mark.slow  # the daily test of the plugin is the one above
 def test_a_session_of_the_tests_own_is_used_and_left_as_it_is(tmp_path: Path) -> None:
     zoned = ORDERS.replace("placed_at FROM", "CAST(note AS TIMESTAMP) AS at FROM")
-    given, at = "orders: {rows: [{id: 1, note: '2025-01-01 10:00:00'}]}", "2025-01-01T10:00:00Z"
+    inputs, at = "orders: {rows: [{id: 1, note: '2025-01-01 10:00:00'}]}", "2025-01-01T10:00:00Z"
     write(
         tmp_path,
-        f"  zoned:\n    given: {{{given}}}\n    expect: {{priced: {{columns: [id, at], rows: [{{id: 1, at:"
+        f"  zoned:\n    given: {{{inputs}}}\n    expect: {{priced: {{columns: [id, at], rows: [{{id: 1, at:"
         f" {at}}}]}}}}\n",
         zoned,
     )
     for name in ("a_test.py", "z_test.py"):
         (tmp_path / name).write_text(OWN)
-    found = pytest_in(tmp_path, "a_test.py", "orders.test.yaml", "z_test.py")
-    assert (found.returncode, "3 passed" in found.stdout) == (0, True), found.stdout
+    result = pytest_in(tmp_path, "a_test.py", "orders.test.yaml", "z_test.py")
+    assert (result.returncode, "3 passed" in result.stdout) == (0, True), result.stdout
 
 
 def test_the_plugin_imports_nothing_heavy_until_a_file_is_collected(tmp_path: Path) -> None:
@@ -199,5 +199,5 @@ def test_the_plugin_imports_nothing_heavy_until_a_file_is_collected(tmp_path: Pa
         "import sys\n\ndef test_light():\n    assert 'headrace.pytest_plugin' in sys.modules\n"
         f"    assert not set({heavy}) & set(sys.modules)\n"
     )
-    found = pytest_in(tmp_path)
-    assert (found.returncode, "1 passed" in found.stdout) == (0, True), found.stdout
+    result = pytest_in(tmp_path)
+    assert (result.returncode, "1 passed" in result.stdout) == (0, True), result.stdout

@@ -42,15 +42,15 @@ class WarmWorld:
 
     def engines(self) -> list[psutil.Process]:
         """The processes that wait, or that became a command."""
-        found = []
+        result = []
         for process in psutil.process_iter():
             try:
                 mine = process.environ().get("HEADRACE_HOME") == self.world.env()["HEADRACE_HOME"]
                 if mine and "headrace.warm_engine" in process.cmdline():
-                    found.append(process)
+                    result.append(process)
             except psutil.Error:
                 continue
-        return found
+        return result
 
     def wait_for_engine(self) -> psutil.Process:
         """Return the engine once it listens, besides those that became commands."""
@@ -83,9 +83,9 @@ class WarmWorld:
 def warm(world: World) -> Iterator[WarmWorld]:
     """A pipeline whose first command ran cold, and left an engine."""
     world.use_spark()
-    found = WarmWorld(world)
-    yield found
-    for process in [*found.clients, *found.engines()]:
+    result = WarmWorld(world)
+    yield result
+    for process in [*result.clients, *result.engines()]:
         process.kill()
         process.wait()
 

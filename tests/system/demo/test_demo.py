@@ -88,7 +88,7 @@ def test_clean_keeps_a_home_with_other_pipelines(fresh_home: Path, tmp_path: Pat
     ledger = open_sqlite(fresh_home / "ledger.db")
     ledger.release(ledger.acquire("mine", "main", {"host": "here"}, 15.0))
     ledger.close()
-    found = demo(fresh_home, tmp_path, "--clean")
-    assert found.returncode == 1
-    assert "ledger of mine" in found.stderr
+    result = demo(fresh_home, tmp_path, "--clean")
+    assert result.returncode == 1
+    assert "ledger of mine" in result.stderr
     assert (fresh_home / "ledger.db").exists()

@@ -40,12 +40,12 @@ class Block:
 
 
 def blocks(page: Path) -> list[Block]:
-    found = []
+    result = []
     for match in _BLOCK.finditer(page.read_text()):
         skip = re.fullmatch(r'\s+skip="([^"]+)"', match["rest"])
         assert skip or not match["rest"].strip(), f"{page}: a block says {match['rest']!r}"
-        found.append(Block(page, match["kind"], skip[1] if skip else "", match["text"]))
-    return found
+        result.append(Block(page, match["kind"], skip[1] if skip else "", match["text"]))
+    return result
 
 
 def name(page: Path) -> str:
@@ -70,7 +70,7 @@ def test_commands_of_a_page_run_in_order(page: Path, services: Services, tmp_pat
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         **SHORT_LIVED_SPARK_ENVIRONMENT,
     }
-    found = subprocess.run(
+    result = subprocess.run(
         ["bash", "-euo", "pipefail", "-x", "-c", script],
         cwd=tmp_path,
         env=env,
@@ -78,12 +78,12 @@ def test_commands_of_a_page_run_in_order(page: Path, services: Services, tmp_pat
         text=True,
         check=False,
     )
-    assert found.returncode == 0, found.stdout[-3000:] + found.stderr[-3000:]
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     if page.name == "clickhouse-kafka-postgres.md":
-        assert re.search(r"^\s*10001 \|", found.stdout, re.MULTILINE)
-        assert re.search(r"^\s*7 \| c7 +\| +0\.01", found.stdout, re.MULTILINE)
-        assert not re.search(r"^\s*8 \|", found.stdout, re.MULTILINE)
-        assert found.stdout.count("  ok   ") == 3
+        assert re.search(r"^\s*10001 \|", result.stdout, re.MULTILINE)
+        assert re.search(r"^\s*7 \| c7 +\| +0\.01", result.stdout, re.MULTILINE)
+        assert not re.search(r"^\s*8 \|", result.stdout, re.MULTILINE)
+        assert result.stdout.count("  ok   ") == 3
 
 
 def test_pages_have_commands_and_every_skip_a_reason() -> None:
@@ -110,13 +110,13 @@ def test_pipeline_files_and_components_in_a_page_are_good(page: Path) -> None:
 
 def _commands() -> dict[str, set[str]]:
     """Every verb of the command line with its options; those of `services` as `services up`."""
-    found = {}
+    result = {}
     for prefix, app in (("", cli.app), ("services ", services_app)):
         for verb, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
-            found[prefix + verb] = {
+            result[prefix + verb] = {
                 option for parameter in command.params for option in getattr(parameter, "opts", ())
             }
-    return found
+    return result
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

@@ -169,12 +169,12 @@ def test_images_are_those_of_the_project() -> None:
 
 @EACH
 def test_it_writes_what_can_be_validated_at_once(template: TemplateName, tmp_path: Path) -> None:
-    found = headrace("init", "new/place", "--template", template, "--name", "carts", "--yes", cwd=tmp_path)
-    assert (found.returncode, found.stderr) == (0, "")
+    result = headrace("init", "new/place", "--template", template, "--name", "carts", "--yes", cwd=tmp_path)
+    assert (result.returncode, result.stderr) == (0, "")
     folder = tmp_path / "new/place"
     assert tree(folder) == render(template, "carts", TEMPLATES[template].key, Servers.LOCAL)
-    assert max(len(line) for line in found.stdout.splitlines()) <= 80
-    command, _ = re.findall(r"headrace (validate .+)", found.stdout)
+    assert max(len(line) for line in result.stdout.splitlines()) <= 80
+    command, _ = re.findall(r"headrace (validate .+)", result.stdout)
     done = headrace(*command.split(), cwd=folder)
     assert done.returncode == 0, done.stderr
     assert [path.name for path in find_pipeline_files([folder / "pipelines"])] == ["carts.yaml"], (
@@ -184,19 +184,19 @@ def test_it_writes_what_can_be_validated_at_once(template: TemplateName, tmp_pat
 
 
 def test_nothing_is_asked_where_nobody_can_answer(tmp_path: Path) -> None:
-    found = headrace("init", cwd=tmp_path)
-    assert (found.returncode, found.stderr) == (0, "")
+    result = headrace("init", cwd=tmp_path)
+    assert (result.returncode, result.stderr) == (0, "")
     assert tree(tmp_path) == render(TemplateName.CLICKHOUSE_KAFKA_POSTGRES, "orders", "id", Servers.LOCAL)
-    assert "\nNext:\n" in found.stdout
+    assert "\nNext:\n" in result.stdout
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     (tmp_path / "pipelines").mkdir()
     (tmp_path / "pipelines/orders.yaml").symlink_to("nowhere")
     (tmp_path / "README.md").write_text("mine")
-    found = headrace("init", "--yes", cwd=tmp_path)
-    assert found.returncode == 1
-    assert found.stderr.startswith(
+    result = headrace("init", "--yes", cwd=tmp_path)
+    assert result.returncode == 1
+    assert result.stderr.startswith(
         "error[HR100]: README.md, pipelines/orders.yaml are there already; nothing was written\n"
     )
     assert tree(tmp_path) == {"README.md": "mine"}
@@ -209,9 +209,9 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_is_left_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "pipelines").write_text("a file")
-    found = headrace("init", "--yes", cwd=tmp_path)
-    assert found.returncode == 1
-    assert "nothing was written" in found.stderr
+    result = headrace("init", "--yes", cwd=tmp_path)
+    assert result.returncode == 1
+    assert "nothing was written" in result.stderr
     assert tree(tmp_path) == {"pipelines": "a file"}
 
 
@@ -226,9 +226,9 @@ def test_a_folder_that_cannot_be_written_is_left_as_it_was(tmp_path: Path) -> No
     ],
 )
 def test_an_unknown_choice_is_wrong_usage(args: tuple[str, ...], message: str, tmp_path: Path) -> None:
-    found = headrace("init", *args, cwd=tmp_path)
-    assert found.returncode == 2
-    assert message in found.stderr
+    result = headrace("init", *args, cwd=tmp_path)
+    assert result.returncode == 2
+    assert message in result.stderr
     assert not tree(tmp_path)
 
 
@@ -264,11 +264,11 @@ class Terminal:
 
     def _more(self, end: str = "") -> str:
         try:
-            found = os.read(self.master, 4096).decode()
+            result = os.read(self.master, 4096).decode()
         except OSError:  # Linux: nobody is at the other side any more
-            found = ""
-        assert found or end, f"it ended with {self.output!r}"
-        return found
+            result = ""
+        assert result or end, f"it ended with {self.output!r}"
+        return result
 
 
 @pytest.fixture
@@ -369,12 +369,12 @@ def _readings(_services: Services, folder: Path, name: str) -> None:
     import pyarrow as pa
     from deltalake import DeltaTable, QueryBuilder
 
-    found = (
+    result = (
         QueryBuilder()
         .register("readings", DeltaTable(folder / "lake" / name))
         .execute("SELECT nr, celsius, fahrenheit FROM readings")
     )
-    rows = pa.table(found.read_all()).to_pylist()
+    rows = pa.table(result.read_all()).to_pylist()
     last = {f"s{number % 50}": number % 40 - 5.0 for number in range(1000)}
     assert {row["nr"]: (row["celsius"], row["fahrenheit"]) for row in rows} == {
         nr: (c, c * 9 / 5 + 32) for nr, c in last.items()

@@ -59,12 +59,12 @@ class StandIn:
     rows: int = 7
     epochs: int = 1
 
-    def run(self, file: Any, _settings: Any, **asked: Any) -> RunResult:
-        self.calls.append(asked)
-        for window in asked["partitions"] or ():
-            asked["listener"](PartitionCompleted(window, dict.fromkeys(file.model.sinks, self.rows)))
+    def run(self, file: Any, _settings: Any, **request: Any) -> RunResult:
+        self.calls.append(request)
+        for window in request["partitions"] or ():
+            request["listener"](PartitionCompleted(window, dict.fromkeys(file.model.sinks, self.rows)))
         if self.during:
-            self.during(**asked)
+            self.during(**request)
         counts = dict.fromkeys(file.model.sinks, WriteCounts(rows=self.rows, inserted=self.rows))
         return RunResult(
             file.name,
@@ -103,11 +103,11 @@ class StandIn:
 
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
-    found = StandIn()
-    monkeypatch.setattr("headrace.jobs.run.runner.run", found.run)
-    monkeypatch.setattr("headrace.jobs.checks.audit.audit", found.audit)
-    monkeypatch.setattr("headrace.orchestration.source_reports.observe_sources", lambda _: found.observed)
+    result = StandIn()
+    monkeypatch.setattr("headrace.jobs.run.runner.run", result.run)
+    monkeypatch.setattr("headrace.jobs.checks.audit.audit", result.audit)
+    monkeypatch.setattr("headrace.orchestration.source_reports.observe_sources", lambda _: result.observed)
     monkeypatch.setattr(
-        "headrace.orchestration.spark.start_session", lambda *asked: found.sessions.append(asked)
+        "headrace.orchestration.spark.start_session", lambda *request: result.sessions.append(request)
     )
-    return found
+    return result

@@ -217,7 +217,7 @@ def test_scaffolded_component_is_valid(tmp_path):
     (tmp_path / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
 
     def run_dg(*arguments: str) -> None:
-        found = subprocess.run(
+        result = subprocess.run(
             [str(Path(sys.executable).with_name("dg")), *arguments],
             cwd=tmp_path,
             env=environment,
@@ -225,7 +225,7 @@ def test_scaffolded_component_is_valid(tmp_path):
             text=True,
             check=False,
         )
-        assert found.returncode == 0, found.stdout + found.stderr
+        assert result.returncode == 0, result.stdout + result.stderr
 
     run_dg("scaffold", "defs", "headrace.orchestration.PipelineComponent", "x")
     run_dg("check", "yaml")

@@ -34,8 +34,8 @@ def report() -> None:
 
 @pytest.fixture
 def instance():
-    with dg.DagsterInstance.ephemeral() as found:
-        yield found
+    with dg.DagsterInstance.ephemeral() as result:
+        yield result
 
 
 @pytest.fixture
@@ -85,10 +85,10 @@ def reason(result, step="flights_write"):
 class TestWindows:
     def test_a_range_is_one_run_of_the_lane(self, materialize, stand_in, instance):
         assert materialize("2013-01-01", "2013-11-01").success
-        (asked,) = stand_in.calls
-        assert asked["partitions"] == MONTHS
-        assert asked["until"] is Until.HISTORY
-        assert asked["launched_by"] == "dagster"
+        (requests,) = stand_in.calls
+        assert requests["partitions"] == MONTHS
+        assert requests["until"] is Until.HISTORY
+        assert requests["launched_by"] == "dagster"
         assert partitions(instance, PG) == MONTHS == partitions(instance, LAKE)
 
     @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ class TestWindows:
 
     def test_the_lane_knows_the_run_by_its_id(self, materialize, stand_in):
         result = materialize("2013-03-01")
-        assert [asked["run_id"] for asked in stand_in.calls] == [result.run_id]
+        assert [requests["run_id"] for requests in stand_in.calls] == [result.run_id]
 
     def test_run_tags_are_on_a_run_without_a_job(self, materialize, stand_in, instance, monkeypatch):  # noqa: ARG002
         """Tags that the launch set stay."""
@@ -125,8 +125,8 @@ class TestWindows:
     def test_a_run_refreshes_unless_its_tag_says_no(self, materialize, stand_in, tags, again):
         text = DAILY.partition("schedule")[0].replace("end: open", "end: 2024-03-04")
         assert materialize("2024-03-01", text=text, tags=tags, selection=[DAILY_PG]).success
-        (asked,) = stand_in.calls
-        assert asked["refresh"] is again
+        (requests,) = stand_in.calls
+        assert requests["refresh"] is again
 
     def test_what_cannot_be_refreshed_is_not_read_again(self, materialize, stand_in):
         text = FLIGHTS.replace("table: flights}", "table: flights, on_conflict: nothing}")
@@ -258,14 +258,14 @@ class TestWindows:
 class TestWithoutPartitions:
     def test_history_then_the_stream_until_caught_up(self, materialize, stand_in, instance):
         assert materialize(text=FLIGHTS).success
-        assert [(asked["partitions"], asked["until"]) for asked in stand_in.calls] == [
+        assert [(requests["partitions"], requests["until"]) for requests in stand_in.calls] == [
             (None, Until.CAUGHT_UP)
         ]
         assert latest(instance, PG)["caught up"].value is True
 
     def test_job_mode_stops_after_history(self, materialize, stand_in):
         assert materialize(text=FLIGHTS + "job_mode: true\n").success
-        assert [asked["until"] for asked in stand_in.calls] == [Until.HISTORY]
+        assert [requests["until"] for requests in stand_in.calls] == [Until.HISTORY]
 
 
 class TestSubsets:
@@ -411,7 +411,7 @@ def test_only_errors_that_may_pass_are_tried_again(materialize, stand_in, monkey
     monkeypatch.setattr("headrace.orchestration.execution.RETRY_SECONDS", 0.0)
     failures = iter([LeaseHeldError("held by another run"), None])
 
-    def fail_once(**asked):
+    def fail_once(**request):
         if error := next(failures):
             raise error
 
@@ -421,8 +421,8 @@ def test_only_errors_that_may_pass_are_tried_again(materialize, stand_in, monkey
 
 
 def test_window_events_survive_the_thread_in_order(materialize, stand_in, instance):
-    stand_in.during = lambda **asked: [
-        asked["listener"](PartitionCompleted("2013-01-01", {"flights_pg": count, "lake": count}))
+    stand_in.during = lambda **request: [
+        request["listener"](PartitionCompleted("2013-01-01", {"flights_pg": count, "lake": count}))
         for count in range(50)
     ]
     materialize("2013-01-01")

@@ -93,14 +93,14 @@ def test_snapshot(written):
 
 
 def test_the_example_that_ships():
-    found = summarize(build_definitions([ROOT / "examples" / "flights.yaml"]))
-    assert set(found["assets"]) == {
+    result = summarize(build_definitions([ROOT / "examples" / "flights.yaml"]))
+    assert set(result["assets"]) == {
         "clickhouse/flights/history",
         "kafka/flights",
         "postgres/public/flights",
         "delta/flights",
     }
-    assert found["jobs"] == ["flights_history", "flights_operate", "flights_stream"]
+    assert result["jobs"] == ["flights_history", "flights_operate", "flights_stream"]
 
 
 def test_sink_metadata_has_columns_table_and_the_line_in_the_file(written):
@@ -154,9 +154,9 @@ def test_a_dynamic_table_in_postgres_is_upstream_of_who_asks_it(written):
     )
     text += "  known_pg: {type: postgres, from: known, table: known}\n"
     graph = build_definitions([written(text)]).resolve_asset_graph()
-    asked = graph.get(dg.AssetKey(["postgres", "lists", "carriers"]))
-    assert (asked.is_materializable, asked.group_name) == (False, "flights")
-    assert asked.child_keys == {dg.AssetKey(["postgres", "public", "known"])}
+    node = graph.get(dg.AssetKey(["postgres", "lists", "carriers"]))
+    assert (node.is_materializable, node.group_name) == (False, "flights")
+    assert node.child_keys == {dg.AssetKey(["postgres", "public", "known"])}
     assert not [key for key in graph.get_all_asset_keys() if "own" in key.path]
 
 
@@ -166,8 +166,8 @@ class TestBrokenFiles:
             written(),
             written("name: bad\nsources: {}\nsinks:\n  out: {type: postgress, from: x}\n", "bad"),
         )
-        found = summarize(build_definitions([bad, good], strict=False))
-        assert {"broken/bad", "postgres/public/flights"} <= set(found["assets"])
+        result = summarize(build_definitions([bad, good], strict=False))
+        assert {"broken/bad", "postgres/public/flights"} <= set(result["assets"])
         defs = build_definitions([bad, good], strict=False)
         spec = next(
             spec for spec in defs.resolve_all_asset_specs() if spec.key == dg.AssetKey(["broken", "bad"])
@@ -188,13 +188,13 @@ class TestBrokenFiles:
             (tmp_path / folder).mkdir()
             paths.append(tmp_path / folder / "bad-file.yaml")
             paths[-1].write_text("name: bad\nsinks: [\n")
-        found = build_definitions([*paths, good], strict=False)
+        result = build_definitions([*paths, good], strict=False)
         assert {"broken/east/bad-file", "broken/west/bad-file", "postgres/public/flights"} <= set(
-            summarize(found)["assets"]
+            summarize(result)["assets"]
         )
         for path in paths:
             key = dg.AssetKey(["broken", path.parent.name, "bad-file"])
-            spec = next(spec for spec in found.resolve_all_asset_specs() if spec.key == key)
+            spec = next(spec for spec in result.resolve_all_asset_specs() if spec.key == key)
             assert str(spec.metadata["mistakes"].value).startswith(f"{path}:")
 
     def test_broken_by_any_error_is_shown_with_its_place(self, written, monkeypatch):
@@ -339,10 +339,10 @@ class TestComponent:
                     },
                 )
             with sandbox.build_all_defs() as defs:
-                found = summarize(defs)
-        assert {"flights_stream", "onward_stream"} <= set(found["jobs"])
-        assert {"postgres/public/flights", "postgres/public/copies"} <= set(found["assets"])
-        assert found["assets"]["postgres/public/copies"]["deps"] == ["kafka/flights"]
+                result = summarize(defs)
+        assert {"flights_stream", "onward_stream"} <= set(result["jobs"])
+        assert {"postgres/public/flights", "postgres/public/copies"} <= set(result["assets"])
+        assert result["assets"]["postgres/public/copies"]["deps"] == ["kafka/flights"]
 
     def test_a_folder_stands_for_its_pipelines_without_other_yaml(self, written):
         path = written()
@@ -378,9 +378,9 @@ def test_loads_from_any_folder_without_spark_or_drivers(tmp_path, folder):
         " 'clickhouse_connect', 'delta') if m in sys.modules])\n"
     )
     environment = {key: value for key, value in os.environ.items() if not key.startswith("HEADRACE")}
-    found = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code], cwd=home, env=environment, capture_output=True, text=True, check=True
     )
     names = "['mine_stream']" if folder == "with_pipelines" else "['flights_stream']"
-    assert found.stdout.splitlines() == [names, "[]"], found.stderr
+    assert result.stdout.splitlines() == [names, "[]"], result.stderr
     assert list(home.rglob("*.db")) == []

@@ -33,8 +33,8 @@ _PARTITIONS = """query($key: AssetKeyInput!) { assetNodeOrError(assetKey: $key) 
 
 def commands() -> list[str]:
     """The blocks of the guide that launch something."""
-    found = [match["text"] for match in _BLOCK.finditer(GUIDE.read_text())]
-    return [text for text in found if _LAUNCHES.search(text)]
+    result = [match["text"] for match in _BLOCK.finditer(GUIDE.read_text())]
+    return [text for text in result if _LAUNCHES.search(text)]
 
 
 @pytest.fixture
@@ -50,11 +50,11 @@ def folder(world: World) -> Path:
 
 
 def test_docs_commands_begin_with_dg_launch() -> None:
-    found = commands()
-    assert len(found) >= 3
-    assert "dg launch" in found[0]
-    assert "DAGSTER_HOME" in found[0]
-    assert not [text for text in found if "dagster asset" in text], "Dagster calls it superseded"
+    result = commands()
+    assert len(result) >= 3
+    assert "dg launch" in result[0]
+    assert "DAGSTER_HOME" in result[0]
+    assert not [text for text in result if "dagster asset" in text], "Dagster calls it superseded"
 
 
 # Three runs in processes of their own, and the web server: 150 s on the CI machine.

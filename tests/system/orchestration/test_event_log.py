@@ -46,8 +46,8 @@ def instance(stand_in) -> Iterator[dg.DagsterInstance]:
     now = dg.MetadataValue.timestamp(datetime.now(UTC))
     newest = {"dagster/last_updated_timestamp": now, "age_seconds": 1.5}
     stand_in.observed = {KAFKA: newest | {"lag_offsets": 12}, HISTORY: newest}
-    with dg.DagsterInstance.from_config(str(dagster_home())) as found:
-        yield found
+    with dg.DagsterInstance.from_config(str(dagster_home())) as result:
+        yield result
 
 
 def stream(instance: dg.DagsterInstance, pipeline: Pipeline, seconds: int) -> dg.ExecuteInProcessResult:
@@ -64,7 +64,7 @@ def stream(instance: dg.DagsterInstance, pipeline: Pipeline, seconds: int) -> dg
         reporter.finish(SimpleNamespace(stop_reason="max_run_time", epochs=number, caught_up=True))  # type: ignore[arg-type]
 
     spark = SimpleNamespace(
-        settings=lambda found: found, session=lambda *_: None, translate_errors=lambda _: nullcontext()
+        settings=lambda result: result, session=lambda *_: None, translate_errors=lambda _: nullcontext()
     )
 
     @dg.job(resource_defs={"headrace_spark": dg.ResourceDefinition.hardcoded_resource(spark)})
@@ -81,8 +81,8 @@ def size(folder: Path) -> int:
 def reports(instance: dg.DagsterInstance, key: dg.AssetKey, run_id: str) -> list[dg.AssetMaterialization]:
     """The materializations of an asset by a run, oldest first."""
     records = instance.fetch_materializations(key, limit=1000, ascending=True).records
-    found = [record.asset_materialization for record in records if record.run_id == run_id]
-    return [one for one in found if one]
+    result = [record.asset_materialization for record in records if record.run_id == run_id]
+    return [one for one in result if one]
 
 
 def test_event_log_of_a_week_with_two_sinks_stays_small(instance, written) -> None:
@@ -102,13 +102,13 @@ def test_event_log_has_numbers_for_plots_and_lineage_once_a_run(instance, writte
     for _ in range(2):
         result = stream(instance, pipeline, 600)
         for key in (PG, LAKE):
-            found = [report.metadata for report in reports(instance, key, result.run_id)]
-            assert len(found) >= 9
-            assert ["dagster/column_lineage" in metadata for metadata in found] == [
+            actual = [report.metadata for report in reports(instance, key, result.run_id)]
+            assert len(actual) >= 9
+            assert ["dagster/column_lineage" in metadata for metadata in actual] == [
                 True,
-                *[False] * (len(found) - 1),
+                *[False] * (len(actual) - 1),
             ]
-            for metadata in found:
+            for metadata in actual:
                 for name, value in (("rows_written", 600), ("rows_per_second", 100.0), ("lag_offsets", 12)):
                     assert metadata[name].value == value
                 assert metadata["duration_seconds"].value == 6.0
@@ -121,9 +121,9 @@ def test_event_log_has_a_check_again_only_if_its_result_changes(instance, writte
     def evaluations(seconds: int) -> list[bool]:
         result = stream(instance, pipeline, seconds)
         return [
-            found.passed
-            for found in result.get_asset_check_evaluations()
-            if (found.asset_key, found.check_name) == (PG, "row_count_matches")
+            actual.passed
+            for actual in result.get_asset_check_evaluations()
+            if (actual.asset_key, actual.check_name) == (PG, "row_count_matches")
         ]
 
     assert evaluations(1200) == [True, True], "the first one, and the one at the end"
@@ -203,7 +203,7 @@ def test_sources_say_their_lag_and_their_newest_data(
     before = observe_sources(pipeline)
     assert before[topic]["lag_offsets"] == 0
     world.produce(list(world.changes(random.Random(3), 50)))
-    found = observe_sources(pipeline)
-    assert found[topic]["lag_offsets"] > 0
+    result = observe_sources(pipeline)
+    assert result[topic]["lag_offsets"] > 0
     for key in (table, topic):
-        assert found[key]["age_seconds"] >= 0
+        assert result[key]["age_seconds"] >= 0

@@ -91,9 +91,9 @@ def test_keys_of_two_paths_with_one_end_differ(written) -> None:
 
 def test_keys_of_paths_that_dagster_does_not_accept_are_valid(written) -> None:
     path = written(delta("odd", "lake/day=1", "lake/kä se", "lake/a-b", "lake/a_b"), "odd")
-    found = assets(build_definitions([path]))
-    assert len(found) == 5
-    assert "delta/day_1" in found
+    result = assets(build_definitions([path]))
+    assert len(result) == 5
+    assert "delta/day_1" in result
 
 
 def test_keys_join_a_sink_and_the_source_that_reads_it_on_one_server(written, monkeypatch) -> None:
@@ -103,9 +103,9 @@ def test_keys_join_a_sink_and_the_source_that_reads_it_on_one_server(written, mo
     graph = build_definitions(paths).resolve_asset_graph()
     assert graph.get(dg.AssetKey(["kafka", "hot"])).child_keys
     monkeypatch.setenv("HEADRACE__KAFKA_SINK__BROKERS", "elsewhere:9092")
-    found = assets(build_definitions(paths))
-    assert "kafka/elsewhere_9092/hot" in found
-    assert "kafka/hot" not in found
+    result = assets(build_definitions(paths))
+    assert "kafka/elsewhere_9092/hot" in result
+    assert "kafka/hot" not in result
 
 
 def test_keys_are_full_if_the_component_says_so(written) -> None:
@@ -119,8 +119,8 @@ def test_keys_are_full_if_the_component_says_so(written) -> None:
             },
         )
         with sandbox.load_component_and_build_defs(defs_path=folder) as (_, defs):
-            found = assets(defs)
-    assert "postgres/127.0.0.1_5432/postgres/public/flights" in found
+            result = assets(defs)
+    assert "postgres/127.0.0.1_5432/postgres/public/flights" in result
 
 
 def test_keys_of_a_graph_s_nodes_tell_source_from_sink(written) -> None:

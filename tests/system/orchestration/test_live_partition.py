@@ -45,8 +45,8 @@ def this_month() -> str:
 
 @pytest.fixture
 def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.DagsterInstance.ephemeral() as found:
-        yield found
+    with dg.DagsterInstance.ephemeral() as result:
+        yield result
 
 
 @pytest.mark.parametrize("end", ["open", "2027-01-01", "2014-01-01"])
@@ -71,9 +71,9 @@ def test_every_partition_that_a_stream_can_report_is_one_of_dagster(every, end, 
     )
     stream = StreamPartitions(partitions, (), now=lambda: now)
     reported = [*stream.take_completed(caught_up=True), stream.current()]
-    found = to_dagster_partitions(partitions, include_current=True)
-    assert found is not None
-    listed = found.get_partition_keys(current_time=now.replace(tzinfo=UTC))
+    result = to_dagster_partitions(partitions, include_current=True)
+    assert result is not None
+    listed = result.get_partition_keys(current_time=now.replace(tzinfo=UTC))
     assert {key for key in reported if key} <= set(listed)
     begun = [
         one.key
@@ -91,34 +91,38 @@ class TestStates:
         return StreamPartitions(self.PARTS, known.pop("reported", ()), now=lambda: now, **known)
 
     def test_complete_when_the_end_has_passed_and_the_stream_has_caught_up(self) -> None:
-        found = self.partitions(date(2014, 1, 15))
-        assert found.take_completed(caught_up=False) == []
-        assert found.take_completed(caught_up=True) == ["2013-12-01"]
-        assert found.take_completed(caught_up=True) == []
+        result = self.partitions(date(2014, 1, 15))
+        assert result.take_completed(caught_up=False) == []
+        assert result.take_completed(caught_up=True) == ["2013-12-01"]
+        assert result.take_completed(caught_up=True) == []
 
     def test_the_partition_of_today_is_current_and_not_complete(self) -> None:
-        found = self.partitions(date(2014, 1, 31))
-        assert found.current() == "2014-01-01"
-        assert "2014-01-01" not in found.take_completed(caught_up=True)
-        assert found.take_begun() == []
+        result = self.partitions(date(2014, 1, 31))
+        assert result.current() == "2014-01-01"
+        assert "2014-01-01" not in result.take_completed(caught_up=True)
+        assert result.take_begun() == []
 
     def test_begun_is_what_was_current_and_has_passed(self) -> None:
-        found = self.partitions(date(2014, 1, 15), filled={"2013-12-01"})
-        assert found.take_begun() == ["2013-12-01"]
-        assert found.take_begun() == []
-        assert found.take_completed(caught_up=True) == ["2013-12-01"]
+        result = self.partitions(date(2014, 1, 15), filled={"2013-12-01"})
+        assert result.take_begun() == ["2013-12-01"]
+        assert result.take_begun() == []
+        assert result.take_completed(caught_up=True) == ["2013-12-01"]
 
     def test_partitions_of_history_are_not_the_streams(self) -> None:
         completed = self.partitions(date(2020, 1, 1)).take_completed(caught_up=True)
         assert completed == ["2013-12-01", "2014-01-01", "2014-02-01"]
 
     def test_complete_partitions_are_not_reported_again(self) -> None:
-        found = self.partitions(date(2020, 1, 1), reported={"2013-12-01"})
-        assert found.take_completed(caught_up=True) == ["2014-01-01", "2014-02-01"]
+        result = self.partitions(date(2020, 1, 1), reported={"2013-12-01"})
+        assert result.take_completed(caught_up=True) == ["2014-01-01", "2014-02-01"]
 
     def test_a_pipeline_without_partitions_has_none(self) -> None:
-        found = StreamPartitions(None, ())
-        assert (found.current(), found.take_begun(), found.take_completed(caught_up=True)) == (None, [], [])
+        result = StreamPartitions(None, ())
+        assert (result.current(), result.take_begun(), result.take_completed(caught_up=True)) == (
+            None,
+            [],
+            [],
+        )
 
 
 @pytest.fixture
@@ -143,13 +147,13 @@ def live(
 
         stand_in.during = during
         result = job.execute_in_process(instance=instance, raise_on_error=False)
-        found = []
+        actual = []
         for event in instance.all_logs(result.run_id):
             entry = event.asset_materialization or event.asset_observation
             if entry and entry.asset_key == PG:
                 state = entry.metadata["partition state"].value
-                found.append((type(entry).__name__.removeprefix("Asset"), entry.partition, state))
-        return found
+                actual.append((type(entry).__name__.removeprefix("Asset"), entry.partition, state))
+        return actual
 
     return run_on
 

@@ -78,7 +78,7 @@ def operate(pipeline: Pipeline, operation: dict[str, Any], *, dry_run: bool | No
 
 
 @pytest.mark.parametrize(
-    ("operation", "said"),
+    ("operation", "message"),
     [
         ({"stop": {}}, "No run is active"),
         ({"restart": {}}, "No run is active"),
@@ -88,18 +88,18 @@ def operate(pipeline: Pipeline, operation: dict[str, Any], *, dry_run: bool | No
         ({"prune": {"keep_epochs": 2}}, "Up to 3 epochs would be rolled up"),
     ],
 )
-def test_a_launch_is_a_dry_run_unless_it_says_otherwise(flights, stand_in, operation, said) -> None:
+def test_a_launch_is_a_dry_run_unless_it_says_otherwise(flights, stand_in, operation, message) -> None:
     before = state(flights)
     success, text = operate(flights, operation)
     assert success
-    assert said in text
+    assert message in text
     assert "Nothing was changed" in text
     assert state(flights) == before
     assert stand_in.sessions == [], "a dry run starts no Spark"
 
 
 @pytest.mark.parametrize(
-    ("operation", "said"),
+    ("operation", "message"),
     [
         ({"replay": {"sink": "lake", "from_epoch": 9}}, "the ledger has epochs 1 to 5"),
         ({"rewind": {"to": "tomorrow"}}, "`tomorrow` is neither an epoch nor a time"),
@@ -107,10 +107,10 @@ def test_a_launch_is_a_dry_run_unless_it_says_otherwise(flights, stand_in, opera
         ({"vacuum": {"sink": "flights_pg"}}, "types have files to maintain: delta, iceberg."),
     ],
 )
-def test_what_cannot_be_done_is_one_failure_with_the_reason(flights, operation, said) -> None:
+def test_what_cannot_be_done_is_one_failure_with_the_reason(flights, operation, message) -> None:
     success, text = operate(flights, operation)
     assert not success
-    assert said in text
+    assert message in text
 
 
 def test_the_sinks_are_those_of_the_present_file(written) -> None:
@@ -145,9 +145,9 @@ def test_a_run_is_ended_and_the_next_one_may_start(flights, operation) -> None:
         started.set()
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline and not requests:
-            found = ledger.state("flights")
-            if found and found.request:
-                requests.append(str(found.request.action))
+            result = ledger.state("flights")
+            if result and result.request:
+                requests.append(str(result.request.action))
             time.sleep(0.05)
         ledger.release(lease)
 

@@ -74,7 +74,7 @@ def test_history_and_stream_through_dagster_and_a_row_that_somebody_removes(
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("arguments", "message"),
     [
         (["2024-03-01"], "partition 2024-03-01 is after the end of history"),
         (["2099-01-01"], "`2099-01-01` is not a partition"),
@@ -82,10 +82,12 @@ def test_history_and_stream_through_dagster_and_a_row_that_somebody_removes(
         (["2024-01-01", "--select", "no/such/thing"], "no sink has the asset key `no/such/thing`"),
     ],
 )
-def test_what_is_refused_is_one_line_and_starts_no_spark(here: World, asked: list[str], message: str) -> None:
-    call = [sys.executable, "-m", "headrace.orchestration.materialize", str(here.file), *asked]
-    found = subprocess.run(call, capture_output=True, text=True, check=False)
-    assert found.returncode == 1
-    assert message in found.stderr.splitlines()[0]
-    assert "Traceback" not in found.stderr
+def test_what_is_refused_is_one_line_and_starts_no_spark(
+    here: World, arguments: list[str], message: str
+) -> None:
+    call = [sys.executable, "-m", "headrace.orchestration.materialize", str(here.file), *arguments]
+    result = subprocess.run(call, capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert message in result.stderr.splitlines()[0]
+    assert "Traceback" not in result.stderr
     assert not (home(here) / "logs" / "spark.log").exists()

@@ -32,14 +32,14 @@ def world(
     """Sales of two days. The runs use the session of the tests, because a process has one JVM."""
     monkeypatch.setattr("headrace.orchestration.spark.start_session", lambda *_: spark)
     monkeypatch.setattr("headrace.orchestration.spark.stop_session", lambda _: None)
-    found = World(services, tmp_path, ch_db, pg)
-    for name, value in found.env().items():
+    result = World(services, tmp_path, ch_db, pg)
+    for name, value in result.env().items():
         monkeypatch.setenv(name, value)
     text = DAILY.partition("schedule")[0].replace("table_name: sales", f"table_name: {ch_db}.sales")
-    found.file.write_text(text.replace("end: open", "end: 2024-03-03, any_order: true"))
-    ask(found, "CREATE TABLE sales (id Int64, day Date, v Int64) ENGINE = MergeTree ORDER BY (day, id)")
-    ask(found, "INSERT INTO sales SELECT number, toDate('2024-03-01') + number % 2, 1 FROM numbers(10)")
-    return found
+    result.file.write_text(text.replace("end: open", "end: 2024-03-03, any_order: true"))
+    ask(result, "CREATE TABLE sales (id Int64, day Date, v Int64) ENGINE = MergeTree ORDER BY (day, id)")
+    ask(result, "INSERT INTO sales SELECT number, toDate('2024-03-01') + number % 2, 1 FROM numbers(10)")
+    return result
 
 
 def ask(world: World, statement: str) -> None:

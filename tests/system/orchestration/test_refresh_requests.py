@@ -82,9 +82,9 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def owner(written: Callable[..., Path]) -> Iterator[Owner]:
-    found = Owner(written(FLIGHTS + PARTITIONS))
-    yield found
-    found.ledger.close()
+    result = Owner(written(FLIGHTS + PARTITIONS))
+    yield result
+    result.ledger.close()
 
 
 @contextmanager
@@ -182,8 +182,12 @@ def test_refresh_whose_owner_ends_is_executed_by_the_run_that_requested_it(
     stand_in.during = execute
     with meanwhile(end):
         assert materialize(JANUARY).success
-    (asked,) = stand_in.calls
-    assert (asked["partitions"], asked["refresh"], asked["until"]) == ([JANUARY], False, Until.HISTORY)
+    (requests,) = stand_in.calls
+    assert (requests["partitions"], requests["refresh"], requests["until"]) == (
+        [JANUARY],
+        False,
+        Until.HISTORY,
+    )
     assert latest(materialize, PG).metadata["rows_written"].value == COUNTS["flights_pg"].rows
 
 

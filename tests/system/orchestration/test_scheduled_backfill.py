@@ -157,8 +157,8 @@ def sell(world: World, *days: str) -> None:
 def loaded(world: World) -> dict[str, int]:
     """The rows of each day in Postgres."""
     with psycopg.connect(world.conninfo) as connection:
-        found = connection.execute("SELECT day, count(*) FROM sales GROUP BY day ORDER BY day").fetchall()
-    return {day.isoformat(): count for day, count in found}
+        result = connection.execute("SELECT day, count(*) FROM sales GROUP BY day ORDER BY day").fetchall()
+    return {day.isoformat(): count for day, count in result}
 
 
 def keys_of(run: dg.DagsterRun) -> tuple[str, str]:
@@ -232,9 +232,9 @@ def test_scheduled_backfill_gives_a_day_one_run_when_the_clock_changes(
     sell(world, *(f"{month}{one:02}" for one in (day - 2, day - 1, day)))
     runs: dict[str, list[tuple[str, str]]] = {}
     for moment in moments:
-        found = scheduler.pass_to(datetime.fromisoformat(f"{month}{moment}").replace(tzinfo=UTC))
-        assert all(run.status is dg.DagsterRunStatus.SUCCESS for run in found)
-        runs[moment] = [keys_of(run) for run in found]
+        result = scheduler.pass_to(datetime.fromisoformat(f"{month}{moment}").replace(tzinfo=UTC))
+        assert all(run.status is dg.DagsterRunStatus.SUCCESS for run in result)
+        runs[moment] = [keys_of(run) for run in result]
     passed = f"{month}{day - 1:02}"
     assert runs == {moment: [] for moment in moments} | {due: [(passed, passed)]}
     assert loaded(world) == {passed: 3}
@@ -262,19 +262,19 @@ def test_scheduled_backfill_gives_each_hour_one_run_when_the_clock_changes(
     started: list[tuple[str, str]] = []
     for hour in (1, 2, 4):  # the scheduler is off at 03:05
         for minute in (6, 40):
-            found = scheduler.pass_to(hours[hour] + timedelta(minutes=minute))
-            assert all(run.status is dg.DagsterRunStatus.SUCCESS for run in found)
-            started += [keys_of(run) for run in found]
+            result = scheduler.pass_to(hours[hour] + timedelta(minutes=minute))
+            assert all(run.status is dg.DagsterRunStatus.SUCCESS for run in result)
+            started += [keys_of(run) for run in result]
     assert started == [
         ("2024-10-27T00", "2024-10-27T00"),
         ("2024-10-27T01", "2024-10-27T01"),
         ("2024-10-27T02", "2024-10-27T03"),
     ]
     with psycopg.connect(world.conninfo) as connection:
-        found = connection.execute(
+        result = connection.execute(
             "SELECT extract(hour FROM day), count(*) FROM sales GROUP BY 1 ORDER BY 1"
         ).fetchall()
-    assert [(int(hour), count) for hour, count in found] == [(hour, 3) for hour in range(4)]
+    assert [(int(hour), count) for hour, count in result] == [(hour, 3) for hour in range(4)]
     pipeline = read_pipeline(world.file)
     keys = scheduler.instance.get_materialized_partitions(pipeline.sinks["pg"].key)
     assert sorted(keys) == [f"2024-10-27T{hour:02}" for hour in range(4)]

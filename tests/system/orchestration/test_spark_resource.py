@@ -34,11 +34,11 @@ class Machine:
 
 @pytest.fixture
 def machine(monkeypatch):
-    found = Machine()
-    monkeypatch.setattr("headrace.orchestration.spark.start_session", found.start)
-    monkeypatch.setattr("headrace.orchestration.spark.stop_session", found.stop)
-    monkeypatch.setattr("headrace.orchestration.spark.jvm_alive", lambda session: session not in found.dead)
-    return found
+    result = Machine()
+    monkeypatch.setattr("headrace.orchestration.spark.start_session", result.start)
+    monkeypatch.setattr("headrace.orchestration.spark.stop_session", result.stop)
+    monkeypatch.setattr("headrace.orchestration.spark.jvm_alive", lambda session: session not in result.dead)
+    return result
 
 
 def run(work, config=None):

@@ -105,12 +105,12 @@ def run_stream(written, stand_in):
 
 
 def materialized(events, key):
-    found = [
+    result = [
         event.event_specific_data.materialization
         for event in events
         if event.event_type_value == "ASSET_MATERIALIZATION"
     ]
-    return [item for item in found if item.asset_key == key]
+    return [item for item in result if item.asset_key == key]
 
 
 class TestJob:
@@ -147,8 +147,13 @@ class TestJob:
     )
     def test_runs_as_the_file_says(self, run_stream, stand_in, mode, until, max_run_time):
         run_stream(text=FLIGHTS + f"stream: {{mode: {mode}}}\n")
-        (asked,) = stand_in.calls
-        assert (asked["until"], asked["max_run_time"], asked["partitions"], asked["launched_by"]) == (
+        (requests,) = stand_in.calls
+        assert (
+            requests["until"],
+            requests["max_run_time"],
+            requests["partitions"],
+            requests["launched_by"],
+        ) == (
             until,
             max_run_time,
             None,
@@ -209,7 +214,7 @@ class Context:
         self.instance = SimpleNamespace(get_latest_storage_id_by_partition=lambda *_: {})
         self.resources = SimpleNamespace(
             headrace_spark=SimpleNamespace(
-                settings=lambda found: found,
+                settings=lambda result: result,
                 session=lambda *_: None,
                 translate_errors=lambda _: nullcontext(),
             )

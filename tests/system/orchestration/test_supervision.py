@@ -153,7 +153,7 @@ def test_a_blocked_epoch_is_left_to_a_person_after_a_few_starts(lane, failures, 
     assert "blocked at epoch 4, node 'pg', after 3 equal failures: SparkJvmError: Spark's JVM" in blocked
     assert f"`headrace run {lane.pipeline.file.path}` goes on with this epoch" in blocked
     memory = SupervisorMemory(3, failures - 1, "run-0")
-    found = decide_action(
+    result = decide_action(
         state,
         complete=True,
         last=last(LastRunStatus.FAILED, ago=9999),
@@ -161,8 +161,8 @@ def test_a_blocked_epoch_is_left_to_a_person_after_a_few_starts(lane, failures, 
         now=NOW,
         blocked=blocked,
     )
-    assert found.action is act
-    assert (blocked in found.reason) is (act is SupervisorAction.GIVE_UP)
+    assert result.action is act
+    assert (blocked in result.reason) is (act is SupervisorAction.GIVE_UP)
 
 
 @pytest.mark.parametrize(
@@ -182,8 +182,8 @@ def test_decisions(lane, case):
     if ledger == "idle":
         lane.release()
     state = lane.state if ledger else None
-    found = decide_action(state, complete=complete, last=run, memory=memory, now=NOW)
-    assert (found.action, why in found.reason) == (act, True), found
+    result = decide_action(state, complete=complete, last=run, memory=memory, now=NOW)
+    assert (result.action, why in result.reason) == (act, True), result
 
 
 @pytest.mark.parametrize("status", [None, *LastRunStatus])
@@ -192,15 +192,15 @@ def test_a_paused_pipeline_is_not_started_and_no_run_is_marked(lane, status):
     lane.ledger.request_stop("flights", StopAction.PAUSE, by="ann@a", reason="new schema")
     memory = SupervisorMemory(3, 1, "run-0", NOW - 10 * LOST_AFTER)
     run = last(status, ago=9999) if status else None
-    found = decide_action(lane.state, complete=True, last=run, memory=memory, now=NOW)
-    assert found.action is SupervisorAction.WAIT
-    assert "paused by ann@a" in found.reason
-    assert "new schema. `headrace resume` ends the pause" in found.reason
-    assert found.memory.unheld_since == 0.0
+    result = decide_action(lane.state, complete=True, last=run, memory=memory, now=NOW)
+    assert result.action is SupervisorAction.WAIT
+    assert "paused by ann@a" in result.reason
+    assert "new schema. `headrace resume` ends the pause" in result.reason
+    assert result.memory.unheld_since == 0.0
 
     lane.ledger.end_pause("flights")
-    found = decide_action(lane.state, complete=True, last=None, memory=found.memory, now=NOW)
-    assert found.action is SupervisorAction.START
+    result = decide_action(lane.state, complete=True, last=None, memory=result.memory, now=NOW)
+    assert result.action is SupervisorAction.START
 
 
 def test_one_failed_run_is_counted_once(lane):
@@ -268,14 +268,14 @@ class TestSensor:
         )
         defs = build_definitions([written(text, "only")])
         with dg.DagsterInstance.ephemeral() as instance:
-            found = Ticker(instance, defs.resolve_sensor_def("only_supervisor"), defs)()
-        assert len(found.run_requests or ()) == 1
+            result = Ticker(instance, defs.resolve_sensor_def("only_supervisor"), defs)()
+        assert len(result.run_requests or ()) == 1
 
     def test_waits_with_the_reason(self, tick, lane):
         lane.hold().epochs(1)
-        found = tick()
-        assert not found.run_requests
-        assert "cli" in found.skip_message
+        result = tick()
+        assert not result.run_requests
+        assert "cli" in result.skip_message
 
     def test_gives_up_as_a_failed_tick(self, tick, lane):
         lane.hold().epochs(1).release()

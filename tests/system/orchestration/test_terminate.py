@@ -190,9 +190,9 @@ def test_a_step_that_hangs_is_killed_with_its_children(
         finally:
             process.kill()
         assert not is_alive(child)
-        found = instance.get_run_by_id(run.run_id)
-        assert found
-        assert found.status is shown
+        result = instance.get_run_by_id(run.run_id)
+        assert result
+        assert result.status is shown
 
 
 def test_a_run_that_goes_on_is_left_alone(tmp_path: Path) -> None:
@@ -225,14 +225,15 @@ def test_a_request_in_the_ledger_ends_the_dagster_run(
     """A pause ends a stream as a success, after which the supervisor starts the next one."""
     run = stand_in.run
     monkeypatch.setattr(
-        "headrace.jobs.run.runner.run", lambda *a, **asked: replace(run(*a, **asked), stop_reason=request_)
+        "headrace.jobs.run.runner.run",
+        lambda *a, **request: replace(run(*a, **request), stop_reason=request_),
     )
     definition = build_definitions([written()]).resolve_job_def(job)
     with dg.DagsterInstance.ephemeral() as instance:
         definition.execute_in_process(instance=instance, raise_on_error=False)
-        (found,) = instance.get_runs()
-        assert found.status is shown
-        canceling = instance.all_logs(found.run_id, of_type=dg.DagsterEventType.RUN_CANCELING)
+        (result,) = instance.get_runs()
+        assert result.status is shown
+        canceling = instance.all_logs(result.run_id, of_type=dg.DagsterEventType.RUN_CANCELING)
         messages = [entry.get_dagster_event().message for entry in canceling]
         expected = [f"A request in the ledger (headrace {request_}) ended the run."]
         assert messages == (expected if shown is dg.DagsterRunStatus.CANCELED else [])

@@ -188,10 +188,10 @@ def test_network_policies_select_the_pods_of_the_release(manifests: Manifests) -
     policies = manifests.of("NetworkPolicy")
     for name, pod in manifests.pods().items():
         labels = pod["metadata"]["labels"].items()
-        found = [
+        result = [
             one for one in policies.values() if one["spec"]["podSelector"]["matchLabels"].items() <= labels
         ]
-        assert len(found) == (1 if policies else 0), name
+        assert len(result) == (1 if policies else 0), name
     if policies:
         code = policies["shop-headrace-code"]["spec"]["ingress"]
         peers = [peer for rule in code if rule.get("ports") for peer in rule["from"]]
@@ -269,13 +269,13 @@ def test_dagster_reads_its_configuration(manifests: Manifests, tmp_path: Path) -
     """The Job of a run is made by Dagster's own package, and Kubernetes accepts it."""
     config = manifests.of("ConfigMap")["shop-headrace-dagster"]["data"]["dagster.yaml"]
     (tmp_path / "dagster.yaml").write_text(config)
-    found = json.loads(run_with_packages(INSTANCE, str(tmp_path), DAGSTER_POSTGRES_PASSWORD="word"))
-    assert found[0] == "PostgresRunStorage"
+    result = json.loads(run_with_packages(INSTANCE, str(tmp_path), DAGSTER_POSTGRES_PASSWORD="word"))
+    assert result[0] == "PostgresRunStorage"
     if "run_launcher" not in config:
-        assert found[1] == "DefaultRunLauncher"
+        assert result[1] == "DefaultRunLauncher"
         return
-    assert found[1] == "K8sRunLauncher"
-    job = json.loads(run_with_packages(JOB, json.dumps(found[2])))
+    assert result[1] == "K8sRunLauncher"
+    job = json.loads(run_with_packages(JOB, json.dumps(result[2])))
     for release in (OLDEST, NEWEST):
         assert problems(json.dumps(job), release) == ""
     pod, code = job["spec"]["template"], manifests.pods()["shop-headrace-code"]
@@ -319,12 +319,12 @@ def test_notes_name_what_must_exist(tmp_path: Path) -> None:
     defaults = render_notes({}, tmp_path)
     assert "There is no pipeline yet" in defaults
     assert "Secret headrace-postgres, key password" in defaults
-    found = render_notes(EVERYTHING, tmp_path)
-    assert "https://dagster.internal" in found
-    assert "Secret shop-db, key password" in found
-    assert "Secret kafka-tls" in found
-    assert "no pipeline" not in found
-    assert "WARNING" not in found
+    result = render_notes(EVERYTHING, tmp_path)
+    assert "https://dagster.internal" in result
+    assert "Secret shop-db, key password" in result
+    assert "Secret kafka-tls" in result
+    assert "no pipeline" not in result
+    assert "WARNING" not in result
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {

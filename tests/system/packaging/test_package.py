@@ -146,7 +146,7 @@ def test_the_two_lock_files_agree() -> None:
     pins = [
         set(re.findall(r"^[\w.-]+==[^\s;\\]+", (ROOT / name).read_text(), re.MULTILINE)) for name in LOCKS
     ]
-    names = [{pin.partition("==")[0] for pin in found} for found in pins]
+    names = [{pin.partition("==")[0] for pin in result} for result in pins]
     assert "pytest-xdist" in names[1] - names[0]
     assert names[0] < names[1]
     assert pins[0] <= pins[1]

@@ -33,8 +33,8 @@ def step(ours: Callable[[], float], bare: Callable[[], float]) -> RatioStep:
 
 def test_a_load_that_slows_both_ways_changes_no_ratio() -> None:
     slowed = (1.0, 7.0, 2.0, 30.0)
-    found = step(returning(*(2 * time for time in slowed)), returning(*slowed))
-    assert compare_ratios([found], {"work": 0.5}) == []
+    result = step(returning(*(2 * time for time in slowed)), returning(*slowed))
+    assert compare_ratios([result], {"work": 0.5}) == []
 
 
 def test_one_slow_round_does_not_count() -> None:
@@ -47,9 +47,9 @@ def test_a_first_round_does_not_count() -> None:
 
 @pytest.mark.parametrize(("ours", "fails"), [(1.0, False), (1.17, False), (1.19, True), (2.0, True)])
 def test_a_drop_of_more_than_15_percent_fails(ours: float, *, fails: bool) -> None:
-    found = compare_ratios([step(returning(ours), returning(1))], {"work": 1.0})
-    assert bool(found) == fails
-    assert all("work: some work dropped from 1.00 to" in line for line in found)
+    result = compare_ratios([step(returning(ours), returning(1))], {"work": 1.0})
+    assert bool(result) == fails
+    assert all("work: some work dropped from 1.00 to" in line for line in result)
 
 
 def test_a_dropped_ratio_is_measured_again() -> None:
@@ -70,8 +70,8 @@ def test_recording_keeps_the_ratios_of_other_steps(tmp_path: Path) -> None:
 
 def test_a_slowed_decoder_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """That the same decoder passes is a matter of time, so a machine in use can miss it."""
-    found = decode_step(1000)
-    recorded = {found.name: measure_ratio(found)}
+    result = decode_step(1000)
+    recorded = {result.name: measure_ratio(result)}
     original = arrow_decoder._join_objects
 
     def slowed(values: list[bytes | None]) -> bytes | None:
@@ -80,7 +80,7 @@ def test_a_slowed_decoder_fails(monkeypatch: pytest.MonkeyPatch) -> None:
         return original(values)
 
     monkeypatch.setattr(arrow_decoder, "_join_objects", slowed)
-    assert [line.partition(":")[0] for line in compare_ratios([found], recorded, rounds=1)] == ["decode"]
+    assert [line.partition(":")[0] for line in compare_ratios([result], recorded, rounds=1)] == ["decode"]
 
 
 def test_recorded_ratios_belong_to_steps() -> None:

@@ -34,9 +34,9 @@ def test_named_types_are_found_by_their_namespaces() -> None:
         ("f", "shop.hash"),
         namespace="other",
     )
-    found = record_columns(parse_record(json.dumps(row)))
-    assert found.field("b").type == pa.string()
-    assert found.field("f").type == pa.binary()
+    result = record_columns(parse_record(json.dumps(row)))
+    assert result.field("b").type == pa.string()
+    assert result.field("f").type == pa.binary()
     assert columns("x.y", '{"type": "fixed", "name": "y", "namespace": "x", "size": 1}') == pa.binary()
 
 
@@ -174,10 +174,10 @@ def node(**more: Any) -> KafkaSourceConfig:
 
 def test_a_schema_in_the_file_needs_no_registry() -> None:
     away = KafkaConnection(schema_registry_url="http://127.0.0.1:1")
-    found = resolve_avro("src", node(), away)
-    assert found.primary_key == ("id",)
-    assert not found.validate_writer_schema_ordering
-    assert resolve_avro("src", found, away) == found
+    result = resolve_avro("src", node(), away)
+    assert result.primary_key == ("id",)
+    assert not result.validate_writer_schema_ordering
+    assert resolve_avro("src", result, away) == result
     assert resolve_avro("src", node(primary_key="v"), away).primary_key == ("v",)
 
 

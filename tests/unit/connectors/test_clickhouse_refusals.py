@@ -23,25 +23,25 @@ def failure(text: str, code: int) -> DatabaseError:
 
 
 def test_a_violated_constraint_is_named_without_values() -> None:
-    found = explain_refusal(failure(VIOLATED, 469), "out")
-    assert found is not None
-    assert found.node == "out"
-    assert found.message == "a row violates constraint `short`: (length(v) < 5)"
-    assert "secret" not in str(found)
+    result = explain_refusal(failure(VIOLATED, 469), "out")
+    assert result is not None
+    assert result.node == "out"
+    assert result.message == "a row violates constraint `short`: (length(v) < 5)"
+    assert "secret" not in str(result)
 
 
 def test_an_unknown_text_of_a_violated_constraint_is_an_error_of_a_row_too() -> None:
-    found = explain_refusal(failure("Code: 469. DB::Exception: v = 'a secret'", 469), "out")
-    assert found is not None
-    assert found.message == "a row violates a constraint"
+    result = explain_refusal(failure("Code: 469. DB::Exception: v = 'a secret'", 469), "out")
+    assert result is not None
+    assert result.message == "a row violates a constraint"
 
 
 def test_a_value_that_does_not_fit_is_an_error_of_a_row() -> None:
-    found = explain_refusal(
+    result = explain_refusal(
         failure("Code: 131. DB::Exception: String too long for type FixedString(3)", 131), "out"
     )
-    assert found is not None
-    assert "String too long for type FixedString(3)" in found.message
+    assert result is not None
+    assert "String too long for type FixedString(3)" in result.message
 
 
 def test_other_failures_are_no_errors_of_a_row() -> None:

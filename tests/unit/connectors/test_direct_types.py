@@ -46,5 +46,5 @@ def test_columns_that_need_spark_are_named(
     node: dict[str, Any], columns: dict[str, pa.DataType], key: tuple[str, ...], reason: str
 ) -> None:
     kind = DeltaSinkConfig if node["type"] == "delta" else ClickHouseSinkConfig
-    found = kind.model_validate(node).explain_direct_obstacle(pa.schema(columns), key)
-    assert found == reason
+    result = kind.model_validate(node).explain_direct_obstacle(pa.schema(columns), key)
+    assert result == reason

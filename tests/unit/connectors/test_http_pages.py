@@ -46,38 +46,38 @@ def refused(url: str, kind: type[HeadraceError] = DataError, **node: Any) -> Hea
     return caught.value
 
 
-def query(asked: WebRequest) -> dict[str, str]:
-    return {name: found[0] for name, found in parse_qs(urlsplit(asked.path).query).items()}
+def query(request: WebRequest) -> dict[str, str]:
+    return {name: result[0] for name, result in parse_qs(urlsplit(request.path).query).items()}
 
 
-def by_number(asked: WebRequest) -> Any:
-    first = (int(query(asked)["page"]) - 1) * 10
+def by_number(request: WebRequest) -> Any:
+    first = (int(query(request)["page"]) - 1) * 10
     return ROWS[first : first + 10]
 
 
-def by_offset(asked: WebRequest) -> Any:
-    asked_for = query(asked)
+def by_offset(request: WebRequest) -> Any:
+    asked_for = query(request)
     first = int(asked_for["offset"])
     return {"data": {"items": ROWS[first : first + min(7, int(asked_for["limit"]))]}}
 
 
 def by_cursor(last: Any, kind: Callable[[int], Any]) -> Callable[[WebRequest], Any]:
-    def answer(asked: WebRequest) -> Any:
-        first = int(query(asked).get("after", 0))
+    def answer(request: WebRequest) -> Any:
+        first = int(query(request).get("after", 0))
         following = kind(first + 10) if first + 10 < 25 else last
         return {"items": ROWS[first : first + 10], "meta": {"next": following}}
 
     return answer
 
 
-def by_link(asked: WebRequest) -> Any:
-    first = int(query(asked).get("from", 0))
+def by_link(request: WebRequest) -> Any:
+    first = int(query(request).get("from", 0))
     headers = {"Link": f'</rows?from={first + 10}>; rel="next"'} if first + 10 < 25 else {}
     return 200, json.dumps(ROWS[first : first + 10]).encode(), headers
 
 
-def by_address(asked: WebRequest) -> Any:
-    first = int(query(asked).get("from", 0))
+def by_address(request: WebRequest) -> Any:
+    first = int(query(request).get("from", 0))
     return {"items": ROWS[first : first + 10], "next": f"?from={first + 10}" if first + 10 < 25 else None}
 
 
@@ -99,39 +99,39 @@ def test_all_pages_are_read_once_and_in_order(way: str) -> None:
     answer, node, requests = WAYS[way]
     with served(answer) as service:
         assert read(service.url, **(node or (CURSOR if "cursor" in way else {}))) == ROWS
-        assert len(service.asked) == requests
+        assert len(service.requests) == requests
 
 
 def test_parameters_of_the_address_stay() -> None:
     with served(by_number) as service:
         pages = {"by": "page", "size_parameter": "per_page", "size": 10}
         read(service.url + "?sort=id&tag=a&tag=b&page=7", pagination=pages)
-        for number, asked in enumerate(service.asked, 1):
-            found = parse_qs(urlsplit(asked.path).query)
+        for number, requests in enumerate(service.requests, 1):
+            result = parse_qs(urlsplit(requests.path).query)
             wanted = {"sort": ["id"], "tag": ["a", "b"], "per_page": ["10"], "page": [str(number)]}
-            assert found == wanted
+            assert result == wanted
 
 
 def test_an_api_without_rows_gives_none() -> None:
     with served(lambda _: []) as service:
         assert read(service.url, pagination={"by": "page"}) == []
-        assert len(service.asked) == 1
+        assert len(service.requests) == 1
 
 
 def test_secrets_go_to_the_service_and_into_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("API_TOKEN", "very-secret-token")
 
-    def answer(asked: WebRequest) -> Any:
-        return 403, asked.headers["authorization"].encode() + b" hunter2-secret", {}
+    def answer(request: WebRequest) -> Any:
+        return 403, request.headers["authorization"].encode() + b" hunter2-secret", {}
 
     headers = {"Authorization": "Bearer ${API_TOKEN}"}
     with served(answer) as service:
         url = service.url + "?token=${API_TOKEN}"
         error = refused(url, TargetError, headers=headers, secret_name="key")
-        (asked,) = service.asked
-        assert asked.headers["authorization"] == "Bearer very-secret-token"
-        assert asked.headers["x-token"] == "hunter2-secret"
-        assert query(asked) == {"token": "very-secret-token"}
+        (requests,) = service.requests
+        assert requests.headers["authorization"] == "Bearer very-secret-token"
+        assert requests.headers["x-token"] == "hunter2-secret"
+        assert query(requests) == {"token": "very-secret-token"}
         made = source(url, headers=headers, secret_name="key")
         for text in (str(error), repr(error), str(error.hint), json.dumps(made.describe())):
             assert "secret" not in text.replace("secret_name", "")
@@ -143,7 +143,7 @@ def test_a_variable_that_is_not_set_is_named_before_a_request(monkeypatch: pytes
     monkeypatch.delenv("API_TOKEN", raising=False)
     with served() as service, pytest.raises(UserError, match="API_TOKEN"):
         read(service.url, headers={"Authorization": "Bearer ${API_TOKEN}"})
-    assert service.asked == []
+    assert service.requests == []
 
 
 def test_the_file_keeps_variables_of_the_source_for_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,13 +164,13 @@ def test_a_failed_request_is_tried_again(fault: Any) -> None:
     timeout = "1s" if fault == "hang" else "20s"
     with served(by_number, faults=[None, fault, fault]) as service:
         assert read(service.url, pagination={"by": "page"}, timeout=timeout, retry=PATIENT) == ROWS
-        assert len(service.asked) >= 6 if fault == "hang" else len(service.asked) == 6
+        assert len(service.requests) >= 6 if fault == "hang" else len(service.requests) == 6
 
 
 def test_attempts_have_a_limit() -> None:
     with served(by_number, faults=[503] * 3) as service:
         error = refused(service.url, TransientError, pagination={"by": "page"})
-        assert len(service.asked) == 3
+        assert len(service.requests) == 3
     assert "given up after 3 attempts" in str(error)
 
 
@@ -194,46 +194,46 @@ WRONG: dict[str, tuple[Any, dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_an_answer_that_does_not_fit_is_an_error_with_its_page(case: str) -> None:
-    answer, node, said = WRONG[case]
+    answer, node, text = WRONG[case]
     with served(lambda _: answer) as service:
         error = refused(service.url, **node)
     assert "page 1 of http://127.0.0.1" in str(error)
-    assert said in str(error)
+    assert text in str(error)
 
 
 def test_pages_that_repeat_or_never_end_are_an_error() -> None:
     with served(lambda _: {"items": ROWS[:1], "meta": {"next": "x"}}) as service:
         assert "was read before" in str(refused(service.url, **CURSOR))
-        assert len(service.asked) == 2
+        assert len(service.requests) == 2
     with served(lambda _: ROWS[:1]) as service:
         error = refused(service.url, pagination={"by": "page"}, max_pages=3)
         assert "more pages than `max_pages` (3)" in str(error)
-        assert len(service.asked) == 3
+        assert len(service.requests) == 3
 
 
 def test_headers_go_to_no_other_server() -> None:
-    def answer(asked: WebRequest) -> Any:
-        del asked
+    def answer(request: WebRequest) -> Any:
+        del request
         return {"items": ROWS[:1], "next": f"{other.url}?from=1"}
 
     with served() as other, served(answer) as service:
         error = refused(service.url, records="items", pagination={"by": "link", "path": "next"})
-        assert other.asked == []
+        assert other.requests == []
     assert "another server: 127.0.0.1" in str(error)
 
 
 def test_a_redirect_is_not_followed() -> None:
-    def answer(asked: WebRequest) -> Any:
-        del asked
+    def answer(request: WebRequest) -> Any:
+        del request
         return 302, b"", {"Location": other.url}
 
     with served() as other, served(answer) as service:
         assert "HTTP 302" in str(refused(service.url, TargetError))
-        assert other.asked == []
+        assert other.requests == []
 
 
 @pytest.mark.parametrize(
-    ("node", "said"),
+    ("node", "message"),
     [
         ({"schema": {}}, "schema"),
         ({"pagination": {"by": "cursor", "path": "next"}}, "`pagination.path` needs `records`"),
@@ -243,8 +243,8 @@ def test_a_redirect_is_not_followed() -> None:
         ({"max_pages": 0}, "max_pages"),
     ],
 )
-def test_a_node_that_cannot_work_is_refused(node: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValidationError, match=said):
+def test_a_node_that_cannot_work_is_refused(node: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
         source("http://h/", **node)
 
 

@@ -32,8 +32,8 @@ def test_a_part_of_an_array_has_the_text_of_its_rows(data: st.DataObject, kind: 
 
 @given(texts=st.lists(st.sampled_from(ODD_TEXTS) | st.text(), min_size=1))
 def test_a_json_parser_reads_every_text_and_name(texts: list[str]) -> None:
-    (found,) = write_objects({text: pa.array([text]) for text in texts}).to_pylist()
-    assert json.loads(found, strict=True) == {text: text for text in texts}
+    (result,) = write_objects({text: pa.array([text]) for text in texts}).to_pylist()
+    assert json.loads(result, strict=True) == {text: text for text in texts}
 
 
 @pytest.mark.parametrize(

@@ -67,9 +67,9 @@ COLUMNS = {
 
 
 def test_properties_are_columns() -> None:
-    found = parse_json_schema(json.dumps(SCHEMA), [SchemaReference("country.json", json.dumps(COUNTRY))])
-    assert found.columns == COLUMNS
-    assert parse_json_schema(found.to_text()) == found
+    result = parse_json_schema(json.dumps(SCHEMA), [SchemaReference("country.json", json.dumps(COUNTRY))])
+    assert result.columns == COLUMNS
+    assert parse_json_schema(result.to_text()) == result
 
 
 def test_the_root_may_refer_to_an_object() -> None:
@@ -94,10 +94,10 @@ def test_a_schema_in_the_file_needs_no_registry() -> None:
     }
     node = KafkaSourceConfig.model_validate(values)
     away = KafkaConnection(schema_registry_url="http://127.0.0.1:1")
-    found = resolve_json_schema("src", node, away)
-    assert declared_json_columns("src", found).names == list(COLUMNS)
-    assert not found.validate_writer_schema_ordering
-    assert resolve_json_schema("src", found, away) == found
+    result = resolve_json_schema("src", node, away)
+    assert declared_json_columns("src", result).names == list(COLUMNS)
+    assert not result.validate_writer_schema_ordering
+    assert resolve_json_schema("src", result, away) == result
     with pytest.raises(SchemaError, match="`reader_schema`: the schema is not JSON"):
         resolve_json_schema("src", node.model_copy(update={"reader_schema": "{"}), away)
     with pytest.raises(SchemaError, match="the primary key has `key`"):

@@ -37,11 +37,11 @@ def test_plain() -> None:
 def test_login_is_quoted_for_the_jvm(mechanism: str, module: str) -> None:
     kafka = connection(sasl_mechanism=mechanism, sasl_username="me", sasl_password='a"b\\c;')
     assert client_options(kafka)["sasl.password"] == 'a"b\\c;'
-    found = spark_options(kafka)
-    assert found["kafka.sasl.mechanism"] == mechanism
+    result = spark_options(kafka)
+    assert result["kafka.sasl.mechanism"] == mechanism
     jaas = f'org.apache.kafka.common.security.{module} required username="me" password="a\\"b\\\\c;";'
-    assert found["kafka.sasl.jaas.config"] == jaas
-    assert "kafka.sasl.password" not in found
+    assert result["kafka.sasl.jaas.config"] == jaas
+    assert "kafka.sasl.password" not in result
 
 
 def test_login_without_counterpart_is_refused() -> None:
@@ -55,8 +55,8 @@ def test_options_of_the_jvm_alone_win() -> None:
         sasl_mechanism="GSSAPI", kafka_sasl_jaas_config="theirs", kafka_sasl_mechanism="GSSAPI"
     )
     assert "kafka.sasl.jaas.config" not in client_options(kafka)
-    found = spark_options(kafka)
-    assert (found["kafka.sasl.mechanism"], found["kafka.sasl.jaas.config"]) == ("GSSAPI", "theirs")
+    result = spark_options(kafka)
+    assert (result["kafka.sasl.mechanism"], result["kafka.sasl.jaas.config"]) == ("GSSAPI", "theirs")
 
 
 def test_certificates(tmp_path: Path) -> None:

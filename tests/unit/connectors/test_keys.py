@@ -30,15 +30,15 @@ def rows(keys: list[Any], kind: pa.DataType) -> pa.Table:
 
 @pytest.mark.parametrize("kind", [pa.float32(), pa.float64()])
 def test_zero_has_no_sign_in_a_key_and_nan_is_one(kind: pa.DataType) -> None:
-    found = last_by_key("out", rows([0.0, -0.0, math.nan, OTHER_NAN, 1.5], kind), ("k",))
+    result = last_by_key("out", rows([0.0, -0.0, math.nan, OTHER_NAN, 1.5], kind), ("k",))
     assert sorted(
-        (repr(key), v) for key, v in zip(found["k"].to_pylist(), found["v"].to_pylist(), strict=True)
+        (repr(key), v) for key, v in zip(result["k"].to_pylist(), result["v"].to_pylist(), strict=True)
     ) == [
         ("0.0", 1),
         ("1.5", 4),
         ("nan", 3),
     ]
-    assert found.schema.field("k").type == kind
+    assert result.schema.field("k").type == kind
 
 
 def test_other_keys_and_columns_stay_as_they_are() -> None:

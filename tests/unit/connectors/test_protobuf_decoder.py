@@ -68,23 +68,23 @@ VALUES = st.fixed_dictionaries(
 
 def expected(message: Any) -> dict[str, Any]:
     """Returns the columns of a message of Google's library."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:
         value = getattr(message, field.name)
         if field.has_presence and not message.HasField(field.name):
-            found[field.name] = None
+            result[field.name] = None
         elif field.message_type is not None and field.message_type.GetOptions().map_entry:
             entries = {key: value[key] for key in sorted(value)}
             is_message = field.message_type.fields_by_name["value"].message_type is not None
-            found[field.name] = {key: expected(one) if is_message else one for key, one in entries.items()}
+            result[field.name] = {key: expected(one) if is_message else one for key, one in entries.items()}
         elif field.message_type is not None:
-            found[field.name] = [expected(one) for one in value] if field.is_repeated else expected(value)
+            result[field.name] = [expected(one) for one in value] if field.is_repeated else expected(value)
         elif field.enum_type is not None:
             symbol = field.enum_type.values_by_number.get(value)
-            found[field.name] = str(value) if symbol is None else symbol.name
+            result[field.name] = str(value) if symbol is None else symbol.name
         else:
-            found[field.name] = list(value) if field.is_repeated else value
-    return found
+            result[field.name] = list(value) if field.is_repeated else value
+    return result
 
 
 def rows_of(payloads: list[bytes]) -> tuple[list[dict[str, Any]], list[str | None]]:

@@ -138,15 +138,15 @@ REFUSED: list[tuple[str, type[HeadraceError], list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "kind", "said"), REFUSED, ids=[name for name, *_ in REFUSED])
+@pytest.mark.parametrize(("name", "kind", "parts"), REFUSED, ids=[name for name, *_ in REFUSED])
 def test_a_function_that_does_not_give_rows_is_an_error(
-    name: str, kind: type[HeadraceError], said: list[str]
+    name: str, kind: type[HeadraceError], parts: list[str]
 ) -> None:
     with pytest.raises(kind) as caught:
         read(f"trial_rows:{name}")
     assert caught.value.node == "src"
     text = f"{caught.value} {caught.value.hint}"
-    assert [part for part in said if part not in text] == [], text
+    assert [part for part in parts if part not in text] == [], text
 
 
 def test_a_module_that_the_settings_do_not_allow_is_not_imported(tmp_path: Path) -> None:

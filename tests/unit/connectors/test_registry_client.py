@@ -25,8 +25,8 @@ SECRET = "registry-word"
 
 @pytest.fixture
 def service() -> Iterator[Service]:
-    with served(lambda _: ROW) as found:
-        yield found
+    with served(lambda _: ROW) as result:
+        yield result
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_schemas_are_asked_for_once(service: Service, client: Any) -> None:
     registry = client()
     assert registry.latest_id("a b/c-value") == 4
     assert registry.find_schema(4) == registry.find_schema(4)
-    assert [asked.path for asked in service.asked] == [
+    assert [requests.path for requests in service.requests] == [
         "/subjects/a%20b%2Fc-value/versions/latest",
         "/schemas/ids/4",
     ]
@@ -60,13 +60,13 @@ def test_credentials_are_sent_and_never_shown(
     caplog.set_level(logging.DEBUG)
     registry = client(schema_registry_username="me", schema_registry_password=SECRET)
     assert registry.find_schema(4)
-    assert service.asked[0].headers["authorization"].startswith("Basic ")
+    assert service.requests[0].headers["authorization"].startswith("Basic ")
     service.faults[:] = [401]
     with pytest.raises(SettingsError, match="refuses the credentials") as refused:
         registry.latest_id("t-value")
     assert SECRET not in str(refused.value) + caplog.text + repr(registry._connection)
     client().latest_id("t-value")
-    assert "authorization" not in service.asked[-1].headers
+    assert "authorization" not in service.requests[-1].headers
 
 
 def missing(code: int) -> tuple[int, bytes, dict[str, str]]:
@@ -131,8 +131,8 @@ def test_a_schema_is_registered_or_refused(
     if not isinstance(refused.value, SchemaError) and fault != 500:
         assert "kafka_sink.schema_registry_" in str(refused.value.hint)
     assert registry.register("t/a-value", ROW["schema"]) == 4
-    assert service.asked[-1].path == "/subjects/t%2Fa-value/versions"
-    assert service.asked[-1].rows == {"schema": ROW["schema"]}
+    assert service.requests[-1].path == "/subjects/t%2Fa-value/versions"
+    assert service.requests[-1].rows == {"schema": ROW["schema"]}
     registry.close()
 
 
@@ -173,8 +173,8 @@ def test_an_address_that_cannot_be_used(url: str, says: str) -> None:
 
 
 def test_the_answer_decides_by_path() -> None:
-    def answer(asked: WebRequest) -> Any:
-        return ROW if asked.path == "/apis/ccompat/v7/schemas/ids/4" else missing(40403)
+    def answer(request: WebRequest) -> Any:
+        return ROW if request.path == "/apis/ccompat/v7/schemas/ids/4" else missing(40403)
 
     with served(answer) as service:
         url = service.url.removesuffix("/rows") + "/apis/ccompat/v7"

@@ -65,14 +65,14 @@ def texts(path: Path) -> Iterator[tuple[int, str]]:
 
 def pages() -> list[Path]:
     folders = [ROOT / folder for folder in FOLDERS]
-    found = [
+    result = [
         path
         for folder in folders
         for kind in ("*.py", "*.md", "*.yaml", "Dockerfile")
         for path in folder.rglob(kind)
         if "node_modules" not in path.parts
     ]
-    return sorted({path.resolve() for path in [*found, *ROOT.glob("*.md"), ROOT / "Makefile"]})
+    return sorted({path.resolve() for path in [*result, *ROOT.glob("*.md"), ROOT / "Makefile"]})
 
 
 def rejected(path: Path) -> list[str]:
@@ -91,7 +91,7 @@ def test_no_rejected_word_is_used() -> None:
 def test_strings_and_comments_are_searched(tmp_path: Path, text: str) -> None:
     page = tmp_path / "page.py"
     page.write_text(f"{text}\n")
-    assert [WORDS.search(found) for _, found in texts(page) if WORDS.search(found)]
+    assert [WORDS.search(result) for _, result in texts(page) if WORDS.search(result)]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def messages_of(guide: str) -> list[str]:
 @cache
 def texts() -> tuple[str, ...]:
     """Return the literal texts of the product, with `…` for their values."""
-    found: list[str] = []
+    result: list[str] = []
     for room in ROOMS:
         for path in sorted((ROOT / room).rglob("*.py")):
             if path.is_symlink() or any(parent.is_symlink() for parent in path.parents):
@@ -33,10 +33,10 @@ def texts() -> tuple[str, ...]:
                     parts = [
                         str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values
                     ]
-                    found.append("".join(parts))
+                    result.append("".join(parts))
                 elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                    found.append(node.value)
-    return tuple(found)
+                    result.append(node.value)
+    return tuple(result)
 
 
 def test_the_guide_has_messages() -> None:

@@ -46,9 +46,9 @@ def test_every_flight_is_there_once_under_its_key() -> None:
 
 
 def test_expected_is_what_the_messages_make_of_history() -> None:
-    by_hand, found = _by_hand(), expected_table()
-    assert found.num_rows == len(by_hand)
-    for row in found.to_pylist():
+    by_hand, result = _by_hand(), expected_table()
+    assert result.num_rows == len(by_hand)
+    for row in result.to_pylist():
         raw = by_hand[tuple(row[name] for name in KEY)]
         minutes = {
             name: None if raw[name] == "NA" else int(raw[name])
@@ -61,7 +61,7 @@ def test_expected_is_what_the_messages_make_of_history() -> None:
             "tailnum": None if tail == "NA" else tail,
             "delay_bucket": _bucket(minutes["dep_delay"]),
         }
-        assert row == {name: want[name] for name in found.column_names}
+        assert row == {name: want[name] for name in result.column_names}
 
 
 def test_offsets_in_history_are_those_of_the_same_messages() -> None:
@@ -112,8 +112,8 @@ def test_compare_finds_what_is_lost_doubled_changed_and_foreign(good: pa.Table) 
     assert (doubled.duplicates, doubled.missing.num_rows, doubled.is_equal) == (2, 0, False)
     row = good.slice(7, 1).to_pylist()[0]
     changed = pa.Table.from_pylist([{**row, "distance": row["distance"] + 1}], schema=good.schema)
-    found = compare(pa.concat_tables([good.slice(0, 7), changed, good.slice(8)]), good)
-    assert (found.changed.num_rows, found.missing.num_rows, found.extra.num_rows, found.is_equal) == (
+    result = compare(pa.concat_tables([good.slice(0, 7), changed, good.slice(8)]), good)
+    assert (result.changed.num_rows, result.missing.num_rows, result.extra.num_rows, result.is_equal) == (
         1,
         0,
         0,

@@ -98,7 +98,7 @@ def test_lines_say_where_they_belong_in_threads_too(capsys: pytest.CaptureFixtur
     log.info("after")
     lines = log_lines(capsys.readouterr().err)
     fields = [{key: line.get(key) for key in FIELDS if key in line} for line in lines]
-    assert sorted(str(found) for found in fields[:2]) == [
+    assert sorted(str(result) for result in fields[:2]) == [
         str({"pipeline": "shop", "epoch": 3, "node": sink}) for sink in ("lake", "pg")
     ]
     assert fields[2:] == [{"pipeline": "shop", "epoch": 3, "node": "all"}, {}, {}]

@@ -24,11 +24,11 @@ from headrace.pipeline.protocol.ledger import Lease, Ledger
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    found = open_ledger(
+    result = open_ledger(
         Settings(home=tmp_path, state_backend=StateBackend(sqlite=SqliteBackend(path=tmp_path / "ledger.db")))
     )
-    yield found
-    found.close()
+    yield result
+    result.close()
 
 
 class Lane:

@@ -45,12 +45,12 @@ def leaves(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
 
 def schema_of(name: str) -> dict[str, Any]:
     """Return the schema of a value by its dotted name. Raises KeyError if there is none."""
-    found = SCHEMA
+    schema = SCHEMA
     for part in name.split("."):
-        found = found["properties"][part]
-        if "$ref" in found:
-            found = SCHEMA["definitions"][found["$ref"].rpartition("/")[2]]
-    return found
+        schema = schema["properties"][part]
+        if "$ref" in schema:
+            schema = SCHEMA["definitions"][schema["$ref"].rpartition("/")[2]]
+    return schema
 
 
 def setting_names(model: type[BaseModel], prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -101,9 +101,9 @@ def test_templates_use_each_value_and_no_other() -> None:
 
 def test_variables_are_settings() -> None:
     settings = set(setting_names(Settings))
-    found = re.findall(r"\bHEADRACE__(\w+)", TEMPLATES)
-    assert {tuple(name.lower().split("__")) for name in found} <= settings
-    assert len(set(found)) > 10
+    result = re.findall(r"\bHEADRACE__(\w+)", TEMPLATES)
+    assert {tuple(name.lower().split("__")) for name in result} <= settings
+    assert len(set(result)) > 10
     own = set(re.findall(r"- name: (HEADRACE_[A-Z]\w+)", TEMPLATES))
     assert own == {"HEADRACE_HOME", VARIABLE, UI_VARIABLE}
 

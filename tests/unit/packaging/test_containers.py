@@ -34,16 +34,16 @@ def listening(name: str) -> set[int]:
     """Return the ports that a service listens on, by its command and its environment."""
     service = SERVICES[name]
     command = [str(part) for part in service.get("command", [])]
-    found = {
+    result = {
         int(command[i + 1]) for i, part in enumerate(command) if part in ("--port", "--webui-port", "-p")
     }
     environment = service.get("environment", {})
     for key in ("KAFKA_LISTENERS", "SCHEMA_REGISTRY_LISTENERS"):
-        found |= {int(port) for port in re.findall(r":(\d+)(?:,|$)", environment.get(key, ""))}
-    found |= {int(port) for part in command for port in re.findall(r"^-s3\.port=(\d+)$", part)}
+        result |= {int(port) for port in re.findall(r":(\d+)(?:,|$)", environment.get(key, ""))}
+    result |= {int(port) for part in command for port in re.findall(r"^-s3\.port=(\d+)$", part)}
     if name == "code":
-        found |= {int(re.findall(r'CMD \["dagster", "code-server".*"--port", "(\d+)"', IMAGE)[0])}
-    return found | USUAL_PORTS.get(name, set())
+        result |= {int(re.findall(r'CMD \["dagster", "code-server".*"--port", "(\d+)"', IMAGE)[0])}
+    return result | USUAL_PORTS.get(name, set())
 
 
 IMAGE = (DOCKER / "Dockerfile").read_text()
@@ -51,7 +51,7 @@ IMAGE = (DOCKER / "Dockerfile").read_text()
 
 def addresses() -> list[tuple[str, str, int]]:
     """Return the origin, host and port of everything that one service looks up in another."""
-    found = [
+    result = [
         ("ledger", ENVIRONMENT["HEADRACE__STATE_BACKEND__POSTGRES__HOST"], 5432),
         (
             "sink",
@@ -63,21 +63,21 @@ def addresses() -> list[tuple[str, str, int]]:
         for key, value in service.get("environment", {}).items():
             for host, port in re.findall(r"(?:://|^|,)([a-z][a-z-]*):(\d+)", str(value)):
                 if host != "localhost":
-                    found.append((key, host, int(port)))
+                    result.append((key, host, int(port)))
         masters = [urlsplit(part) for part in service.get("command", []) if part.startswith("spark://")]
-        found += [("command", master.hostname or "", master.port or 0) for master in masters]
+        result += [("command", master.hostname or "", master.port or 0) for master in masters]
     (location,) = YAML(typ="safe").load((DOCKER / "workspace.yaml").read_text())["load_from"]
-    found.append(("workspace.yaml", location["grpc_server"]["host"], location["grpc_server"]["port"]))
+    result.append(("workspace.yaml", location["grpc_server"]["host"], location["grpc_server"]["port"]))
     storage = YAML(typ="safe").load((DOCKER / "dagster.yaml").read_text())["storage"]["postgres"][
         "postgres_db"
     ]
-    found.append(("dagster.yaml", storage["hostname"], storage["port"]))
-    return found
+    result.append(("dagster.yaml", storage["hostname"], storage["port"]))
+    return result
 
 
 def test_every_address_leads_to_a_port_that_its_service_listens_on() -> None:
-    found = addresses()
-    assert {host for _, host, _ in found} >= {
+    result = addresses()
+    assert {host for _, host, _ in result} >= {
         "postgres",
         "kafka",
         "clickhouse",
@@ -86,7 +86,7 @@ def test_every_address_leads_to_a_port_that_its_service_listens_on() -> None:
         "spark-master",
         "code",
     }
-    for origin, host, port in found:
+    for origin, host, port in result:
         assert host in SERVICES, f"{origin}: no service {host}"
         assert port in listening(host), f"{origin}: {host} does not listen on {port}"
 
@@ -225,14 +225,14 @@ def test_the_image_starts_executors_as_kubernetes_asks_for_them(tmp_path: Path) 
     environment["PATH"] = f"{tmp_path / 'bin'}:/usr/bin:/bin"
     command = ["bash", str(DOCKER / "spark.sh"), "executor"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    found = done.stdout.splitlines()
-    assert found[: len(options) + 2] == [*options, "-Xms1g", "-Xmx1g"]
-    assert found[len(options) + 2 : len(options) + 5] == [
+    result = done.stdout.splitlines()
+    assert result[: len(options) + 2] == [*options, "-Xms1g", "-Xmx1g"]
+    assert result[len(options) + 2 : len(options) + 5] == [
         "-cp",
         f"{tmp_path}/jars/*",
         "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend",
     ]
-    arguments = dict(zip(found[len(options) + 5 :: 2], found[len(options) + 6 :: 2], strict=True))
+    arguments = dict(zip(result[len(options) + 5 :: 2], result[len(options) + 6 :: 2], strict=True))
     assert arguments == {
         "--driver-url": values["DRIVER_URL"],
         "--executor-id": "7",

@@ -55,8 +55,8 @@ def test_entries_of_each_folder_import_each_other_without_a_cycle(room: str) -> 
         entries: dict[str, set[str]] = {}
         for module, imported in graph.items():
             if entry := entry_of(module, package):
-                found = {entry_of(other, package) for other in imported}
-                entries.setdefault(entry, set()).update(found - {"", entry})
+                result = {entry_of(other, package) for other in imported}
+                entries.setdefault(entry, set()).update(result - {"", entry})
         assert find_cycle(entries) == [], f"between the entries of {package.replace('.', '/')}/"
 
 
@@ -129,12 +129,12 @@ def name_of(path: Path) -> str:
 
 
 def imported_by(text: str, modules: set[str]) -> set[str]:
-    found: set[str] = set()
+    result: set[str] = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:
                 whole = f"{node.module}.{alias.name}".removeprefix("headrace.")
-                found.add(whole if whole in modules else node.module.removeprefix("headrace."))
+                result.add(whole if whole in modules else node.module.removeprefix("headrace."))
         elif isinstance(node, ast.Import):
-            found.update(alias.name.removeprefix("headrace.") for alias in node.names)
-    return found & modules
+            result.update(alias.name.removeprefix("headrace.") for alias in node.names)
+    return result & modules

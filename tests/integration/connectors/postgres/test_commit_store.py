@@ -117,9 +117,9 @@ def test_rewind_overwrites_the_row(bench: Bench) -> None:
     assert epoch_of(sink) == 1
     sink.write(plan(2), bench.frame([("i", 2, "again")]))
     assert bench.rows() == [(1, "a"), (2, "again"), (3, "a")]
-    found = sink.read_row_count()
-    assert found is not None
-    assert found[1] == 3
+    result = sink.read_row_count()
+    assert result is not None
+    assert result[1] == 3
 
 
 def test_a_table_made_anew_does_not_hold_the_record(bench: Bench) -> None:
@@ -150,9 +150,9 @@ def test_a_pipeline_that_lost_its_ledger_sees_its_record_and_takes_over(bench: B
     assert (foreign.epoch, foreign.key.pipeline) == (1, bench.pipeline)
     assert first.find_conflicting_record() is None
     lost.register(CommitRecord.for_registration(lost._context.key, 1, 0, {}, "hash", None))
-    found = lost.read_row_count()
-    assert found is not None
-    assert found[1] == 1
+    result = lost.read_row_count()
+    assert result is not None
+    assert result[1] == 1
     with pytest.raises(FencedError):
         first.write(plan(2), bench.frame([("i", 2, "b")]))
 
@@ -168,9 +168,9 @@ def test_a_table_that_two_pipelines_write_is_not_counted(bench: Bench) -> None:
 def test_an_audit_reads_without_preparing(bench: Bench) -> None:
     bench.joined().write(plan(1), bench.frame([("i", 1, "a")]))
     audit = bench.sink()
-    found = audit.read_row_count()
-    assert found is not None
-    assert (epoch_of(audit), found[1]) == (1, 1)
+    result = audit.read_row_count()
+    assert result is not None
+    assert (epoch_of(audit), result[1]) == (1, 1)
     assert bench.run("SELECT generation FROM headrace.records WHERE pipeline = %s", bench.pipeline) == [(1,)]
 
 

@@ -57,9 +57,9 @@ def test_counts_add_up_to_the_table(bench: Bench, estimate: int | None) -> None:
     for number in range(1, 4):
         rows = [("d" if (at + number) % 3 == 0 else "u", at % 7, f"{number}-{at}") for at in range(20)]
         sink.write(plan(number), bench.frame(rows, estimate=estimate))
-    found = sink.read_row_count()
-    assert found is not None
-    record, rows_there = found
+    result = sink.read_row_count()
+    assert result is not None
+    record, rows_there = result
     assert record is not None
     assert record.baseline == 2
     assert record.totals.inserted is not None

@@ -25,21 +25,21 @@ def pg(services: Services) -> Iterator[str]:
 @pytest.fixture
 def ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """How epochs were written, or were tried to: by `copy` or `merge`."""
-    found: list[str] = []
+    result: list[str] = []
     copy, merge = load._copy, load.LoadContext.merge
 
     def note_copy(*arguments: Any) -> WriteCounts:
-        found.append("copy")
+        result.append("copy")
         return copy(*arguments)
 
     def note_merge(*arguments: Any, **options: Any) -> WriteCounts:
-        found.append("merge")
+        result.append("merge")
         return merge(*arguments, **options)
 
     monkeypatch.setattr(load, "_NEW_KEYS", 2)
     monkeypatch.setattr(load, "_copy", note_copy)
     monkeypatch.setattr(load.LoadContext, "merge", note_merge)
-    return found
+    return result
 
 
 def new_rows(epoch: int) -> list[tuple[str, int, str]]:
@@ -58,10 +58,10 @@ def test_a_key_that_is_there_is_updated_and_the_next_epochs_are_merged(bench: Be
     assert ways == ["merge", "copy", "copy"]
     expected = {key: value for epoch in range(1, 6) for _, key, value in new_rows(epoch)} | {12: "again"}
     assert bench.rows() == sorted(expected.items(), key=repr)
-    found = sink.read_row_count()
-    assert found is not None
-    assert found[0] is not None
-    assert found[1] == found[0].totals.inserted == 15
+    result = sink.read_row_count()
+    assert result is not None
+    assert result[0] is not None
+    assert result[1] == result[0].totals.inserted == 15
 
 
 def test_each_failure_doubles_the_pause() -> None:

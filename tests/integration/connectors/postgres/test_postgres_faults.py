@@ -69,9 +69,9 @@ def read_progress(progress: Path) -> int:
 def check_books(bench: Bench, generation: int) -> int:
     """Every epoch up to the record's is there exactly once; returns its number."""
     sink = bench.joined(SCHEMA, generation, key=())
-    found = sink.read_row_count()
-    assert found is not None
-    record, rows = found
+    result = sink.read_row_count()
+    assert result is not None
+    record, rows = result
     assert record is not None
     assert rows == record.epoch * EACH == record.totals.rows
     assert bench.run("SELECT count(*) FROM (SELECT id FROM {t} GROUP BY id HAVING count(*) > 1) s") == [(0,)]
@@ -271,10 +271,10 @@ def test_a_zombie_that_wakes_between_staging_and_merge_is_fenced(
     stage = staging.copy_to_staging
 
     def overtaken(*args: Any) -> list[staging.StagedAttempt]:
-        found = stage(*args)
+        result = stage(*args)
         new = bench.joined(key=(), generation=2)
         new.write(plan(1), bench.frame([("i", 1, "new")], key=()))
-        return found
+        return result
 
     monkeypatch.setattr(staging, "copy_to_staging", overtaken)
     with pytest.raises(FencedError):

@@ -22,15 +22,15 @@ PATHS = pytest.mark.parametrize("estimate", [0, pytest.param(STAGED, marks=pytes
 @pytest.fixture
 def merges(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One entry for each merge of this test."""
-    found: list[int] = []
+    result: list[int] = []
     run = StagedMerge.run
 
     def counted(self: StagedMerge, *arguments: Any, **options: Any) -> WriteCounts:
-        found.append(1)
+        result.append(1)
         return run(self, *arguments, **options)
 
     monkeypatch.setattr(StagedMerge, "run", counted)
-    return found
+    return result
 
 
 def create(bench: Bench, columns: str) -> None:

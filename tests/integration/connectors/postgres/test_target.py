@@ -69,7 +69,7 @@ def test_every_type_arrives_as_it_was(bench: Bench, estimate: int) -> None:
     sink = bench.joined(ALL)
     rows = [("i", at, *(values[at] for *_, values in VALUES)) for at in range(2)]
     sink.write(plan(1), bench.frame([*rows, ("i", 2, *[None] * len(VALUES))], schema=ALL, estimate=estimate))
-    found = bench.run("SELECT * FROM {t} ORDER BY id")
+    result = bench.run("SELECT * FROM {t} ORDER BY id")
     expected = [
         tuple(
             dict(value) if name == "map" else value for (name, *_), value in zip(VALUES, row[2:], strict=True)
@@ -77,7 +77,7 @@ def test_every_type_arrives_as_it_was(bench: Bench, estimate: int) -> None:
         for row in rows
     ]
     # psycopg has no year 10,000 either, so nothing is out of range; JSON comes back as Python values.
-    assert [row[1:] for row in found] == [*expected, (None,) * len(VALUES)]
+    assert [row[1:] for row in result] == [*expected, (None,) * len(VALUES)]
 
 
 def test_not_a_number_arrives(bench: Bench) -> None:
@@ -88,12 +88,12 @@ def test_not_a_number_arrives(bench: Bench) -> None:
 
 def test_created_columns_have_the_documented_types(bench: Bench) -> None:
     bench.joined(ALL)
-    found = bench.run(
+    result = bench.run(
         "SELECT attname::text, format_type(atttypid, atttypmod), attnotnull FROM pg_attribute"
         " WHERE attrelid = %s::regclass AND attnum > 0 ORDER BY attnum",
         f"{bench.schema}.target",
     )
-    assert found == [("id", "bigint", True), *((name, shown, False) for name, _, shown, _ in VALUES)]
+    assert result == [("id", "bigint", True), *((name, shown, False) for name, _, shown, _ in VALUES)]
 
 
 @pytest.mark.parametrize(
@@ -109,10 +109,10 @@ def test_a_table_that_a_stream_updates_keeps_room_in_its_pages(
     bench: Bench, options: dict[str, Any], expected: list[str] | None
 ) -> None:
     bench.joined(**options)
-    ((found,),) = bench.run(
+    ((result,),) = bench.run(
         "SELECT reloptions FROM pg_class WHERE oid = %s::regclass", f"{bench.schema}.target"
     )
-    assert found == expected
+    assert result == expected
 
 
 def create_target(bench: Bench, columns: str) -> None:
@@ -164,8 +164,8 @@ def test_tables_that_are_there_take_rows_by_name(
     sink = bench.joined(schema, key=(key,))
     for number in (1, 2):
         sink.write(plan(number), bench.frame([("u", 1, value)], schema=schema, key=(key,), estimate=estimate))
-    ((found,),) = bench.run("SELECT v FROM {t}")
-    assert found == expected if expected is not None else str(found) == value
+    ((result,),) = bench.run("SELECT v FROM {t}")
+    assert result == expected if expected is not None else str(result) == value
 
 
 REFUSED = [

@@ -40,8 +40,8 @@ def pipeline_text(
 
 
 def explained_nodes(written: str, tmp_path: Path, **options: Any) -> dict[str, ExplainedNode]:
-    found = explain(parse_pipeline(written), settings(tmp_path), **options)
-    return {node.name: node for node in found.nodes}
+    result = explain(parse_pipeline(written), settings(tmp_path), **options)
+    return {node.name: node for node in result.nodes}
 
 
 def settings(tmp_path: Path) -> Settings:
@@ -167,7 +167,7 @@ PG = "{type: postgres, from: src, table: t}"
 
 @pytest.mark.usefixtures("no_jvm")
 @pytest.mark.parametrize(
-    ("given", "delivery", "reason", "provided"),
+    ("changes", "delivery", "reason", "provided"),
     [
         ({"cut": "offset_table: {}"}, "exactly_once", "one atomic act", ()),
         ({"cut": "offset_table: {}", "snapshot": ", snapshot: none"}, "exactly_once", "", ("`a.b` holds still until its history is written",)),
@@ -181,9 +181,9 @@ PG = "{type: postgres, from: src, table: t}"
     ],
 )  # fmt: skip
 def test_the_guarantee_and_what_it_rests_on(
-    given: dict[str, str], delivery: str, reason: str, provided: tuple[str, ...], tmp_path: Path
+    changes: dict[str, str], delivery: str, reason: str, provided: tuple[str, ...], tmp_path: Path
 ) -> None:
-    values = {"key": "primary_key: id", "snapshot": "", "cut": "offset_table: {}", "sink": PG} | given
+    values = {"key": "primary_key: id", "snapshot": "", "cut": "offset_table: {}", "sink": PG} | changes
     written = HYBRID.format_map(values)
     target = explained_nodes(written, tmp_path, offline=True)["out"].target
     assert target
@@ -191,7 +191,7 @@ def test_the_guarantee_and_what_it_rests_on(
     assert reason in target.guarantee.reason
     assert len(target.guarantee.provided) == len(provided)
     assert all(
-        found.startswith(wanted) for found, wanted in zip(target.guarantee.provided, provided, strict=True)
+        result.startswith(wanted) for result, wanted in zip(target.guarantee.provided, provided, strict=True)
     )
     assert target.writes == (
         "nothing is kept" if not target.name else "upserts and deletes by id" if values["key"] else "appends"
@@ -285,9 +285,9 @@ class TestWithSpark:
         assert caught.value.place.line == 6
 
     def test_the_plan_of_spark_is_there_if_asked_for(self, spark: SparkSession, tmp_path: Path) -> None:
-        found = explain(parse_pipeline(FAN), settings(tmp_path), offline=True, spark_plan=True, spark=spark)
-        assert "== euros ==" in (found.spark_plan or "")
-        assert "Analyzed Logical Plan" in text(found)
+        result = explain(parse_pipeline(FAN), settings(tmp_path), offline=True, spark_plan=True, spark=spark)
+        assert "== euros ==" in (result.spark_plan or "")
+        assert "Analyzed Logical Plan" in text(result)
 
     def test_the_example_reads_well(self, flights: Explanation) -> None:
         shown = text(flights, lineage=True)

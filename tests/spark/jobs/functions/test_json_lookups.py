@@ -100,5 +100,5 @@ def test_lookups_find_what_python_finds(spark: SparkSession, around: str) -> Non
         ).collect()
         for row in rows:
             value, text = documents[row[0]]
-            found = (row[1], json.loads(row[2]) if row[2] is not None else None, row[3])
-            assert found == _wanted(_at(value, steps)), f"{path} of {text}"
+            result = (row[1], json.loads(row[2]) if row[2] is not None else None, row[3])
+            assert result == _wanted(_at(value, steps)), f"{path} of {text}"

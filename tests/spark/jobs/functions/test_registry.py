@@ -65,7 +65,7 @@ def test_examples_and_edge_cases(session: SparkSession, group: Group) -> None:
         if function.group is group
         for call, result in function.examples
     ]
-    found: list[str] = []
+    actual: list[str] = []
     for start in range(0, len(shown), AT_ONCE):
         part = shown[start : start + AT_ONCE]
         texts = [_text(function, call) for function, call, _ in part]
@@ -76,10 +76,10 @@ def test_examples_and_edge_cases(session: SparkSession, group: Group) -> None:
         whole = f"SELECT {', '.join(columns)} FROM one"
         provide(session, whole)
         row = session.sql(whole).collect()[0]
-        found += ["NULL" if value is None else value for value in row]
+        actual += ["NULL" if value is None else value for value in row]
     wrong = [
         f"{call}: {value!r}, not {result!r}"
-        for (_, call, result), value in zip(shown, found, strict=True)
+        for (_, call, result), value in zip(shown, actual, strict=True)
         if value != result
     ]
     assert not wrong, "\n".join(wrong)

@@ -41,9 +41,9 @@ def test_event_times_of_every_type_and_nonsense_is_left_out(spark: SparkSession)
     watched, seen.waiting["n"] = observe_frame(frame, times)
     assert watched.columns == frame.columns
     assert watched.count() == 2
-    found = seen.figures(30)["n"]
-    assert found.rows == 2
-    assert found.latest == dict.fromkeys(("at", "local", "day", "secs", "millis", "micros"), LATEST)
+    result = seen.figures(30)["n"]
+    assert result.rows == 2
+    assert result.latest == dict.fromkeys(("at", "local", "day", "secs", "millis", "micros"), LATEST)
 
 
 def test_rows_that_two_queries_share_are_counted_once_and_whole(spark: SparkSession) -> None:
@@ -68,8 +68,8 @@ def test_a_node_that_no_query_reads_is_not_waited_for_long(spark: SparkSession) 
 
 
 def test_of_two_words_the_larger_counts() -> None:
-    found = NodeFigures(3, {"a": 5}).or_more(NodeFigures(7, {"a": 4, "b": 1}))
-    assert found == NodeFigures(7, {"a": 5, "b": 1})
+    result = NodeFigures(3, {"a": 5}).or_more(NodeFigures(7, {"a": 4, "b": 1}))
+    assert result == NodeFigures(7, {"a": 5, "b": 1})
 
 
 def test_rows_in_the_driver_have_the_same_figures(spark: SparkSession) -> None:

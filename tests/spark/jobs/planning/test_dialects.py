@@ -269,9 +269,9 @@ def test_an_expression_means_the_same(spark: SparkSession, dialect: str) -> None
     session.conf.set("spark.sql.session.timeZone", "UTC")
     session.sql(ROW).createOrReplaceTempView("hr_t_0")
     listed = ", ".join(f"{text} AS c{place}" for place, (text, _) in enumerate(CASES[dialect]))
-    found = statements.parse(f"SELECT {listed} FROM t", dialect=dialect)
+    result = statements.parse(f"SELECT {listed} FROM t", dialect=dialect)
     statement = statements.compile_statement(
-        found, HIDDEN, rename={"t": "hr_t_0"}, now=datetime(2025, 1, 2, 3, tzinfo=UTC)
+        result, HIDDEN, rename={"t": "hr_t_0"}, now=datetime(2025, 1, 2, 3, tzinfo=UTC)
     )
     (row,) = session.sql(statement).toArrow().to_pylist(maps_as_pydicts="strict")
     came = {text: row[f"c{place}"] for place, (text, _) in enumerate(CASES[dialect])}

@@ -176,7 +176,7 @@ FEWER = {"c = '10.000'", "c <> w", "c IN (9, -0.0001)", "w < 9", "u > 9"}
 def test_wide_numbers_are_compared_as_numbers(spark: SparkSession) -> None:
     from pyspark.sql.types import StructType
 
-    asked: dict[str, Callable[[Any], object]] = {
+    comparisons: dict[str, Callable[[Any], object]] = {
         "c < 10": lambda v: v.c < 10,
         "c = '10.000'": lambda v: v.c == 10,
         "c >= n": lambda v: v.c >= v.n,
@@ -191,8 +191,8 @@ def test_wide_numbers_are_compared_as_numbers(spark: SparkSession) -> None:
         "CAST(concat('0', CAST(u AS STRING)) AS uint256) = u": lambda _: True,
     }
     if not FULL:
-        asked = {text: right for text, right in asked.items() if text not in FEWER}
-    items = ", ".join(f"CASE WHEN id < 6 THEN {text} END AS a{at}" for at, text in enumerate(asked))
+        comparisons = {text: right for text, right in comparisons.items() if text not in FEWER}
+    items = ", ".join(f"CASE WHEN id < 6 THEN {text} END AS a{at}" for at, text in enumerate(comparisons))
     text = FILE.format(
         calc=f"SELECT id, {items}, c <=> NULL AS nothing, c < 1 AS unknown FROM src",
         after="SELECT * FROM calc",
@@ -203,21 +203,23 @@ def test_wide_numbers_are_compared_as_numbers(spark: SparkSession) -> None:
     hidden = cast("StructType", StructType.fromDDL(f"{OP} string, {POS} {POS_TYPE}"))
     values = [(*row, "i", (0, 0, row[0], 0)) for row in NUMBERS]
     rows = planner.spark.createDataFrame(values, StructType([*spark_schema(WIDE).fields, *hidden.fields]))
-    found = planner.nodes({"src": SourceBatch(rows, len(values))}, _plan(NOW))["calc"].orderBy("id").collect()
-    for (_, c, w, u, n), row in zip(NUMBERS[:5], found, strict=False):
-        answers = {text: row[f"a{at}"] for at, text in enumerate(asked)}
+    result = (
+        planner.nodes({"src": SourceBatch(rows, len(values))}, _plan(NOW))["calc"].orderBy("id").collect()
+    )
+    for (_, c, w, u, n), row in zip(NUMBERS[:5], result, strict=False):
+        answers = {text: row[f"a{at}"] for at, text in enumerate(comparisons)}
         assert answers == {
             text: right(SimpleNamespace(c=Decimal(c), w=int(w), u=int(u), n=n))
-            for text, right in asked.items()
+            for text, right in comparisons.items()
         }
-    assert [row["nothing"] for row in found] == [False] * 5 + [True]
-    assert [row["unknown"] for row in found] == [False, False, True, True, False, None]
+    assert [row["nothing"] for row in result] == [False] * 5 + [True]
+    assert [row["unknown"] for row in result] == [False, False, True, True, False, None]
     kinds = {
         "CASE WHEN c > 0 THEN c ELSE 7 END": "decimal256(60, 4)",
         "coalesce(w, -9)": "decimal256(39, 0)",
         "CAST(w AS int256) + 1": "int256",
     }
-    schema, texts = planner.schemas["calc"], list(asked)
+    schema, texts = planner.schemas["calc"], list(comparisons)
     assert {text: str(schema.field(f"a{texts.index(text)}").type) for text in kinds} == kinds
 
 
@@ -239,8 +241,8 @@ def test_ids_are_the_same_in_a_replay_and_differ_by_row_and_call(
 
 def test_ids_differ_where_a_row_came_twice(run: Callable[..., tuple[PipelinePlanner, DataFrame]]) -> None:
     twice = "SELECT id, 'a' AS branch FROM src UNION ALL SELECT id, 'b' AS branch FROM src"
-    found = [row.u for row in run(twice, "SELECT id, uuid7() AS u FROM calc")[1].collect()]
-    assert len(set(found)) == len(found) == 2 * len(ROWS)
+    result = [row.u for row in run(twice, "SELECT id, uuid7() AS u FROM calc")[1].collect()]
+    assert len(set(result)) == len(result) == 2 * len(ROWS)
     through = run(
         "SELECT id FROM src",
         "SELECT id, uuid7() AS u FROM (SELECT id FROM calc UNION ALL SELECT id FROM src)",

@@ -76,11 +76,11 @@ def rows(planner: PipelinePlanner) -> list[dict[str, Any]]:
     with planner.frames(epoch, reading, ["out"]) as frames:
         frame = frames["out"]
         try:
-            found = frame.rows.toArrow().to_pylist()
+            result = frame.rows.toArrow().to_pylist()
         except Exception as error:
             raise as_headrace_error(error, node="out", texts=planner.texts) from error
-        assert frame.estimate is None or len(found) <= frame.estimate
-        return sorted(found, key=lambda row: tuple(row[POS].values()))
+        assert frame.estimate is None or len(result) <= frame.estimate
+        return sorted(result, key=lambda row: tuple(row[POS].values()))
 
 
 @pytest.mark.parametrize(
@@ -110,8 +110,8 @@ def rows(planner: PipelinePlanner) -> list[dict[str, Any]]:
     ],
 )
 def test_columns_and_types(plan: Plan, dialect: str, statement: str, columns: str) -> None:
-    found = plan(statement, dialect).schemas["x"]
-    shown = [f"{field.name}: {field.type}" for field in found]
+    result = plan(statement, dialect).schemas["x"]
+    shown = [f"{field.name}: {field.type}" for field in result]
     assert len(shown) == len(columns.split(", "))
     for field, wanted in zip(shown, columns.split(", "), strict=True):
         assert field.startswith(wanted)
@@ -249,11 +249,11 @@ def test_mistakes_name_the_node_the_place_and_the_way_out(
 ) -> None:
     with pytest.raises(UserError) as caught:
         plan(statement)
-    found = caught.value
-    assert (found.node, str(found.place).split(":")[0]) == ("x", "f.yaml")
-    assert message in found.message
-    assert hint in found.hint
-    assert "_gs_n" not in str(found)
+    result = caught.value
+    assert (result.node, str(result.place).split(":")[0]) == ("x", "f.yaml")
+    assert message in result.message
+    assert hint in result.hint
+    assert "_gs_n" not in str(result)
 
 
 def test_a_type_that_parquet_lacks_is_none_of_a_node_that_is_not_staged(plan: Plan) -> None:
@@ -324,17 +324,17 @@ def test_what_a_row_cannot_give_is_an_error_of_the_transform(
 
 
 def test_whole_numbers_and_fractions(plan: Plan) -> None:
-    found = rows(plan("SELECT id, n + f AS d, id / 2 AS h FROM t"))
-    assert [(row["d"], row["h"]) for row in found] == [(-0.5, 0.5), (1.0, 1.0), (2.5, 1.5)]
-    found = rows(plan("SELECT id, id / 2 AS h FROM t", "datafusion"))
-    assert [row["h"] for row in found] == [0, 1, 1]
+    result = rows(plan("SELECT id, n + f AS d, id / 2 AS h FROM t"))
+    assert [(row["d"], row["h"]) for row in result] == [(-0.5, 0.5), (1.0, 1.0), (2.5, 1.5)]
+    result = rows(plan("SELECT id, id / 2 AS h FROM t", "datafusion"))
+    assert [row["h"] for row in result] == [0, 1, 1]
 
 
 def test_operations_that_a_row_may_not_have(plan: Plan) -> None:
     with pytest.raises(DataError, match=r"node 'x': column `_gs_op` says `n1`"):
         rows(plan("SELECT id, name AS _gs_op FROM t WHERE id = 1"))
-    found = rows(plan("SELECT id, CASE WHEN _gs_op = 'd' THEN 'u' ELSE _gs_op END AS _gs_op FROM t"))
-    assert [row[OP] for row in found] == ["i", "i", "u"]
+    result = rows(plan("SELECT id, CASE WHEN _gs_op = 'd' THEN 'u' ELSE _gs_op END AS _gs_op FROM t"))
+    assert [row[OP] for row in result] == ["i", "i", "u"]
 
 
 def test_operators_beside_wide_integers_keep_every_digit(plan: Plan) -> None:
@@ -354,8 +354,8 @@ def test_operators_beside_wide_integers_keep_every_digit(plan: Plan) -> None:
         "s": "string",
         "e": "uint256",
     }
-    found = [{name: row[name] for name in "abcdse"} for row in rows(planner)]
-    assert found == [
+    result = [{name: row[name] for name in "abcdse"} for row in rows(planner)]
+    assert result == [
         {
             "a": str(most - 9 + n),
             "b": str(most - n),
@@ -379,8 +379,8 @@ sinks: {{out: {{type: blackhole, from: x}}}}
 
 
 def test_rows_made_of_rows_have_no_bound(plan: Plan, spark: SparkSession) -> None:
-    found = rows(plan("SELECT id, explode(xs) AS x FROM t"))
-    assert [(row["id"], row["x"], row[POS]["sub"]) for row in found] == [
+    result = rows(plan("SELECT id, explode(xs) AS x FROM t"))
+    assert [(row["id"], row["x"], row[POS]["sub"]) for row in result] == [
         (i, x, x - 1) for i in (1, 2, 3) for x in (1, 2)
     ]
     epoch = EpochPlan(1, Phase.LIVE, {}, {}, "", datetime(2025, 1, 1, tzinfo=UTC))
@@ -439,8 +439,8 @@ def test_a_filter_protects_a_column_of_rows_in_the_driver(spark: SparkSession) -
     )
     local = planner.spark.createDataFrame(made.toArrow(), made.schema)
     with planner.frames(epoch, {"t": SourceBatch(local, 2, is_local=True)}, ["out"]) as frames:
-        found = frames["out"].rows.select("id", "x").collect()
-    assert [tuple(row) for row in found] == [(5, 2.0)]
+        result = frames["out"].rows.select("id", "x").collect()
+    assert [tuple(row) for row in result] == [(5, 2.0)]
 
 
 def test_a_wrong_key_is_still_told(plan: Plan) -> None:

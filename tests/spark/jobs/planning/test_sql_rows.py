@@ -54,12 +54,12 @@ def run(session: SparkSession) -> Run:
         except Exception as error:
             raise as_headrace_error(error) from error
         assert table.column_names[-2:] == list(HIDDEN)
-        found = sorted(
+        result = sorted(
             (tuple(row.values()) for row in table.to_pylist(maps_as_pydicts="strict")),
             key=lambda row: tuple(row[-1].values()),
         )
-        assert len({tuple(row[-1].values()) for row in found}) == len(found), "two rows have one place"
-        return [(*row[:-1], row[-1]["sub"]) for row in found]
+        assert len({tuple(row[-1].values()) for row in result}) == len(result), "two rows have one place"
+        return [(*row[:-1], row[-1]["sub"]) for row in result]
 
     return rows
 

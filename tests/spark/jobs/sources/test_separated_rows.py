@@ -46,8 +46,8 @@ def separated(spark: SparkSession, values: list[bytes], way: str, rate: float = 
     ids=["both", "bad", "good"],
 )
 def test_both_routes_separate_alike(spark: SparkSession, values: list[bytes]) -> None:
-    found = [separated(spark, values, way) for way in ("driver", "spark")]
-    for one in found:
+    result = [separated(spark, values, way) for way in ("driver", "spark")]
+    for one in result:
         assert one.rejected is not None
         assert one.rejected.rows == values.count(BAD)
         assert (
@@ -66,7 +66,7 @@ def test_both_routes_separate_alike(spark: SparkSession, values: list[bytes]) ->
         for batch in (one, one.rejected):
             if batch.table is not None:
                 assert batch.table.to_pylist() == batch.frame.toArrow().to_pylist()
-    driver, spark_ = found
+    driver, spark_ = result
     assert driver.rejected is not None
     assert spark_.rejected is not None
     assert driver.frame.toArrow().to_pylist() == spark_.frame.toArrow().to_pylist()

@@ -94,9 +94,9 @@ def test_a_wide_number_keeps_its_type(tmp_path: Path, spark: SparkSession) -> No
     schema = pa.schema([("n", UINT256)])
     frame = spark.createDataFrame([(str(2**255),)], spark_schema(schema))
     stages(tmp_path).make("node", frame)
-    found = stages(tmp_path).read("node", frame).frame
-    assert arrow_schema(found.schema) == schema
-    assert found.collect()[0].n == str(2**255)
+    result = stages(tmp_path).read("node", frame).frame
+    assert arrow_schema(result.schema) == schema
+    assert result.collect()[0].n == str(2**255)
 
 
 @pytest.mark.parametrize(
@@ -296,10 +296,10 @@ def test_a_failing_node_leaves_nothing_behind(tmp_path: Path, random_rows: Any) 
 
 
 def test_the_sweep_keeps_the_last_epochs(tmp_path: Path) -> None:
-    found = lane(tmp_path, keep=2)
+    result = lane(tmp_path, keep=2)
     for number in range(1, 6):
-        folder_of(found.for_epoch(plan(number), "hash")).mkdir(parents=True)
-    found.sweep(4)
+        folder_of(result.for_epoch(plan(number), "hash")).mkdir(parents=True)
+    result.sweep(4)
     left = sorted(int(path.name.split("-")[0]) for path in (tmp_path / "staging" / UUID / "main").iterdir())
     assert left == [3, 4, 5]
     lane(tmp_path, keep=0).sweep(5)

@@ -42,12 +42,12 @@ def checked(
     sql: str,
     expect: str,
     *,
-    given: str = GIVEN,
+    inputs: str = GIVEN,
     tables: str = "known: [a]",
     fills: str = "",
     backend: str = "InMemory",
 ) -> CaseOutcome:
-    parts = [f"      {part}" for part in (given, tables) if part]
+    parts = [f"      {part}" for part in (inputs, tables) if part]
     text = "  t:\n    given:\n" + "\n".join(parts) + f"\n    expect:\n      {expect}\n"
     return run(text, PIPELINE.format(sql=sql, fills=fills, backend=backend))
 
@@ -129,11 +129,11 @@ def test_a_batch_sees_what_it_brings_itself(run: Run, backend: str) -> None:
 
 
 def test_values_are_texts_as_they_are_written(run: Run) -> None:
-    given = "moves: {rows: [{id: 1, wallet: '0x1F'}, {id: 2, wallet: '31'}, {id: 3, wallet: '007'}]}"
+    inputs = "moves: {rows: [{id: 1, wallet: '0x1F'}, {id: 2, wallet: '31'}, {id: 3, wallet: '007'}]}"
     sql = "SELECT id FROM moves WHERE dynamic_table_check('known', wallet)"
     assert (
         failure(
-            checked(run, sql, "seen: {rows: [{id: 1}, {id: 3}]}", given=given, tables="known: [0x1F, 007]")
+            checked(run, sql, "seen: {rows: [{id: 1}, {id: 3}]}", inputs=inputs, tables="known: [0x1F, 007]")
         )
         == []
     )
@@ -174,7 +174,7 @@ def test_a_list_is_for_a_table_only(run: Run) -> None:
         PipelineFileError,
         match=r"`given.moves` is a list, and only a dynamic table has values without columns",
     ):
-        checked(run, "SELECT id FROM moves", "seen: {rows: []}", given="moves: [1]")
+        checked(run, "SELECT id FROM moves", "seen: {rows: []}", inputs="moves: [1]")
 
 
 def test_a_set_in_python_says_the_same(run: Run) -> None:
@@ -187,7 +187,7 @@ def test_a_set_in_python_says_the_same(run: Run) -> None:
     def spelled(value: str | None) -> str:
         return "null" if value is None else "'" + value.replace("'", "''") + "'"
 
-    given = (
+    inputs = (
         "moves: {rows: [" + ", ".join(f"{{id: {at}, wallet: {spelled(value)}}}" for at, value in rows) + "]}"
     )
     table = "known: [" + ", ".join(spelled(value) for value in sorted(members)) + "]"
@@ -205,7 +205,7 @@ def test_a_set_in_python_says_the_same(run: Run) -> None:
                 run,
                 "SELECT id, dynamic_table_check('known', wallet) AS yes FROM moves",
                 expect,
-                given=given,
+                inputs=inputs,
                 tables=table,
             )
         )

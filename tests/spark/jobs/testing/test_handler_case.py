@@ -15,15 +15,15 @@ TEST = "  t:\n    given:\n      {given}\n    expect:\n      {expect}\n"
 
 
 def test_answers_are_given_in_their_types(run: Run) -> None:
-    given = "asked: {rows: [{id: 1, amount: 2.50, score: 0.5}, {id: 1, amount: 3, score: 1}]}"
+    inputs = "asked: {rows: [{id: 1, amount: 2.50, score: 0.5}, {id: 1, amount: 3, score: 1}]}"
     expect = "orders_pg: {rows: [{id: 1, amount: 3.00, score: 1}]}"
-    assert failure(run(TEST.format(given=given, expect=expect), ASKING)) == []
+    assert failure(run(TEST.format(given=inputs, expect=expect), ASKING)) == []
 
 
 def test_without_answers_the_test_says_how_to_give_them(run: Run) -> None:
-    given = "orders: {rows: [{id: 1, cents: 250}]}"
-    outcome = run(TEST.format(given=given, expect="asked: {rows: [{id: 1}]}"), ASKING)
+    inputs = "orders: {rows: [{id: 1, cents: 250}]}"
+    outcome = run(TEST.format(given=inputs, expect="asked: {rows: [{id: 1}]}"), ASKING)
     assert outcome.error is not None
     assert (outcome.error.node, outcome.error.message) == ("asked", "a test asks no service")
     assert "given: {asked: " in outcome.error.hint
-    assert run(TEST.format(given=given, expect="priced: {columns: id, rows: [{id: 1}]}"), ASKING).passed
+    assert run(TEST.format(given=inputs, expect="priced: {columns: id, rows: [{id: 1}]}"), ASKING).passed

@@ -17,10 +17,10 @@ from helpers.pipeline_cases import ORDERS, Run
 from headrace.jobs.testing.report import failure
 
 
-def text(given: str, expect: str, more: str = "") -> str:
+def text(inputs: str, expect: str, more: str = "") -> str:
     """A test; `given` and `expect` are maps of nodes."""
     return (
-        f"  t:\n{indent(more, '    ')}    given:\n{indent(given, '      ')}\n   "
+        f"  t:\n{indent(more, '    ')}    given:\n{indent(inputs, '      ')}\n   "
         f" expect:\n{indent(expect, '      ')}\n"
     )
 
@@ -31,33 +31,33 @@ def sql(statement: str) -> str:
 
 
 def test_rows_go_through_the_sql_in_their_types(run: Run) -> None:
-    given = "orders: {rows: [{id: 1, cents: 250, placed_at: 2025-01-01T10:00:00Z}, {id: 2}]}"
+    inputs = "orders: {rows: [{id: 1, cents: 250, placed_at: 2025-01-01T10:00:00Z}, {id: 2}]}"
     good = "priced: {rows: [{id: 2}, {id: 1, amount: 2.50, placed_at: 2025-01-01T11:00:00+01:00}]}"
-    assert failure(run(text(given, good))) == []
-    lines = failure(run(text(given, good.replace("2.50", "2.51"))))
+    assert failure(run(text(inputs, good))) == []
+    lines = failure(run(text(inputs, good.replace("2.50", "2.51"))))
     assert lines[0] == "priced: 2 rows came, 2 expected: 1 different"
     assert lines[1:3] == ["  ~ {id: 1}", "      amount: expected 2.51, came 2.50"]
 
 
 def test_operations_are_carried_and_compared_where_they_are_named(run: Run) -> None:
-    given = "orders: {rows: [{id: 1, cents: 1}, {id: 1, cents: 2, _gs_op: u}, {id: 1, _gs_op: d}]}"
+    inputs = "orders: {rows: [{id: 1, cents: 1}, {id: 1, cents: 2, _gs_op: u}, {id: 1, _gs_op: d}]}"
     bare = "priced: {columns: id, rows: [{id: 1}, {id: 1}, {id: 1}]}"
-    assert run(text(given, bare)).passed
+    assert run(text(inputs, bare)).passed
     named = "priced: {columns: id, rows: [{id: 1, _gs_op: i}, {id: 1, _gs_op: u}, {id: 1, _gs_op: d}]}"
-    assert run(text(given, named)).passed
-    assert not run(text(given, named.replace("_gs_op: d", "_gs_op: u"))).passed
-    assert not run(text(given, named.replace("{id: 1, _gs_op: d}", "{id: 1}"))).passed
+    assert run(text(inputs, named)).passed
+    assert not run(text(inputs, named.replace("_gs_op: d", "_gs_op: u"))).passed
+    assert not run(text(inputs, named.replace("{id: 1, _gs_op: d}", "{id: 1}"))).passed
 
 
 def test_now_is_what_the_test_says(run: Run) -> None:
     pipeline = sql("SELECT id, now() AS at, current_date() AS day FROM orders")
-    given, expect = (
+    inputs, expect = (
         "orders: {rows: [{id: 1}]}",
         "priced: {rows: [{id: 1, at: 2025-03-01T12:30:00Z, day: 2025-03-01}]}",
     )
-    assert run(text(given, expect, "now: 2025-03-01T12:30:00Z\n"), pipeline).passed
-    assert not run(text(given, expect, "now: 2025-03-01T12:30:01Z\n"), pipeline).passed
-    assert not run(text(given, expect), pipeline).passed
+    assert run(text(inputs, expect, "now: 2025-03-01T12:30:00Z\n"), pipeline).passed
+    assert not run(text(inputs, expect, "now: 2025-03-01T12:30:01Z\n"), pipeline).passed
+    assert not run(text(inputs, expect), pipeline).passed
 
 
 def test_rows_come_from_csv_json_and_parquet_and_are_expected_from_them(run: Run, tmp_path: Path) -> None:
@@ -76,26 +76,31 @@ def test_rows_come_from_csv_json_and_parquet_and_are_expected_from_them(run: Run
         '{"id": 1, "amount": 2.5, "placed_at": "2025-01-01 10:00:00"}\n{"id": 2, "amount": 1, "_gs_op":'
         ' "d"}\n'
     )
-    for given in ("csv: in.csv", "json: in.ndjson", "parquet: in.parquet"):
+    for inputs in ("csv: in.csv", "json: in.ndjson", "parquet: in.parquet"):
         for expect in ("csv: out.csv", "json: out.ndjson"):
-            assert failure(run(text(f"orders: {{{given}}}", f"priced: {{{expect}}}"))) == [], (given, expect)
+            assert failure(run(text(f"orders: {{{inputs}}}", f"priced: {{{expect}}}"))) == [], (
+                inputs,
+                expect,
+            )
     (tmp_path / "out.csv").write_text("_gs_op,id,amount,placed_at\nu,1,2.5,2025-01-01T10:00:00Z\nd,2,1,\n")
     assert not run(text("orders: {csv: in.csv}", "priced: {csv: out.csv}")).passed
 
 
 def test_floats_may_differ_by_the_tolerance(run: Run) -> None:
     pipeline = sql("SELECT id, CAST(cents AS DOUBLE) / 3 AS third FROM orders")
-    given = "orders: {rows: [{id: 1, cents: 1}]}"
-    assert run(text(given, "priced: {rows: [{id: 1, third: 0.333}], tolerance: 0.001}"), pipeline).passed
-    assert not run(text(given, "priced: {rows: [{id: 1, third: 0.333}], tolerance: 0.0001}"), pipeline).passed
-    assert not run(text(given, "priced: {rows: [{id: 1, third: 0.333}]}"), pipeline).passed
+    inputs = "orders: {rows: [{id: 1, cents: 1}]}"
+    assert run(text(inputs, "priced: {rows: [{id: 1, third: 0.333}], tolerance: 0.001}"), pipeline).passed
+    assert not run(
+        text(inputs, "priced: {rows: [{id: 1, third: 0.333}], tolerance: 0.0001}"), pipeline
+    ).passed
+    assert not run(text(inputs, "priced: {rows: [{id: 1, third: 0.333}]}"), pipeline).passed
 
 
 def test_order_is_that_of_the_source(run: Run) -> None:
-    given = "orders: {rows: [{id: 3}, {id: 1}, {id: 2}]}"
-    assert run(text(given, "priced: {columns: id, ordered: true, rows: [{id: 3}, {id: 1}, {id: 2}]}")).passed
+    inputs = "orders: {rows: [{id: 3}, {id: 1}, {id: 2}]}"
+    assert run(text(inputs, "priced: {columns: id, ordered: true, rows: [{id: 3}, {id: 1}, {id: 2}]}")).passed
     lines = failure(
-        run(text(given, "priced: {columns: id, ordered: true, rows: [{id: 1}, {id: 2}, {id: 3}]}"))
+        run(text(inputs, "priced: {columns: id, ordered: true, rows: [{id: 1}, {id: 2}, {id: 3}]}"))
     )
     assert lines[:4] == [
         "priced: 3 rows came as expected, in another order",
@@ -103,7 +108,7 @@ def test_order_is_that_of_the_source(run: Run) -> None:
         "    expected {id: 1}",
         "    came     {id: 3}",
     ]
-    assert run(text(given, "priced: {columns: id, rows: [{id: 1}, {id: 2}, {id: 3}]}")).passed
+    assert run(text(inputs, "priced: {columns: id, rows: [{id: 1}, {id: 2}, {id: 3}]}")).passed
 
 
 ERROR = "  t:\n    given: {orders: {rows: [{id: 1, cents: abc}]}}\n    expect_error: "
@@ -121,9 +126,9 @@ def test_an_expected_error_must_come_and_say_that(run: Run) -> None:
 
 
 def test_an_error_that_was_not_expected_fails_the_test(run: Run) -> None:
-    found = run(text("orders: {rows: [{id: 1, cents: abc}]}", "priced: {rows: []}"))
-    assert "node 'priced'" in failure(found)[0]
-    assert "cannot be cast" in " ".join(failure(found))
+    result = run(text("orders: {rows: [{id: 1, cents: abc}]}", "priced: {rows: []}"))
+    assert "node 'priced'" in failure(result)[0]
+    assert "cannot be cast" in " ".join(failure(result))
 
 
 def test_a_given_value_that_does_not_fit_is_told_with_its_row_and_place(run: Run, tmp_path: Path) -> None:
@@ -141,7 +146,7 @@ def test_a_given_value_that_does_not_fit_is_told_with_its_row_and_place(run: Run
 
 
 @pytest.mark.parametrize(
-    ("expect", "said"),
+    ("expect", "message"),
     [
         ("priced: {rows: [{id: 1, amuont: 2}]}", "`priced` has no column `amuont`; did you mean `amount`?"),
         (
@@ -156,18 +161,18 @@ def test_a_given_value_that_does_not_fit_is_told_with_its_row_and_place(run: Run
         ("orders_pg: {columns: id, rows: [{id: 1, _gs_op: d}]}", "`orders_pg` has no column `_gs_op`"),
     ],
 )
-def test_expected_rows_that_the_node_could_never_have(expect: str, said: str, run: Run) -> None:
-    found = run(text("orders: {rows: [{id: 1}]}", expect))
-    assert not found.passed
-    assert said in " ".join(failure(found))
-    assert found.error is not None
-    assert all(problem.place is not None for problem in found.error.problems)  # type: ignore[attr-defined]
+def test_expected_rows_that_the_node_could_never_have(expect: str, message: str, run: Run) -> None:
+    result = run(text("orders: {rows: [{id: 1}]}", expect))
+    assert not result.passed
+    assert message in " ".join(failure(result))
+    assert result.error is not None
+    assert all(problem.place is not None for problem in result.error.problems)  # type: ignore[attr-defined]
 
 
 def test_sql_that_does_not_fit_is_an_error_of_the_pipeline(run: Run) -> None:
-    found = run(text("orders: {rows: []}", "priced: {rows: []}"), sql("SELECT idd FROM orders"))
-    assert "orders.yaml:16:5" in failure(found)[0]
-    assert "there is no column `idd`; did you mean `id`?" in " ".join(failure(found))
+    result = run(text("orders: {rows: []}", "priced: {rows: []}"), sql("SELECT idd FROM orders"))
+    assert "orders.yaml:16:5" in failure(result)[0]
+    assert "there is no column `idd`; did you mean `id`?" in " ".join(failure(result))
 
 
 UNION = """\
@@ -186,22 +191,22 @@ sinks:
 
 
 def test_a_union_keeps_the_order_of_its_sources(run: Run) -> None:
-    given = (
+    inputs = (
         "new: {rows: [{id: 1, v: 5}, {id: 2, _gs_op: d}]}\nold: {rows: [{id: 1, v: 1}, {id: 2, v: 2},"
         " {id: 3, v: 0}]}"
     )
     rows = "[{id: 1, v: 1}, {id: 2, v: 2}, {id: 1, v: 5}, {id: 2, v: null, _gs_op: d}]"
     assert (
         failure(
-            run(text(given, f"all: {{ordered: true, rows: {rows}}}\na: {{rows: [{{id: 1, v: 5}}]}}"), UNION)
+            run(text(inputs, f"all: {{ordered: true, rows: {rows}}}\na: {{rows: [{{id: 1, v: 5}}]}}"), UNION)
         )
         == []
     )
 
 
 def test_a_table_has_the_columns_that_the_test_says_or_that_its_rows_show(run: Run) -> None:
-    given = "old: {rows: [{id: 1, v: 1}]}"
-    assert run(text(given, "kept: {rows: [{id: 1, v: 1}]}"), UNION).passed
+    inputs = "old: {rows: [{id: 1, v: 1}]}"
+    assert run(text(inputs, "kept: {rows: [{id: 1, v: 1}]}"), UNION).passed
     typed = "old: {rows: [{id: 1, v: 1}], schema: {id: int8, v: 'decimal(5, 1)'}}"
     assert run(text(typed, "old: {rows: [{id: 1, v: 1.0}]}"), UNION).passed
     assert "`v`: `1.25` cannot be cast to decimal(5, 1)" in " ".join(
@@ -230,12 +235,12 @@ def test_a_parquet_file_brings_its_types(run: Run, tmp_path: Path) -> None:
 
 
 def test_what_hangs_on_a_table_that_is_not_given_cannot_be_expected_and_the_rest_can(run: Run) -> None:
-    given = "new: {rows: [{id: 1, v: 5}]}"
-    assert run(text(given, "b: {rows: [{id: 1, v: 5, _gs_op: i}]}"), UNION).passed
-    lines = " ".join(failure(run(text(given, "all: {rows: []}"), UNION)))
+    inputs = "new: {rows: [{id: 1, v: 5}]}"
+    assert run(text(inputs, "b: {rows: [{id: 1, v: 5, _gs_op: i}]}"), UNION).passed
+    lines = " ".join(failure(run(text(inputs, "all: {rows: []}"), UNION)))
     assert "`all` reads old, whose columns only a server knows" in lines
     assert run(
-        text(f"{given}\nold: {{rows: [], schema: {{id: int64, v: int64}}}}", "all: {rows: [{id: 1, v: 5}]}"),
+        text(f"{inputs}\nold: {{rows: [], schema: {{id: int64, v: int64}}}}", "all: {rows: [{id: 1, v: 5}]}"),
         UNION,
     ).passed
 
@@ -260,17 +265,17 @@ sources:
 sinks:
   out: {type: postgres, from: events, table: out}
 """
-    given = "events: {rows: [{id: 1, v: 5}, {id: 2, v: 7}, {id: 2, v: 0}]}"
-    assert failure(run(text(given, "out: {rows: [{id: 1, v: 5}]}"), pipeline)) == []
+    inputs = "events: {rows: [{id: 1, v: 5}, {id: 2, v: 7}, {id: 2, v: 0}]}"
+    assert failure(run(text(inputs, "out: {rows: [{id: 1, v: 5}]}"), pipeline)) == []
 
 
 def test_the_filter_of_a_topic_counts(run: Run) -> None:
     pipeline = ORDERS.replace("    topic: orders\n", "    topic: orders\n    filter: id > 1\n")
-    given, expect = "orders: {rows: [{id: 1}, {id: 2}]}", "orders: {columns: id, rows: [{id: 2}]}"
-    assert run(text(given, expect), pipeline).passed
-    assert not run(text(given, expect)).passed
+    inputs, expect = "orders: {rows: [{id: 1}, {id: 2}]}", "orders: {columns: id, rows: [{id: 2}]}"
+    assert run(text(inputs, expect), pipeline).passed
+    assert not run(text(inputs, expect)).passed
     assert "the filter `idd > 1` is wrong" in " ".join(
-        failure(run(text(given, expect), pipeline.replace("id > 1", "idd > 1")))
+        failure(run(text(inputs, expect), pipeline.replace("id > 1", "idd > 1")))
     )
 
 
@@ -296,9 +301,9 @@ def test_a_sink_holds_what_its_target_would(sink: str, rows: str, run: Run) -> N
 
 def test_a_sink_without_a_key_appends_and_refuses_a_delete(run: Run) -> None:
     pipeline = ORDERS.replace("    primary_key: id\n", "")
-    given = "orders: {rows: [{id: 1}, {id: 1, _gs_op: u}]}"
-    assert run(text(given, "orders_pg: {columns: id, rows: [{id: 1}, {id: 1}]}"), pipeline).passed
-    assert not run(text(given, "orders_pg: {columns: id, rows: [{id: 1}]}"), pipeline).passed
+    inputs = "orders: {rows: [{id: 1}, {id: 1, _gs_op: u}]}"
+    assert run(text(inputs, "orders_pg: {columns: id, rows: [{id: 1}, {id: 1}]}"), pipeline).passed
+    assert not run(text(inputs, "orders_pg: {columns: id, rows: [{id: 1}]}"), pipeline).passed
     error = (
         "  t:\n    given: {orders: {rows: [{id: 1, _gs_op: d}]}}\n    expect_error: a table without a"
         " key cannot apply it\n"
@@ -317,10 +322,10 @@ def test_numbers_beyond_spark_keep_their_digits(run: Run) -> None:
         "      note: string\n", "      big: uint256\n      price: decimal256(60, 4)\n"
     ).replace("placed_at FROM", "big, price FROM")
     big, price = 2**256 - 1, "12345678901234567890123456789012345678901234.5"
-    given = f"orders: {{rows: [{{id: 1, big: {big}, price: {price}}}]}}"
+    inputs = f"orders: {{rows: [{{id: 1, big: {big}, price: {price}}}]}}"
     expect = f"orders_pg: {{columns: [id, big, price], rows: [{{id: 1, big: {big}, price: {price}000}}]}}"
-    assert failure(run(text(given, expect), pipeline)) == []
-    assert not run(text(given, expect.replace("234.5000", "234.5001")), pipeline).passed
+    assert failure(run(text(inputs, expect), pipeline)) == []
+    assert not run(text(inputs, expect.replace("234.5000", "234.5001")), pipeline).passed
     assert "`-1` cannot be cast to uint256" in " ".join(
-        failure(run(text(given.replace(str(big), "-1"), expect), pipeline))
+        failure(run(text(inputs.replace(str(big), "-1"), expect), pipeline))
     )

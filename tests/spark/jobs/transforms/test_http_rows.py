@@ -93,32 +93,32 @@ def test_every_type_goes_out_as_json_and_comes_back(spark: SparkSession, web: Se
     empty = (2, *[None] * 11)
     infinite = (3, None, float("inf"), *[None] * 9)
     made = planner(spark, web.url, schema)
-    found = rows_of(made, reading(made, [full, empty, infinite], schema), rows=3)
-    assert web.asked[0].rows[0] == {
+    result = rows_of(made, reading(made, [full, empty, infinite], schema), rows=3)
+    assert web.requests[0].rows[0] == {
         "id": 1, "flag": True, "ratio": 0.5, "price": 12345678901234.5678, "wide": str(2**256 - 1),
         "raw": "00ff", "day": "2025-01-02", "at": "2025-01-02T03:04:05.678901Z",
         "local": "2025-01-02T03:04:05.678901", "tags": ["a", None], "inner": {"raw": "01", "n": 5},
         "odd name, 'x'": 'quote " and \n', "_gs_op": "u",
     }  # fmt: skip
-    assert web.asked[0].rows[1] == dict.fromkeys(schema.names, None) | {"id": 2, "_gs_op": "u"}
-    assert [row["_gs_op"] for row in found] == ["u"] * 3
-    first = {name: found[0][name] for name in schema.names}
+    assert web.requests[0].rows[1] == dict.fromkeys(schema.names, None) | {"id": 2, "_gs_op": "u"}
+    assert [row["_gs_op"] for row in result] == ["u"] * 3
+    first = {name: result[0][name] for name in schema.names}
     assert list(first.values()) == [
         1, True, 0.5, Decimal("12345678901234.5678"), str(2**256 - 1), b"\x00\xff", date(2025, 1, 2),
         moment.replace(tzinfo=UTC), moment, ["a", None], {"raw": b"\x01", "n": 5}, 'quote " and \n',
     ]  # fmt: skip
-    assert [row["ratio"] for row in found[1:]] == [None, None]
+    assert [row["ratio"] for row in result[1:]] == [None, None]
     assert made.schemas["after"].field("wide").type == UINT256
 
 
 def test_columns_go_come_and_change_their_type(spark: SparkSession) -> None:
-    def answer(asked: WebRequest) -> Any:
-        return [{"id": str(row["id"]), "score": 0.5, "more": 1, "_gs_op": "i"} for row in asked.rows]
+    def answer(request: WebRequest) -> Any:
+        return [{"id": str(row["id"]), "score": 0.5, "more": 1, "_gs_op": "i"} for row in request.rows]
 
     with served(answer) as web:
         made = planner(spark, web.url, more="schema_override: {id: Utf8, name: null, score: Float64}")
-        found = made.nodes(reading(made, [(5, "x")]), plan(1))["ask"].toArrow().to_pylist()
-    assert found == [
+        result = made.nodes(reading(made, [(5, "x")]), plan(1))["ask"].toArrow().to_pylist()
+    assert result == [
         {"id": "5", "score": 0.5, "_gs_op": "i", "_gs_pos": {"source": 0, "part": 0, "off": 5, "sub": 0}}
     ]
     assert made.schemas["ask"].types == [pa.string(), pa.float64()]
@@ -133,7 +133,7 @@ def test_requests_are_cut_the_same_however_spark_divides_the_rows(spark: SparkSe
             row["id"] for row in rows_of(made, reading(made, values[:: 1 if parts == 1 else -1], parts=parts))
         ] == list(range(1000))
         keys.append(set(web.keys))
-        web.asked.clear()
+        web.requests.clear()
     assert keys[0] == keys[1]
     assert len(keys[0]) >= 10
 
@@ -141,14 +141,14 @@ def test_requests_are_cut_the_same_however_spark_divides_the_rows(spark: SparkSe
 def test_a_small_epoch_is_one_request(spark: SparkSession, web: Service) -> None:
     made = planner(spark, web.url)
     rows_of(made, reading(made, [(n, "x") for n in range(10)]), rows=10)
-    assert [len(one.rows) for one in web.asked] == [10]
-    assert [row["id"] for row in web.asked[0].rows] == list(range(10))
+    assert [len(one.rows) for one in web.requests] == [10]
+    assert [row["id"] for row in web.requests[0].rows] == list(range(10))
 
 
 def test_no_rows_ask_nobody(spark: SparkSession, web: Service) -> None:
     made = planner(spark, web.url)
     assert rows_of(made, reading(made, []), rows=0) == []
-    assert web.asked == []
+    assert web.requests == []
 
 
 def test_calls_are_counted_for_the_driver(spark: SparkSession, web: Service) -> None:
@@ -184,9 +184,9 @@ def test_secrets_reach_the_service_and_nothing_else(
     made = planner(spark, web.url + "?token=${ASK_TOKEN}", more=more, **settings)
     nodes = made.nodes(reading(made, [(1, "x")]), plan(1))
     nodes["after"].collect()
-    headers = web.asked[0].headers
+    headers = web.requests[0].headers
     assert (headers["x-key"], headers["authorization"]) == ("canary-2", "Bearer canary-1")
-    assert web.asked[0].path == "/rows?token=canary-1"
+    assert web.requests[0].path == "/rows?token=canary-1"
     frame: Any = nodes["after"]
     shown = [
         str(made.file.compiled()),

@@ -124,13 +124,13 @@ KEPT = "SELECT id, v FROM t WHERE _gs_op <> 'd' AND v > 10"
 
 
 def changes(dice: random.Random, count: int) -> list[Change]:
-    found: list[Change] = []
+    result: list[Change] = []
     for _ in range(count):
         op, key = dice.choices("iud", [2, 5, 2])[0], dice.randrange(6)
         v, code = dice.choice([None, 0, 5, 11, 20, 25, 40]), dice.choice([None, "x", "7", "70"])
         xs = dice.choice([None, (), (1,), (1, 2, 3), (3, 1), (2,)])
-        found.append((op, key, None, None, None) if op == "d" else (op, key, v, code, xs))
-    return found
+        result.append((op, key, None, None, None) if op == "d" else (op, key, v, code, xs))
+    return result
 
 
 def frame_of(spark: SparkSession, source_changes: list[Change], first: int, predicate: str) -> Any:
@@ -196,14 +196,14 @@ def deliver(
             node = made.file.model.sinks[sink].from_
             needs_tasks = node in CASES and re.search("explode|UNION", CASES[node].sql) is not None
             assert (frames[sink].table is None) == needs_tasks, sink
-        for sink, found in frames.items():
+        for sink, result in frames.items():
             try:
-                table = found.rows.toArrow() if found.table is None else found.table
+                table = result.rows.toArrow() if result.table is None else result.table
                 rows = table.to_pylist()
             except Exception as error:
                 raise as_headrace_error(error) from error
             rows.sort(key=lambda row: tuple(row[POS].values()))
-            names = list(found.schema.names)
+            names = list(result.schema.names)
             yield sink, [(row[OP], *(row[name] for name in names)) for row in rows], names
 
 
@@ -258,13 +258,13 @@ def test_sinks_without_a_key_and_filters_on_the_operation_keep_their_meaning(
     made = planner(
         spark, {"kept": KEPT, "plain": CASES["plain"].sql}, {"kept": "id", "plain": "id"}, append="kept"
     )
-    found = {
+    result = {
         sink: rows
         for sink, rows, _ in delivered(made, frame_of(made.spark, source_changes, 0, ""), len(source_changes))
     }
-    assert found["log"] == [("i", 1, 50), ("u", 2, 60)]
-    assert found["to_kept"] == [("i", 1, 50), ("d", 1, None), ("u", 2, 60)]
-    assert found["to_plain"] == [("i", 1, 50), ("d", 1, None), ("u", 2, 60), ("d", 2, None), ("d", 3, 70)]
+    assert result["log"] == [("i", 1, 50), ("u", 2, 60)]
+    assert result["to_kept"] == [("i", 1, 50), ("d", 1, None), ("u", 2, 60)]
+    assert result["to_plain"] == [("i", 1, 50), ("d", 1, None), ("u", 2, 60), ("d", 2, None), ("d", 3, 70)]
     made = planner(
         spark,
         {"all": "SELECT id, 100 / v AS w FROM t"},
@@ -273,13 +273,13 @@ def test_sinks_without_a_key_and_filters_on_the_operation_keep_their_meaning(
         append="all",
     )
     source_changes = [("i", 1, 50, None, None), ("u", 1, 0, None, None), ("d", 2, None, None, None)]
-    found = {
+    result = {
         sink: rows
         for sink, rows, _ in delivered(
             made, frame_of(made.spark, source_changes, 0, "v <> 0"), len(source_changes)
         )
     }
-    assert found == {"log": [("i", 1, 2.0)], "to_all": [("i", 1, 2.0), ("d", 1, None), ("d", 2, None)]}
+    assert result == {"log": [("i", 1, 2.0)], "to_all": [("i", 1, 2.0), ("d", 1, None), ("d", 2, None)]}
 
 
 @in_tasks_daily
@@ -288,16 +288,16 @@ def test_a_delete_without_its_key_is_an_error_and_an_update_without_one_is_left_
 ) -> None:
     made = planner(spark, {"x": "SELECT id, code || 'x' AS k, v FROM t WHERE v > 10"}, {"x": "id, k"})
     source_changes: list[Change] = [("u", 1, 5, None, None), ("u", 1, 20, "a", None)]
-    found = {
+    result = {
         sink: rows
         for sink, rows, _ in delivered(made, frame_of(made.spark, source_changes, 0, ""), len(source_changes))
     }
-    assert found == {"to_x": [("u", 1, "ax", 20)]}
-    found = {
+    assert result == {"to_x": [("u", 1, "ax", 20)]}
+    result = {
         sink: rows
         for sink, rows, _ in delivered(made, frame_of(made.spark, [("d", 1, None, None, None)], 0, ""), 1)
     }
-    assert found == {"to_x": [("d", 1, None, None)]}, "the sink refuses it, as it does without a filter"
+    assert result == {"to_x": [("d", 1, None, None)]}, "the sink refuses it, as it does without a filter"
     made = planner(
         spark,
         {"x": "SELECT id, code || 'x' AS k, v FROM t WHERE v > 10 AND code IS NOT NULL"},
@@ -350,8 +350,8 @@ def test_the_driver_makes_the_same_deletes_as_spark(
     sinks: {{out: {{type: postgres, table: out, primary_key: [id], from: both{options}}}}}
     """
     sinks = {} if deletes is None else {"out": frozenset(deletes)}
-    found = Retractions(marked=frozenset({"both"}), sinks=sinks)
-    boundary = SinkBoundary(parse_pipeline(text, "f.yaml").model, found, {"out": ("id",)})
+    result = Retractions(marked=frozenset({"both"}), sinks=sinks)
+    boundary = SinkBoundary(parse_pipeline(text, "f.yaml").model, result, {"out": ("id",)})
     dice = random.Random(5)
     rows = []
     for at in range(300):

@@ -128,7 +128,7 @@ def test_rows_go_through_all_of_them_and_keep_their_digits(bench: PipelineTestRu
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "parts"),
     [
         (
             "{id: 4, name: boom}",
@@ -142,7 +142,7 @@ def test_rows_go_through_all_of_them_and_keep_their_digits(bench: PipelineTestRu
     ],
 )
 def test_a_bad_row_ends_the_epoch_with_its_name_and_place(
-    bench: PipelineTestRunner, tmp_path: Path, row: str, said: list[str]
+    bench: PipelineTestRunner, tmp_path: Path, row: str, parts: list[str]
 ) -> None:
     outcome = ran(
         bench,
@@ -151,7 +151,7 @@ def test_a_bad_row_ends_the_epoch_with_its_name_and_place(
     )
     assert isinstance(outcome.error, UserError)
     assert outcome.error.node == "x"
-    assert [part for part in said if part not in str(outcome.error)] == []
+    assert [part for part in parts if part not in str(outcome.error)] == []
     assert "Traceback" not in str(outcome.error)
     assert "org.apache.spark" not in str(outcome.error)
 
@@ -210,8 +210,8 @@ def test_validate_finds_what_does_not_load_with_its_place_in_the_file(
 ) -> None:
     path = tmp_path / "p.yaml"
     path.write_text(PIPELINE.replace("const invoke =", "const invoke = = "))
-    found = check_pipeline(load_pipeline(path), Settings(home=tmp_path), lambda: spark).errors
-    messages = sorted(str(error) for error in found)
+    result = check_pipeline(load_pipeline(path), Settings(home=tmp_path), lambda: spark).errors
+    messages = sorted(str(error) for error in result)
     assert len(messages) == 2, messages
     line = (
         PIPELINE.split("\n").index(next(line for line in PIPELINE.split("\n") if "const invoke" in line)) + 1

@@ -63,14 +63,14 @@ class Table:
         return done.counts
 
     def rows(self) -> list[tuple[Any, ...]]:
-        found: list[tuple[Any, ...]] = []
+        result: list[tuple[Any, ...]] = []
         for file in read_snapshot(LocalSnapshot(self.folder)).read_files():
             removed = read_deletion_vector(self.folder, file.deletion_vector) if file.deletion_vector else ()
             rows = [tuple(row.values()) for row in parquet.read_table(file.path).to_pylist()]
             live = [row for at, row in enumerate(rows) if at not in removed]
             assert file.live_rows == len(live) > 0
-            found += live
-        return found
+            result += live
+        return result
 
 
 _CHANGES = st.tuples(

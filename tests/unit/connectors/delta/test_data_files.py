@@ -53,10 +53,10 @@ def test_file_with_a_value_is_never_skipped(data: st.DataObject) -> None:
 @pytest.mark.parametrize("bound", ["0.10", "0.1", "-7.30", "12345678901234567890123456.789", "1E-7"])
 def test_decimal_bounds_of_other_writers_are_exact(bound: str) -> None:
     stats = f'{{"numRecords":1,"minValues":{{"v":{bound}}},"maxValues":{{"v":{bound}}},"tightBounds":true}}'
-    found = DataFile(Path("t"), {"path": "a", "stats": stats}).statistics
-    assert may_contain(found, "v", Decimal(bound), Decimal(bound))
-    assert not may_contain(found, "v", Decimal(bound) + 1, Decimal(bound) + 1)
-    assert DataFile(Path("t"), {"path": "a", "stats": dump_statistics(found)}).statistics == found
+    result = DataFile(Path("t"), {"path": "a", "stats": stats}).statistics
+    assert may_contain(result, "v", Decimal(bound), Decimal(bound))
+    assert not may_contain(result, "v", Decimal(bound) + 1, Decimal(bound) + 1)
+    assert DataFile(Path("t"), {"path": "a", "stats": dump_statistics(result)}).statistics == result
 
 
 @pytest.mark.parametrize(

@@ -58,9 +58,9 @@ def test_statements_that_answer(sql: str, expected: QueryStatement):
     ],
 )
 def test_inserts_with_data(sql: str, head: str, fmt: str, data: str):
-    found = parse_statement(sql)
-    assert isinstance(found, InsertStatement)
-    assert (found.head, found.format, sql[found.data :]) == (head, fmt, data)
+    statement = parse_statement(sql)
+    assert isinstance(statement, InsertStatement)
+    assert (statement.head, statement.format, sql[statement.data :]) == (head, fmt, data)
 
 
 @pytest.mark.parametrize(

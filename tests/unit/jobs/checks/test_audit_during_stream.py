@@ -21,9 +21,9 @@ class Moving:
         self.lane, self.epoch, self.meanwhile = lane, epoch, meanwhile
 
     def record(self):
-        found = self.lane.record(self.epoch)
+        record = self.lane.record(self.epoch)
         self.lane.commit(self.meanwhile)
-        return found
+        return record
 
 
 class Lane:
@@ -67,10 +67,10 @@ def run_check(sink: Any, lane):
 
 @pytest.fixture
 def lane(tmp_path):
-    found = Lane(tmp_path / "ledger.db")
-    found.commit(5)
-    yield found
-    found.ledger.close()
+    result = Lane(tmp_path / "ledger.db")
+    result.commit(5)
+    yield result
+    result.ledger.close()
 
 
 @pytest.mark.parametrize(
@@ -78,8 +78,8 @@ def lane(tmp_path):
     [(5, 0, True), (5, 3, True), (4, 0, False), (4, 3, False), (6, 0, False), (6, 3, True)],
 )
 def test_epochs_that_are_committed_while_the_sink_is_asked(lane, epoch, meanwhile, passed):
-    found = run_check(Moving(lane, epoch, meanwhile), lane)
-    assert found.passed is passed, found
+    result = run_check(Moving(lane, epoch, meanwhile), lane)
+    assert result.passed is passed, result
 
 
 def test_the_open_epoch_may_be_held_already(lane):

@@ -24,8 +24,8 @@ sinks:
 
 def test_declared_checks_with_unknown_columns_are_warned_of_at_their_lines() -> None:
     schema = pa.schema([("id", pa.int64()), ("customer", pa.string()), ("cents", pa.int64())])
-    found = [str(problem) for problem in unknown_check_columns(parse_pipeline(FILE, "f.yaml"), "pg", schema)]
-    assert found == [
+    result = [str(problem) for problem in unknown_check_columns(parse_pipeline(FILE, "f.yaml"), "pg", schema)]
+    assert result == [
         (
             "f.yaml:10:14: node 'pg': check `keys`: the rows have no column `custmer`; did you mean `customer`?\n"
             "  Columns of the rows: id, customer, cents."

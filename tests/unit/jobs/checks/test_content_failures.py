@@ -32,9 +32,9 @@ class Failing(ContentAudit):
 
 def audit_of(file: PipelineFile, error: Exception, *, raises: bool) -> ContentAudit:
     missing = cast("Any", None)
-    found = Failing(file, missing, missing, missing, missing, 10, raises=raises)
-    found.error = error
-    return found
+    result = Failing(file, missing, missing, missing, missing, 10, raises=raises)
+    result.error = error
+    return result
 
 
 @pytest.fixture
@@ -45,8 +45,8 @@ def file(tmp_path: Any) -> PipelineFile:
 
 
 def test_what_cannot_be_read_is_not_applicable(file: PipelineFile) -> None:
-    found = audit_of(file, TransientError("the server does not answer"), raises=True).check("pg")
-    assert (found.passed, found.message) == (None, "not applicable: the server does not answer")
+    result = audit_of(file, TransientError("the server does not answer"), raises=True).check("pg")
+    assert (result.passed, result.message) == (None, "not applicable: the server does not answer")
 
 
 @pytest.mark.parametrize("error", [ValueError("wrong"), InternalError("wrong")])
@@ -55,9 +55,9 @@ def test_an_internal_error_is_raised_or_logged_but_never_green(
 ) -> None:
     with pytest.raises(HeadraceError, match="wrong"):
         audit_of(file, error, raises=True).check("pg")
-    found = audit_of(file, error, raises=False).check("pg")
-    assert found.passed is None
-    assert "wrong" in found.message
+    result = audit_of(file, error, raises=False).check("pg")
+    assert result.passed is None
+    assert "wrong" in result.message
     assert "event=content_check_failed node=pg" in caplog.text
 
 

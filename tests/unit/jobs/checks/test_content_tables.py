@@ -37,8 +37,8 @@ def rows_of(
 def last_of(
     rows: pa.Table, version: str | None = None, *, filtered: bool = False
 ) -> tuple[dict[Any, tuple[Any, str]], int]:
-    found, unclear = last_rows(rows, ("id",), version, filtered=filtered)
-    return {row["id"]: (row["v"], row[OP]) for row in found.to_pylist()}, unclear
+    result, unclear = last_rows(rows, ("id",), version, filtered=filtered)
+    return {row["id"]: (row["v"], row[OP]) for row in result.to_pylist()}, unclear
 
 
 def test_the_stream_comes_after_history_and_history_after_what_the_topic_had_before() -> None:
@@ -101,8 +101,8 @@ def test_zeros_are_one_key_and_so_are_all_nan() -> None:
             for key, at in zip((0.0, -0.0, math.nan, -math.nan), place, strict=True)
         ]
     )
-    found, _ = last_rows(rows, ("id",), None)
-    assert sorted(found["v"].to_pylist()) == ["1", "3"]
+    result, _ = last_rows(rows, ("id",), None)
+    assert sorted(result["v"].to_pylist()) == ["1", "3"]
 
 
 def test_no_rows() -> None:
@@ -116,21 +116,21 @@ def test_keys_that_differ_are_named() -> None:
     wanted = pa.table(
         {"id": [1, 2, 3, 4, 5], "v": ["a", "b", None, "d", "e"], "x": [math.nan, 0.0, 1.0, 2.0, 3.0]}
     )
-    found = pa.table(
+    result = pa.table(
         {
             "id": [5, 1, 2, 4, 6, 4],
             "v": ["e", "a", "other", "d", "f", "d"],
             "x": [3.0, math.nan, -0.0, 2.0, 1.0, 2.0],
         }
     )
-    difference = compare_tables(wanted, found, ("id",))
+    difference = compare_tables(wanted, result, ("id",))
     assert (difference.expected, difference.found, difference.differing) == (5, 6, 4)
     assert difference.keys == ("id=2: v differs", "id=3: missing", "id=4: 2 rows, expected 1", "id=6: extra")
 
 
 def test_two_spellings_of_zero_are_two_rows_of_one_key() -> None:
-    found = pa.table({"id": [0.0, -0.0], "v": ["a", "a"]})
-    assert compare_tables(found.slice(0, 1), found, ("id",)).keys == ("id=0.0: 2 rows, expected 1",)
+    result = pa.table({"id": [0.0, -0.0], "v": ["a", "a"]})
+    assert compare_tables(result.slice(0, 1), result, ("id",)).keys == ("id=0.0: 2 rows, expected 1",)
 
 
 def test_a_null_is_a_value_of_its_own_and_columns_may_stand_in_another_order() -> None:
@@ -142,8 +142,8 @@ def test_a_null_is_a_value_of_its_own_and_columns_may_stand_in_another_order() -
 
 def test_rows_without_a_key_are_counted() -> None:
     wanted = pa.table({"a": [1, 1, None], "b": ["x", "x", "y"]})
-    found = pa.table({"a": [1, None, None], "b": ["x", "y", "y"]})
-    difference = compare_tables(wanted, found, ())
+    result = pa.table({"a": [1, None, None], "b": ["x", "y", "y"]})
+    difference = compare_tables(wanted, result, ())
     assert difference.keys == ("a=1, b=x: 1 times, expected 2", "a=None, b=y: 2 times, expected 1")
     assert compare_tables(wanted, wanted.take([2, 0, 1]), ()).buckets == 0
 

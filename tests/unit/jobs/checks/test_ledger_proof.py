@@ -51,29 +51,29 @@ def position(at: int) -> Json:
 
 @pytest.fixture
 def lane(tmp_path):
-    found = Lane(tmp_path / "ledger.db")
-    found.commit(10)
-    yield found
-    found.ledger.close()
+    result = Lane(tmp_path / "ledger.db")
+    result.commit(10)
+    yield result
+    result.ledger.close()
 
 
 def test_the_next_walk_reads_only_what_is_new(lane):
     assert (lane.walk().read, lane.walk().read) == (10, 0)
     lane.commit(3)
-    found = lane.walk()
-    assert (found.read, found.last, found.problems) == (3, 13, [])
+    result = lane.walk()
+    assert (result.read, result.last, result.problems) == (3, 13, [])
     assert lane.walk(all_epochs=True).read == 13
 
 
 def test_rolled_up_epochs_are_known_by_their_summaries(lane):
     lane.walk()
     lane.ledger.roll_up(lane.lease, 4, history=True)
-    found = lane.walk()
-    assert (found.read, found.rolled_up, found.problems) == (0, 6, [])
+    result = lane.walk()
+    assert (result.read, result.rolled_up, result.problems) == (0, 6, [])
     lane.commit(1)
     lane.ledger.roll_up(lane.lease, 0, history=True)
-    found = lane.walk(all_epochs=True)
-    assert (found.read, found.rolled_up, found.last, found.problems) == (0, 11, 11, [])
+    result = lane.walk(all_epochs=True)
+    assert (result.read, result.rolled_up, result.last, result.problems) == (0, 11, 11, [])
 
 
 @pytest.mark.parametrize(
@@ -92,10 +92,10 @@ def test_a_change_is_found_with_and_without_a_verified_point(lane, tamper, says,
     if verified:
         lane.walk()
     lane.sql(tamper)
-    found = lane.walk()
-    assert any(says in problem for problem in found.problems) or (
-        not verified and "chain breaks" in found.problems[0]
-    ), found
+    result = lane.walk()
+    assert any(says in problem for problem in result.problems) or (
+        not verified and "chain breaks" in result.problems[0]
+    ), result
     assert lane.walk().problems, "a walk that found problems moves no point"
 
 
@@ -149,10 +149,10 @@ def test_rows_rolled_up_while_they_are_read_are_no_hole(lane, monkeypatch):
     real, rolled = lane.ledger.rolled_up, []
 
     def roll_in_between(name: str, at: str):
-        found = real(name, at)
+        result = real(name, at)
         if not rolled:
             rolled.append(lane.ledger.roll_up(lane.lease, 4, history=True))
-        return found
+        return result
 
     monkeypatch.setattr(lane.ledger, "rolled_up", roll_in_between)
     assert lane.walk().problems == []
@@ -167,8 +167,8 @@ def test_a_rebuilt_ledger_knows_the_lane_from_there_on(tmp_path):
     )
     lane.at = 7
     lane.commit(3)
-    found = lane.walk()
-    assert (found.read, found.last, found.problems) == (3, 10, [])
+    result = lane.walk()
+    assert (result.read, result.last, result.problems) == (3, 10, [])
     lane.ledger.roll_up(lane.lease, 1, history=True)
     assert lane.walk(all_epochs=True).problems == []
     lane.sql("delete from headrace_ledger_rolled")

@@ -246,8 +246,8 @@ def test_segments_hold_what_a_python_set_holds() -> None:
         new = {f"v{dice.randrange(60_000)}" for _ in range(dice.choice([0, 1, 50, 900]))} - model
         values.add(pa.array(sorted(new), pa.string()))
         model |= new
-        asked = [f"v{dice.randrange(70_000)}" for _ in range(200)]
-        assert values.lookup.contains(asked) == [value in model for value in asked]
+        requests = [f"v{dice.randrange(70_000)}" for _ in range(200)]
+        assert values.lookup.contains(requests) == [value in model for value in requests]
     live = [sent for sent in context.sent if sent.live]
     assert len(model) > 3 * TAIL
     assert len(live) <= 6

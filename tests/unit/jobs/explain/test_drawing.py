@@ -77,12 +77,12 @@ def node(name: str, *inputs: str, kind: str = "", key: tuple[str, ...] = ("id",)
 
 def graph(spoken: str) -> list[ExplainedNode]:
     """`a; b; t<a,b; k1<t`: sources, transforms and, by a name that begins with k, sinks."""
-    found = []
+    result = []
     for one in spoken.split(";"):
         name, _, inputs = one.strip().partition("<")
         reads = [part for part in inputs.split(",") if part]
-        found.append(node(name, *reads, kind="sink" if name.startswith("k") else ""))
-    return found
+        result.append(node(name, *reads, kind="sink" if name.startswith("k") else ""))
+    return result
 
 
 def explanation(nodes: list[ExplainedNode], name: str = "p") -> Explanation:
@@ -126,23 +126,23 @@ _SHAPE = r'(?:\(\["(?P<source>[^"]*)"\]\)|\[\("(?P<sink>[^"]*)"\)\]|\["(?P<trans
 
 
 def test_mermaid_has_every_node_and_edge_and_nothing_breaks_it() -> None:
-    found = nasty_explanation()
-    lines = mermaid(found).split("\n")
+    result = nasty_explanation()
+    lines = mermaid(result).split("\n")
     assert lines[0] == "flowchart LR"
     assert re.fullmatch(r'  subgraph pipeline\["[^"]*"\]', lines[1])
-    assert lines[2 + len(found.nodes)] == "  end"
-    for one, line in zip(found.nodes, lines[2:], strict=False):
+    assert lines[2 + len(result.nodes)] == "  end"
+    for one, line in zip(result.nodes, lines[2:], strict=False):
         match = re.fullmatch(rf"    n\d+{_SHAPE}", line)
         assert match, line
         name, *rest = match[one.kind].split("<br/>")
         assert unescaped(name) == " ".join(one.name.split())
         assert not re.search(r"""[<>"`\[\]{}|;#%&\\]""", re.sub(r"#\d+;", "", "".join([name, *rest])))
-    edges = lines[3 + len(found.nodes) :]
-    assert len(edges) == len(found.edges)
-    for (start, end, key), line in zip(found.edges, edges, strict=True):
+    edges = lines[3 + len(result.nodes) :]
+    assert len(edges) == len(result.edges)
+    for (start, end, key), line in zip(result.edges, edges, strict=True):
         match = re.fullmatch(r'  n(\d+) -->\|"([^"]*)"\| n(\d+)', line)
         assert match, line
-        assert (found.nodes[int(match[1])].name, found.nodes[int(match[3])].name) == (start, end)
+        assert (result.nodes[int(match[1])].name, result.nodes[int(match[3])].name) == (start, end)
         assert unescaped(match[2]) == f"key {' '.join(key[0].split())}"
 
 
@@ -160,9 +160,9 @@ def test_mermaid_labels_come_back_as_they_were(name: str) -> None:
 
 
 def test_json_says_all_that_is_known() -> None:
-    found = document(explanation(graph("a; t<a; k<t")))
-    assert found == json.loads(render(explanation(graph("a; t<a; k<t")), Format.JSON))
-    assert list(found) == [
+    result = document(explanation(graph("a; t<a; k<t")))
+    assert result == json.loads(render(explanation(graph("a; t<a; k<t")), Format.JSON))
+    assert list(result) == [
         "version",
         "pipeline",
         "hash",
@@ -173,11 +173,11 @@ def test_json_says_all_that_is_known() -> None:
         "splits",
         "spark_plan",
     ]
-    assert found["edges"] == [
+    assert result["edges"] == [
         {"from": "a", "to": "t", "key": ["id"]},
         {"from": "t", "to": "k", "key": ["id"]},
     ]
-    source, _, sink = found["nodes"]
+    source, _, sink = result["nodes"]
     assert source["reads"] == [
         {
             "phase": "history",
@@ -211,17 +211,17 @@ def test_a_dynamic_table_stands_beside_the_stream() -> None:
         asked_by=("s",),
         notes=(("values", "kept"),),
     )
-    found = explanation([node("a"), node("s", "a"), table, node("k", "s", kind="sink")])
-    lines = text(found).splitlines()
+    result = explanation([node("a"), node("s", "a"), table, node("k", "s", kind="sink")])
+    lines = text(result).splitlines()
     assert lines[lines.index("dynamic tables") + 1 :][:2] == [
         "  t  dynamic table, reads a",
         "     looked up by s",
     ]
     assert "  filled by  a, before the same epoch asks" in lines
     assert "  asked by   s" in lines
-    assert 'n2[["t<br/>dynamic table"]]' in mermaid(found)
-    assert 'n2 -.->|"asked"| n1' in mermaid(found)
-    nodes = {one["name"]: one for one in json.loads(json.dumps(document(found)))["nodes"]}
+    assert 'n2[["t<br/>dynamic table"]]' in mermaid(result)
+    assert 'n2 -.->|"asked"| n1' in mermaid(result)
+    nodes = {one["name"]: one for one in json.loads(json.dumps(document(result)))["nodes"]}
     assert (nodes["t"]["kind"], nodes["t"]["asked_by"], nodes["t"]["inputs"]) == ("table", ["s"], ["a"])
     assert nodes["s"]["asked_by"] == []
     lonely = replace(table, inputs=(), asked_by=())

@@ -20,7 +20,7 @@ sinks:
 
 @pytest.mark.parametrize("path", ["/nowhere/*.parquet", "s3://bucket/events"])
 def test_offline_no_file_is_read(path: str) -> None:
-    found = explain(parse_pipeline(FILE % (path, "")), Settings(), offline=True)
-    assert "columns of events: not asked, --offline" in text(found, lineage=False)
+    result = explain(parse_pipeline(FILE % (path, "")), Settings(), offline=True)
+    assert "columns of events: not asked, --offline" in text(result, lineage=False)
     declared = explain(parse_pipeline(FILE % (path, ", schema: {id: int64}")), Settings(), offline=True)
     assert "id BIGINT" in text(declared, lineage=False)

@@ -19,8 +19,8 @@ sinks:
 
 
 def test_rejected_rows_are_a_node() -> None:
-    found = explain(parse_pipeline(FILE), Settings(), offline=True)
-    nodes = {node.name: node for node in found.nodes}
+    result = explain(parse_pipeline(FILE), Settings(), offline=True)
+    nodes = {node.name: node for node in result.nodes}
     assert (nodes["orders.errors"].kind, nodes["orders.errors"].inputs) == ("errors", ("orders",))
     assert nodes["bad"].inputs == ("orders.errors",)
     assert nodes["bad"].key_from == ("orders.errors",)
@@ -28,10 +28,10 @@ def test_rejected_rows_are_a_node() -> None:
     assert nodes["bad"].columns[0].name == "node"
     assert nodes["bad"].target is not None
     assert nodes["bad"].target.load_path is None
-    shown = text(found, lineage=True)
+    shown = text(result, lineage=True)
     assert "rejected rows\n  orders.errors  errors, reads orders\n" in shown
     assert "guaranteed: the key is the position of the rejected row" in shown
-    assert '(["orders.errors<br/>errors"])' in mermaid(found)
+    assert '(["orders.errors<br/>errors"])' in mermaid(result)
 
 
 def test_rejected_rows_of_a_transform_follow_it() -> None:
@@ -42,10 +42,10 @@ def test_rejected_rows_of_a_transform_follow_it() -> None:
         "sinks:",
         "transforms:\n  priced: {type: sql, sql: SELECT id FROM orders, on_error: dead_letter}\nsinks:",
     )
-    found = explain(parse_pipeline(file), Settings(), offline=True)
-    nodes = {node.name: node for node in found.nodes}
+    result = explain(parse_pipeline(file), Settings(), offline=True)
+    nodes = {node.name: node for node in result.nodes}
     assert nodes["priced.errors"].inputs == ("priced",)
     assert nodes["bad"].key == ("epoch", "position")
     names = [column.name for column in nodes["bad"].columns]
     assert names == ["node", "reason", "epoch", "operation", "position", "row"]
-    assert "  priced.errors  errors, reads priced\n" in text(found)
+    assert "  priced.errors  errors, reads priced\n" in text(result)

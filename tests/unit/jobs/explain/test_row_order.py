@@ -135,17 +135,19 @@ VERSIONED = parse_pipeline(FILE.format(cut=OFFSETS, sink=POSTGRES.format(", vers
 )
 def test_what_the_last_row_rests_on(cut: str, spread: str | None, more: str, notes: Sequence[str]) -> None:
     model = parse_pipeline(FILE.format(cut=cut, sink=POSTGRES.format(""), more=more)).model
-    found = order(model, spread)
-    assert found
-    assert (found.wins, found.guaranteed) == (LAST, all(note.startswith("guaranteed") for note in notes))
-    assert len(found.notes) == len(notes)
-    assert all(note.startswith(wanted) for note, wanted in zip(found.notes, notes, strict=True)), found.notes
+    result = order(model, spread)
+    assert result
+    assert (result.wins, result.guaranteed) == (LAST, all(note.startswith("guaranteed") for note in notes))
+    assert len(result.notes) == len(notes)
+    assert all(note.startswith(wanted) for note, wanted in zip(result.notes, notes, strict=True)), (
+        result.notes
+    )
 
 
 def test_a_version_rests_on_nothing() -> None:
-    found = order(VERSIONED.model, None)
-    assert found
-    assert (found.wins, found.guaranteed) == (
+    result = order(VERSIONED.model, None)
+    assert result
+    assert (result.wins, result.guaranteed) == (
         f"the row with the highest `at`, and of equal ones {LAST}",
         True,
     )

@@ -64,15 +64,15 @@ def test_xxh3(text: str | None, wanted: str | None) -> None:
 
 
 def encoded(data: bytes) -> str:
-    alphabet, number, found = (
+    alphabet, number, result = (
         "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz",
         int.from_bytes(data, "big"),
         "",
     )
     while number:
         number, digit = divmod(number, 58)
-        found = alphabet[digit] + found
-    return "1" * (len(data) - len(data.lstrip(b"\0"))) + found
+        result = alphabet[digit] + result
+    return "1" * (len(data) - len(data.lstrip(b"\0"))) + result
 
 
 @settings(max_examples=200, deadline=None)
@@ -81,9 +81,9 @@ def encoded(data: bytes) -> str:
 @example([b"\xff" * 64])
 @example([b"\xff" * 200, b"a"])
 def test_base58_there_and_back(rows: list[bytes]) -> None:
-    found = base_encoding.to_base58(pa.array(rows, pa.binary()))
-    assert found.to_pylist() == [encoded(row) for row in rows]
-    assert base_encoding.from_base58(found).to_pylist() == rows
+    result = base_encoding.to_base58(pa.array(rows, pa.binary()))
+    assert result.to_pylist() == [encoded(row) for row in rows]
+    assert base_encoding.from_base58(result).to_pylist() == rows
 
 
 def test_base58_of_nothing_and_of_no_base58() -> None:
@@ -102,10 +102,10 @@ def test_base58_of_nothing_and_of_no_base58() -> None:
 @given(st.integers(-(2**256), 2**256), st.integers(2, 36), st.integers(2, 36))
 def test_bases_there_and_back(number: int, source: int, target: int) -> None:
     def convert(text: str, one: int, other: int) -> str:
-        (found,) = base_encoding.conv_base(
+        (result,) = base_encoding.conv_base(
             pa.array([text]), pa.array([str(one)]), pa.array([str(other)])
         ).to_pylist()
-        return found
+        return result
 
     written = convert(str(number), 10, source)
     assert int(written, source) == number
@@ -114,8 +114,8 @@ def test_bases_there_and_back(number: int, source: int, target: int) -> None:
 
 @pytest.mark.parametrize("text", ['{"a": 1}', "[[", "null", '[{"a": 1}] x', "[" * 100_000])
 def test_tuples_of_what_is_no_list(text: str) -> None:
-    (found,) = clickhouse_tuples(pa.array([text]), pa.array([["a"]])).to_pylist()
-    assert found == f"!_gs_json_objects_to_clickhouse_tuples: this is no JSON array: {text[:100]}"
+    (result,) = clickhouse_tuples(pa.array([text]), pa.array([["a"]])).to_pylist()
+    assert result == f"!_gs_json_objects_to_clickhouse_tuples: this is no JSON array: {text[:100]}"
 
 
 def test_tuples_keep_numbers_as_they_are_written() -> None:

@@ -70,8 +70,8 @@ def test_arithmetic_is_that_of_integers_or_an_error(
     @settings(deadline=None)
     @given(st.lists(st.tuples(numbers, numbers), min_size=1, max_size=6))
     def check(pairs: list[tuple[int, int]]) -> None:
-        found = function(texts([a for a, _ in pairs]), texts([b for _, b in pairs])).to_pylist()
-        for (a, b), result in zip(pairs, found, strict=True):
+        actual = function(texts([a for a, _ in pairs]), texts([b for _, b in pairs])).to_pylist()
+        for (a, b), result in zip(pairs, actual, strict=True):
             if operation in ("div", "mod") and b == 0:
                 assert result.startswith(ERROR)
                 assert "division by zero" in result
@@ -92,16 +92,16 @@ def test_short_numbers_take_the_quick_way_and_mean_the_same(pairs: list[tuple[in
     for operation in ("add", "sub", "mul"):
         assert int256._quick(operation, a, b, int256.UINT256) is not None
         for prefix in ("u256", "i256"):
-            found = getattr(int256, f"{prefix}_{operation}")(a, b).to_pylist()
-            assert found == [str(EXPECTED[operation](max(pair), min(pair))) for pair in pairs]
+            result = getattr(int256, f"{prefix}_{operation}")(a, b).to_pylist()
+            assert result == [str(EXPECTED[operation](max(pair), min(pair))) for pair in pairs]
 
 
 @settings(deadline=None)
 @given(st.lists(SIGNED, min_size=1, max_size=6))
 def test_signs(numbers: list[int]) -> None:
     for name, wanted in (("i256_neg", [-n for n in numbers]), ("i256_abs", [abs(n) for n in numbers])):
-        found = getattr(int256, name)(texts(numbers)).to_pylist()
-        assert [result for result in found if not result.startswith(ERROR)] == [
+        actual = getattr(int256, name)(texts(numbers)).to_pylist()
+        assert [result for result in actual if not result.startswith(ERROR)] == [
             str(n) for n in wanted if n <= I_MAX
         ]
 
@@ -162,6 +162,6 @@ def test_errors_of_the_page(function: object, call: str, message: str) -> None:
         else pa.array([word.strip("'")])
         for word in words
     ]
-    (found,) = getattr(int256, name)(*columns).to_pylist()
-    assert found.startswith(ERROR)
-    assert message in found
+    (result,) = getattr(int256, name)(*columns).to_pylist()
+    assert result.startswith(ERROR)
+    assert message in result

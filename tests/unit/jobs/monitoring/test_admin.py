@@ -75,13 +75,13 @@ def get(admin: Admin, path: str) -> http.client.HTTPResponse:
 
 
 def events(answer: http.client.HTTPResponse, count: int) -> list[dict[str, object]]:
-    found = []
-    while len(found) < count:
+    result = []
+    while len(result) < count:
         line = answer.readline()
         assert line, "the answer ended early"
         if line.startswith(b"data: "):
-            found.append(json.loads(line[6:]))
-    return found
+            result.append(json.loads(line[6:]))
+    return result
 
 
 def test_metrics_health_and_error(opened: Opened) -> None:

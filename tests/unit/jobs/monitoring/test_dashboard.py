@@ -49,9 +49,9 @@ def test_a_panel_asks_for_what_is_exported(panel: dict[str, Any]) -> None:
     assert panel["targets"]
     assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
     for target in panel["targets"]:
-        asked = names(target["expr"])
-        assert asked
-        assert asked <= EXPORTED, asked - EXPORTED
+        metrics = names(target["expr"])
+        assert metrics
+        assert metrics <= EXPORTED, metrics - EXPORTED
         assert target["expr"].count("(") == target["expr"].count(")")
         assert target["expr"].count("{") == target["expr"].count("}")
         assert 'service_instance_id=~"$pipeline"' in target["expr"]

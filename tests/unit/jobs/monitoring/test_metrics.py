@@ -50,11 +50,11 @@ sinks:
 
 def scraped(meters: Meters) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
     """Samples by name and labels, by Prometheus' own parser."""
-    found: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
+    result: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
     for family in text_string_to_metric_families(meters.text()[0].decode()):
         for sample in family.samples:
-            found.setdefault(sample.name, {})[tuple(sorted(sample.labels.items()))] = sample.value
-    return found
+            result.setdefault(sample.name, {})[tuple(sorted(sample.labels.items()))] = sample.value
+    return result
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_labels_say_what_a_node_is_about_and_what_the_file_adds() -> None:
     assert labels["kept"] == {"id": "kept", "topology_node_type": "transform", "operator_type": "sql"}
     assert labels["pg"]["table"] == "orders"
     assert labels["pg"]["tier"] == "gold"
-    assert all({"id", "topology_node_type", "operator_type"} <= set(found) for found in labels.values())
+    assert all({"id", "topology_node_type", "operator_type"} <= set(result) for result in labels.values())
 
 
 def test_counters_add_up_gauges_are_set_and_histograms_have_the_bounds_of_the_docs(meters: Meters) -> None:
@@ -102,13 +102,13 @@ def test_counters_add_up_gauges_are_set_and_histograms_have_the_bounds_of_the_do
     meters.set("source_lag_rows", 3)
     for milliseconds in (100, 100.5, 400, 4e6, -1):
         meters.record("checkpoint_epoch_duration_milliseconds", milliseconds)
-    found = scraped(meters)
+    result = scraped(meters)
     own = (("service_instance_id", "shop"), ("stage", "test"), ("team", "data"))
-    assert found["headrace_output_rows_total"] == {(("id", "a"), *own): 12.0}
-    assert found["headrace_source_lag_rows"] == {own: 3.0}
+    assert result["headrace_output_rows_total"] == {(("id", "a"), *own): 12.0}
+    assert result["headrace_source_lag_rows"] == {own: 3.0}
     buckets = {
         dict(labels)["le"]: value
-        for labels, value in found["headrace_checkpoint_epoch_duration_milliseconds_bucket"].items()
+        for labels, value in result["headrace_checkpoint_epoch_duration_milliseconds_bucket"].items()
     }
     assert [float(bound) for bound in buckets] == [*map(float, DURATIONS), float("inf")]
     assert (buckets["100"], buckets["250"], buckets["500"], buckets["3600000"], buckets["+Inf"]) == (
@@ -118,7 +118,7 @@ def test_counters_add_up_gauges_are_set_and_histograms_have_the_bounds_of_the_do
         4,
         5,
     )
-    assert found["headrace_checkpoint_epoch_duration_milliseconds_count"] == {own: 5.0}
+    assert result["headrace_checkpoint_epoch_duration_milliseconds_count"] == {own: 5.0}
     meters.record("http_request_latency_milliseconds", 12, {"id": "a"})
     answers = {
         dict(labels)["le"]: value
@@ -211,7 +211,7 @@ def scraped_after_close(meters: Meters) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("settings", "message"),
     [
         ({"ingestion_endpoint": "https://me:s3cret@collector"}, "must not hold credentials"),
         ({"ingestion_endpoint": "https://collector/?api_key=s3cret"}, "must not hold credentials"),
@@ -223,9 +223,9 @@ def scraped_after_close(meters: Meters) -> None:
         ({"prefix": "9"}, "pattern"),
     ],
 )
-def test_wrong_settings_are_told_without_their_secrets(given: dict[str, str], message: str) -> None:
+def test_wrong_settings_are_told_without_their_secrets(settings: dict[str, str], message: str) -> None:
     with pytest.raises(ValueError, match=message) as raised:
-        MetricsSettings.model_validate(given)
+        MetricsSettings.model_validate(settings)
     assert "s3cret" not in str(raised.value)
 
 
@@ -264,9 +264,9 @@ def test_a_failure_shows_until_an_epoch_is_committed() -> None:
         "internal": True,
         "retriable": False,
     }
-    found = scraped(monitor._meters)
-    assert list(found["headrace_epoch_failing"].values()) == [1.0]
-    assert list(found["headrace_checkpoint_epochs_failed_total"].values()) == [2.0]
+    result = scraped(monitor._meters)
+    assert list(result["headrace_epoch_failing"].values()) == [1.0]
+    assert list(result["headrace_checkpoint_epochs_failed_total"].values()) == [2.0]
     monitor.close()
 
 
@@ -293,9 +293,9 @@ def test_an_epoch_that_an_earlier_run_began_is_under_way() -> None:
     monitor = RunMonitor(parse_pipeline(HANDLER, "asked.yaml"), Settings(admin_api_port=0), "")
     plan = EpochPlan(1, Phase.HISTORY, {}, {}, "hash", datetime.now(UTC))
     monitor.record_plan(plan, again=True)
-    found = scraped(monitor._meters)
-    assert set(found["headrace_checkpoint_epochs_in_flight"].values()) == {1.0}
-    assert "headrace_checkpoint_markers_sent_total" not in found, "the run that planned it has counted it"
+    result = scraped(monitor._meters)
+    assert set(result["headrace_checkpoint_epochs_in_flight"].values()) == {1.0}
+    assert "headrace_checkpoint_markers_sent_total" not in result, "the run that planned it has counted it"
     assert monitor._health()["phase"] == "history"
     monitor.record_commit(plan, {"hole": WriteCounts(5)}, {"total": 1.0}, None)
     assert set(scraped(monitor._meters)["headrace_checkpoint_epochs_in_flight"].values()) == {0.0}
@@ -321,8 +321,8 @@ def test_requests_of_a_handler(monkeypatch: pytest.MonkeyPatch) -> None:
     monitor = RunMonitor(parse_pipeline(HANDLER, "asked.yaml"), Settings(admin_api_port=0), "")
     plan = EpochPlan(1, Phase.LIVE, {}, {}, "hash", datetime.now(UTC))
     monitor.record_commit(plan, {"hole": WriteCounts(5)}, {"total": 1.0, "write hole": 0.5}, None)
-    found = scraped(monitor._meters)
-    (labels,) = found["headrace_http_requests_total"]
+    result = scraped(monitor._meters)
+    (labels,) = result["headrace_http_requests_total"]
     assert dict(labels) == {
         "id": "ask",
         "topology_node_type": "transform",
@@ -331,10 +331,10 @@ def test_requests_of_a_handler(monkeypatch: pytest.MonkeyPatch) -> None:
         "status_class": "2xx",
         "service_instance_id": "asked",
     }
-    assert found["headrace_http_requests_total"][labels] == 2.0
-    assert list(found["headrace_http_retries_total"].values()) == [1.0]
-    assert found["headrace_http_request_latency_milliseconds_count"][labels] == 2.0
-    assert list(found["headrace_output_rows_total"].values()) == [5.0]
+    assert result["headrace_http_requests_total"][labels] == 2.0
+    assert list(result["headrace_http_retries_total"].values()) == [1.0]
+    assert result["headrace_http_request_latency_milliseconds_count"][labels] == 2.0
+    assert list(result["headrace_output_rows_total"].values()) == [5.0]
     monitor.close()
 
 
@@ -404,15 +404,15 @@ def test_what_is_counted_leads_to_a_sink_that_is_written_or_to_a_table() -> None
         " cast(id as string) from apart}\n"
     )
     check = "\"select id from kept where dynamic_table_check('seen', cast(id as string))\"}"
-    asked = text.replace("sinks:", f"{table}sinks:").replace("select id from kept}", check)
-    assert upstream_nodes(parse_pipeline(asked, "shop.yaml").model, ["pg"]) == {"src", "kept", "apart"}
+    changed = text.replace("sinks:", f"{table}sinks:").replace("select id from kept}", check)
+    assert upstream_nodes(parse_pipeline(changed, "shop.yaml").model, ["pg"]) == {"src", "kept", "apart"}
 
 
 def test_figures_of_plugins_stand_beside_the_others(meters: Meters) -> None:
-    found = InstalledPlugin("acme.orders", "acme", "1.0", "acme:plugin")
+    result = InstalledPlugin("acme.orders", "acme", "1.0", "acme:plugin")
     before, alone = (
-        PluginContext("pg", None, found),
-        PluginContext("acme.orders", None, found, labels={"team": "acme"}),
+        PluginContext("pg", None, result),
+        PluginContext("acme.orders", None, result, labels={"team": "acme"}),
     )
     NoMetrics().counter("rows")
     withdraw = offer(meters, {"pg": {"id": "pg"}})
@@ -427,7 +427,7 @@ def test_figures_of_plugins_stand_beside_the_others(meters: Meters) -> None:
     with pytest.raises(ValueError, match="cannot go down"):
         before.metrics.counter("rows", -1)
     withdraw()
-    PluginContext("pg", None, found).metrics.gauge("later", 1)
+    PluginContext("pg", None, result).metrics.gauge("later", 1)
     samples = scraped(meters)
     own = {"service_instance_id": "shop", "stage": "test"}
     assert samples["headrace_plugin_rows_total"] == {

@@ -95,8 +95,8 @@ def test_values_are_those_that_streamling_shows() -> None:
         "yes": True,
         "text": "é",
     }
-    found = json.loads(json.dumps(json_value(row), allow_nan=False))
-    assert found == {
+    result = json.loads(json.dumps(json_value(row), allow_nan=False))
+    assert result == {
         "null": None,
         "bytes": "00ff",
         "money": "1000",

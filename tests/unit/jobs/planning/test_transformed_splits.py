@@ -42,8 +42,8 @@ def read(numbers: list[int]) -> tuple[list[int], list[int]]:
         return batches
 
     reader = TransformedSplits(NumberReader(), cast("Any", (EvenSelect(),)), compute_by_spark)
-    found = pa.Table.from_batches(reader.fetch({"numbers": numbers}))
-    return found["n"].to_pylist(), jobs
+    result = pa.Table.from_batches(reader.fetch({"numbers": numbers}))
+    return result["n"].to_pylist(), jobs
 
 
 @pytest.mark.parametrize(

@@ -28,11 +28,11 @@ def read_backlog(
     size: StreamEpochSize, epochs: int, message: int = MESSAGE, seconds: float = FAST
 ) -> list[int]:
     """Return the rows of epochs, each of which is full."""
-    found = []
+    result = []
     for _ in range(epochs):
-        found.append(size.rows)
+        result.append(size.rows)
         size.adapt(size.rows, size.rows * message, seconds, has_spark=False)
-    return found
+    return result
 
 
 def test_epochs_of_a_backlog_grow() -> None:
@@ -98,9 +98,9 @@ def test_larger_messages_make_epochs_smaller_again() -> None:
 
 @pytest.mark.parametrize(("size", "has_spark"), [(None, False), (FIRST_ROWS, True)], ids=["unknown", "spark"])
 def test_epochs_with_spark_or_of_unknown_bytes_do_not_grow(size: int | None, *, has_spark: bool) -> None:
-    found = StreamEpochSize(None)
-    read_backlog(found, 2)
-    found.adapt(400_000, size, FAST, has_spark=has_spark)
-    assert found.rows == FIRST_ROWS
-    found.adapt(FIRST_ROWS, size, FAST, has_spark=has_spark)
-    assert found.rows == FIRST_ROWS
+    result = StreamEpochSize(None)
+    read_backlog(result, 2)
+    result.adapt(400_000, size, FAST, has_spark=has_spark)
+    assert result.rows == FIRST_ROWS
+    result.adapt(FIRST_ROWS, size, FAST, has_spark=has_spark)
+    assert result.rows == FIRST_ROWS

@@ -36,9 +36,9 @@ def handoff(options: str, loaded: int, earliest: int) -> Handoff:
     return Handoff("src", node, [table], stream)  # pyright: ignore[reportArgumentType]
 
 
-def find_handoff_position(found: Handoff) -> Any:
+def find_handoff_position(result: Handoff) -> Any:
     nothing: Any = None
-    return found.position_from_snapshot(nothing, nothing)
+    return result.position_from_snapshot(nothing, nothing)
 
 
 def test_messages_after_the_tables_last_one_that_the_topic_has_dropped_are_refused() -> None:
@@ -63,37 +63,37 @@ def handoff_by_time(options: str, stream_options: str = "") -> tuple[Handoff, li
         .replace("offset_table: {}", options)
         .replace("orders, schema", f"orders{stream_options}, schema")
     )
-    asked: list[datetime] = []
+    requests: list[datetime] = []
 
     def offsets_for_time(milliseconds: int) -> Any:
-        asked.append(datetime.fromtimestamp(milliseconds / 1000, UTC))
+        requests.append(datetime.fromtimestamp(milliseconds / 1000, UTC))
         return {"offsets": {"0": 7}}
 
     stream: Any = SimpleNamespace(
         earliest_offsets=lambda: {"offsets": {"0": 2}}, offsets_for_time=offsets_for_time
     )
-    return Handoff("src", parse_pipeline(text).model.sources["src"], [], stream), asked
+    return Handoff("src", parse_pipeline(text).model.sources["src"], [], stream), requests
 
 
 @pytest.mark.parametrize("options", ["handoff_lag: 2h", "cursor: {column: at, allowed_lateness: 1h}"])
 def test_a_stream_can_start_at_its_first_message(options: str) -> None:
-    found, asked = handoff_by_time(options, ", start_at: earliest")
-    position, cursor = found.position_before_snapshot()
-    assert (position, asked) == ({"offsets": {"0": 2}}, [])
+    result, requests = handoff_by_time(options, ", start_at: earliest")
+    position, cursor = result.position_before_snapshot()
+    assert (position, requests) == ({"offsets": {"0": 2}}, [])
     assert (cursor is not None) is ("cursor" in options)
 
 
 def test_a_stream_can_start_at_a_time_before_the_lag() -> None:
     now = datetime.now(UTC)
     start = now - timedelta(hours=3)
-    found, asked = handoff_by_time("handoff_lag: 2h", f", start_at: '{int(start.timestamp() * 1000)}'")
-    assert found.position_before_snapshot() == ({"offsets": {"0": 7}}, None)
-    assert abs(asked[0] - start) < timedelta(seconds=1)
+    result, requests = handoff_by_time("handoff_lag: 2h", f", start_at: '{int(start.timestamp() * 1000)}'")
+    assert result.position_before_snapshot() == ({"offsets": {"0": 7}}, None)
+    assert abs(requests[0] - start) < timedelta(seconds=1)
     late = now - timedelta(hours=1)
-    found, asked = handoff_by_time("handoff_lag: 2h", f", start_at: '{int(late.timestamp() * 1000)}'")
+    result, requests = handoff_by_time("handoff_lag: 2h", f", start_at: '{int(late.timestamp() * 1000)}'")
     with pytest.raises(GuaranteeError, match="which is `handoff_lag` ago"):
-        found.position_before_snapshot()
-    assert not asked
+        result.position_before_snapshot()
+    assert not requests
 
 
 def test_an_offset_table_agrees_with_the_first_message() -> None:

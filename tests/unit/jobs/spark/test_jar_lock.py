@@ -84,8 +84,8 @@ def test_parts_have_every_jar_once_and_similar_sizes() -> None:
 def test_an_ivy_file_names_exactly_its_jars() -> None:
     jars = read_lock(LOCK)[:3]
     root = ET.fromstring(format_ivy_file(jars))
-    found = [dict(one.attrib) for one in root.iter("dependency")]
-    assert [(one["org"], one["name"], one["rev"]) for one in found] == [
+    result = [dict(one.attrib) for one in root.iter("dependency")]
+    assert [(one["org"], one["name"], one["rev"]) for one in result] == [
         (jar.organisation, jar.module, jar.revision) for jar in jars
     ]
-    assert {one["transitive"] for one in found} == {"false"}
+    assert {one["transitive"] for one in result} == {"false"}

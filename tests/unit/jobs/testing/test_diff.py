@@ -28,35 +28,35 @@ def test_equal_rows_in_any_order_do_not_differ() -> None:
 
 
 def test_every_row_counts_once() -> None:
-    found = compare("n", rows((1, "a"), (1, "a")), rows((1, "a")))
-    assert found is not None
-    assert (found.missing, found.extra) == ([1], [])
-    found = compare("n", rows((1, "a")), rows((1, "a"), (1, "a")))
-    assert found is not None
-    assert (found.missing, found.extra) == ([], rows((1, "a")))
+    result = compare("n", rows((1, "a"), (1, "a")), rows((1, "a")))
+    assert result is not None
+    assert (result.missing, result.extra) == ([1], [])
+    result = compare("n", rows((1, "a")), rows((1, "a"), (1, "a")))
+    assert result is not None
+    assert (result.missing, result.extra) == ([], rows((1, "a")))
 
 
 def test_rows_of_one_key_are_matched_and_their_columns_named() -> None:
-    found = compare("n", rows((1, "a"), (2, "b"), (3, "c")), rows((4, "d"), (2, "x"), (1, "a")), ("id",))
-    assert found is not None
-    assert found.missing == [2]
-    assert found.extra == rows((4, "d"))
-    assert [(change.at, change.columns, change.found) for change in found.changed] == [
+    result = compare("n", rows((1, "a"), (2, "b"), (3, "c")), rows((4, "d"), (2, "x"), (1, "a")), ("id",))
+    assert result is not None
+    assert result.missing == [2]
+    assert result.extra == rows((4, "d"))
+    assert [(change.at, change.columns, change.found) for change in result.changed] == [
         (1, ("v",), {"id": 2, "v": "x"})
     ]
 
 
 def test_without_a_key_nothing_is_matched() -> None:
-    found = compare("n", rows((1, "a")), rows((1, "b")))
-    assert found is not None
-    assert (found.missing, found.extra, found.changed) == ([0], rows((1, "b")), [])
+    result = compare("n", rows((1, "a")), rows((1, "b")))
+    assert result is not None
+    assert (result.missing, result.extra, result.changed) == ([0], rows((1, "b")), [])
 
 
 def test_order_counts_where_it_is_asked_for() -> None:
-    found = compare("n", rows((1, "a"), (2, "b")), rows((2, "b"), (1, "a")), ordered=True)
-    assert found is not None
-    assert found.misplaced
-    assert not found.missing
+    result = compare("n", rows((1, "a"), (2, "b")), rows((2, "b"), (1, "a")), ordered=True)
+    assert result is not None
+    assert result.misplaced
+    assert not result.missing
     assert compare("n", rows((1, "a"), (2, "b")), rows((1, "a"), (2, "b")), ordered=True) is None
     assert compare("n", rows((1, "a"), (2, "b")), rows((1, "a"), (2, "c")), ordered=True) is not None
 
@@ -102,7 +102,7 @@ DELTA = sink("delta", path="/lake/t")
 
 
 @pytest.mark.parametrize(
-    ("sink", "steps", "found"),
+    ("sink", "steps", "expected"),
     [
         (postgres(), [("i", 1, 5), ("u", 1, 4), ("i", 2, 1)], rows((1, 4), (2, 1))),
         (postgres(), [("i", 1, 5), ("d", 1, None)], []),
@@ -122,8 +122,8 @@ DELTA = sink("delta", path="/lake/t")
         (DELTA, [("i", 1, 5), ("u", 1, 4), ("d", 2, None)], rows((1, 4))),
     ],
 )
-def test_what_a_table_with_a_key_holds(sink: Any, steps: list[Any], found: list[Any]) -> None:
-    assert apply_to_target("s", sink, ("id",), changes(*steps)) == found
+def test_what_a_table_with_a_key_holds(sink: Any, steps: list[Any], expected: list[Any]) -> None:
+    assert apply_to_target("s", sink, ("id",), changes(*steps)) == expected
 
 
 def test_a_delta_table_holds_what_its_merge_is_given() -> None:

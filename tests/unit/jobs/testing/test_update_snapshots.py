@@ -27,12 +27,12 @@ def rows(*triples: tuple[Any, Any, Any]) -> list[dict[str, Any]]:
     return [{"id": one, "v": two, "w": three} for one, two, three in triples]
 
 
-def outcome(found: Case, came: list[dict[str, Any]], schema: pa.Schema = SCHEMA) -> CaseOutcome:
-    both = expectation(found, "priced", schema, ("id",), came)
+def outcome(result: Case, came: list[dict[str, Any]], schema: pa.Schema = SCHEMA) -> CaseOutcome:
+    both = expectation(result, "priced", schema, ("id",), came)
     difference = compare(
         "priced", both.expected, both.found, both.key, ordered=both.ordered, tolerance=both.tolerance
     )
-    return CaseOutcome(found, 0.0, [difference] if difference else [], {"priced": both})
+    return CaseOutcome(result, 0.0, [difference] if difference else [], {"priced": both})
 
 
 BLOCK = """\
@@ -73,10 +73,10 @@ BLOCK_AFTER = """\
 
 def test_only_what_changed_is_written(tmp_path: Path) -> None:
     path = tmp_path / "orders.test.yaml"
-    found = load_cases(write(tmp_path, BLOCK))[0]
+    result = load_cases(write(tmp_path, BLOCK))[0]
     came = rows((1, "a", 1.5), (2, "B, b", 2.0), (3, "c", 3.5), (5, None, 5.0))
     before = path.read_text()
-    notes = update(outcome(found, came))
+    notes = update(outcome(result, came))
     assert notes == [f"{path}:5:7: `priced` now expects 4 rows"]
     assert path.read_text() == before.replace(BLOCK, BLOCK_AFTER)
     again, _ = load_cases(path)
@@ -115,8 +115,8 @@ def test_only_what_changed_is_written(tmp_path: Path) -> None:
 )
 def test_the_forms_of_rows(before: str, came: list[Any], after: str, tmp_path: Path) -> None:
     head = "  t:\n    expect:\n      priced:\n        "
-    found = case(tmp_path, head + before)
-    failed = outcome(found, came)
+    result = case(tmp_path, head + before)
+    failed = outcome(result, came)
     assert not failed.passed
     update(failed)
     assert (tmp_path / "orders.test.yaml").read_text() == f"pipeline: orders.yaml\ntests:\n{head}{after}"
@@ -125,8 +125,8 @@ def test_the_forms_of_rows(before: str, came: list[Any], after: str, tmp_path: P
 
 
 def test_rows_inside_of_one_line_stay_there(tmp_path: Path) -> None:
-    found = case(tmp_path, "  t: {expect: {priced: {rows: [], columns: id}}}\n")
-    update(outcome(found, rows((1, "a", 1.0), (2, "a", 1.0))))
+    result = case(tmp_path, "  t: {expect: {priced: {rows: [], columns: id}}}\n")
+    update(outcome(result, rows((1, "a", 1.0), (2, "a", 1.0))))
     assert (
         "  t: {expect: {priced: {rows: [{id: 1}, {id: 2}], columns: id}}}\n"
         in (tmp_path / "orders.test.yaml").read_text()
@@ -169,8 +169,8 @@ def test_values_of_every_type_read_back_as_what_came(tmp_path: Path) -> None:
     for form in ("rows: []", "json: x.ndjson", "parquet: x.parquet"):
         (tmp_path / "x.ndjson").write_text("")
         pq.write_table(pa.table({"id": pa.array([], pa.int64())}), tmp_path / "x.parquet")
-        found = case(tmp_path, f"  t:\n    expect:\n      priced:\n        {form}\n")
-        update(outcome(found, [row, nothing], schema))
+        result = case(tmp_path, f"  t:\n    expect:\n      priced:\n        {form}\n")
+        update(outcome(result, [row, nothing], schema))
         (again,) = load_cases(tmp_path / "orders.test.yaml")
         assert outcome(again, [row, nothing], schema).passed, form
         assert not outcome(again, [row], schema).passed, form
@@ -178,9 +178,9 @@ def test_values_of_every_type_read_back_as_what_came(tmp_path: Path) -> None:
 
 def test_a_csv_file_keeps_the_order_of_its_columns(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("v,id,w\na,1,1\n")
-    found = case(tmp_path, "  t:\n    expect:\n      priced:\n        csv: x.csv\n")
+    result = case(tmp_path, "  t:\n    expect:\n      priced:\n        csv: x.csv\n")
     came = rows((1, "b, c", 1.5), (2, None, 2.0))
-    assert update(outcome(found, came)) == [f"{tmp_path}/x.csv: `priced` now expects 2 rows"]
+    assert update(outcome(result, came)) == [f"{tmp_path}/x.csv: `priced` now expects 2 rows"]
     assert (tmp_path / "x.csv").read_text() == 'v,id,w\n"b, c",1,1.5\n,2,2.0\n'
 
 
@@ -198,10 +198,10 @@ def test_a_csv_file_keeps_the_order_of_its_columns(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_not_rewritten(tests: str, message: str, tmp_path: Path) -> None:
-    found = case(tmp_path, tests)
+    result = case(tmp_path, tests)
     before = (tmp_path / "orders.test.yaml").read_text()
     failed = (
-        CaseOutcome(found, 0.0, unraised="x") if "error" in tests else outcome(found, rows((2, "a", 1.0)))
+        CaseOutcome(result, 0.0, unraised="x") if "error" in tests else outcome(result, rows((2, "a", 1.0)))
     )
     with pytest.raises(UserError, match=message):
         update(failed)
@@ -211,7 +211,7 @@ def test_what_is_not_rewritten(tests: str, message: str, tmp_path: Path) -> None
 def test_nothing_is_written_that_would_not_read_back_as_what_came(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = case(tmp_path, "  t:\n    expect:\n      priced:\n        rows: []\n")
+    result = case(tmp_path, "  t:\n    expect:\n      priced:\n        rows: []\n")
     before = (tmp_path / "orders.test.yaml").read_text()
     for wrong in (
         before,
@@ -221,15 +221,15 @@ def test_nothing_is_written_that_would_not_read_back_as_what_came(
     ):
         monkeypatch.setattr("headrace.jobs.testing.update_snapshots.replace_rows", lambda *_, new=wrong: new)
         with pytest.raises(UserError, match="cannot be rewritten where they stand"):
-            update(outcome(found, rows((1, "a", 1.0))))
+            update(outcome(result, rows((1, "a", 1.0))))
         assert (tmp_path / "orders.test.yaml").read_text() == before
 
 
 def test_tests_inside_of_a_pipeline_file_are_rewritten_there(tmp_path: Path) -> None:
     path = tmp_path / "orders.yaml"
     path.write_text(f"{ORDERS}tests:\n  t: {{expect: {{priced: {{rows: [], columns: id}}}}}}\n")
-    (found,) = load_cases(path)
-    update(outcome(found, rows((1, "a", 1.0))))
+    (result,) = load_cases(path)
+    update(outcome(result, rows((1, "a", 1.0))))
     assert (
         path.read_text()
         == f"{ORDERS}tests:\n  t: {{expect: {{priced: {{rows: [{{id: 1}}], columns: id}}}}}}\n"
@@ -237,13 +237,13 @@ def test_tests_inside_of_a_pipeline_file_are_rewritten_there(tmp_path: Path) -> 
 
 
 def test_a_failure_is_told_in_eighty_columns(tmp_path: Path) -> None:
-    found = case(
+    result = case(
         tmp_path,
         "  t:\n    expect:\n      priced:\n        rows:\n"
         + "".join(f"          - {{id: {n}, v: a, w: 1}}\n" for n in range(30)),
     )
     came = rows((0, "b" * 90, 2.0), *((number, "a", 1.0) for number in range(4, 30)), (77, "new", 1.0))
-    lines = failure(outcome(found, came))
+    lines = failure(outcome(result, came))
     assert lines[:2] == [
         "priced: 28 rows came, 30 expected: 3 missing, 1 not expected, 1 different",
         "  ~ {id: 0}",
@@ -258,8 +258,8 @@ def test_a_failure_is_told_in_eighty_columns(tmp_path: Path) -> None:
 
 
 def test_a_failure_shows_twenty_rows_unless_all_are_asked_for(tmp_path: Path) -> None:
-    found = case(tmp_path, "  t: {expect: {priced: {rows: []}}}\n")
-    failed = outcome(found, rows(*((number, "a", 1.0) for number in range(25))))
+    result = case(tmp_path, "  t: {expect: {priced: {rows: []}}}\n")
+    failed = outcome(result, rows(*((number, "a", 1.0) for number in range(25))))
     assert sum(line.startswith("  + ") for line in failure(failed)) == 20
     assert "  … and 5 more; -v shows all" in failure(failed)
     assert sum(line.startswith("  + ") for line in failure(failed, shown=None)) == 25

@@ -16,9 +16,9 @@ def batch(sub: int = 0) -> pa.RecordBatch:
 
 
 def test_rows_of_one_are_numbered_in_their_order() -> None:
-    found = fan_out(batch(sub=5), [0, 0, 2])
-    assert found.column("id").to_pylist() == [1, 1, 3]
-    assert [(place["off"], place["sub"] - 5 * FAN_OUT) for place in found.column(POS).to_pylist()] == [
+    result = fan_out(batch(sub=5), [0, 0, 2])
+    assert result.column("id").to_pylist() == [1, 1, 3]
+    assert [(place["off"], place["sub"] - 5 * FAN_OUT) for place in result.column(POS).to_pylist()] == [
         (0, 0),
         (0, 1),
         (2, 0),

@@ -113,7 +113,7 @@ def batch(
 
 
 def run(made: HandlerTask, *batches: pa.RecordBatch) -> list[dict[str, Any]]:
-    found = pa.Table.from_batches(list(made(batches or (batch(25),)))).to_pylist()
+    result = pa.Table.from_batches(list(made(batches or (batch(25),)))).to_pylist()
     return [
         {
             "id": row["c0"],
@@ -122,33 +122,33 @@ def run(made: HandlerTask, *batches: pa.RecordBatch) -> list[dict[str, Any]]:
             "off": row["c3"]["off"],
             "sub": row["c3"]["sub"],
         }
-        for row in found
+        for row in result
     ]
 
 
 def failure(made: HandlerTask, *batches: pa.RecordBatch) -> HeadraceError:
     with pytest.raises(RuntimeError) as caught:
         run(made, *batches)
-    found = explain_failure(caught.value)
-    assert found is not None
-    return found
+    result = explain_failure(caught.value)
+    assert result is not None
+    return result
 
 
 def test_rows_go_in_requests_of_a_size_and_come_back_in_order() -> None:
     with served() as web:
-        found = run(task(web), batch(7), batch(0), batch(18, start=7))
-    assert [(row["id"], row["off"]) for row in found] == [(n, n) for n in range(25)]
-    assert [len(one.rows) for one in web.asked] == [10, 10, 5]
-    assert web.asked[0].body.startswith(b'[{"id": 0, "name": "n0", "_gs_op": "i"},\n{')
-    assert web.asked[0].body.endswith(b"}]\n")
-    assert web.asked[0].headers["content-type"] == "application/json"
+        result = run(task(web), batch(7), batch(0), batch(18, start=7))
+    assert [(row["id"], row["off"]) for row in result] == [(n, n) for n in range(25)]
+    assert [len(one.rows) for one in web.requests] == [10, 10, 5]
+    assert web.requests[0].body.startswith(b'[{"id": 0, "name": "n0", "_gs_op": "i"},\n{')
+    assert web.requests[0].body.endswith(b"}]\n")
+    assert web.requests[0].headers["content-type"] == "application/json"
     assert web.connections == 1
 
 
 def test_idempotency_keys_do_not_change_with_the_batches_that_spark_makes(quick: None) -> None:
     with served() as web:
         run(task(web), batch(25))
-        first, web.asked[:] = web.keys, []
+        first, web.requests[:] = web.keys, []
         web.faults = [500]
         run(task(web), batch(3), batch(22, start=3))
     assert first == web.keys[1:]
@@ -161,7 +161,7 @@ def test_equal_rows_at_two_places_have_keys_of_their_own() -> None:
     same = batch(2, wrap=lambda row: {**row, "id": 1, "name": "n"})
     with served() as web:
         run(task(web, single=True), same)
-    assert web.asked[0].body == web.asked[1].body
+    assert web.requests[0].body == web.requests[1].body
     assert web.keys[0] != web.keys[1]
 
 
@@ -175,7 +175,7 @@ def test_what_may_pass_is_tried_again(quick: None, fault: Any) -> None:
         assert len(run(made)) == 25
     retries = made.count.calls.retries
     assert retries >= 2 if hangs else retries == 2
-    assert len(web.asked) == 3 + retries
+    assert len(web.requests) == 3 + retries
     status = {"reset": "network_error", "torn": "body_read_error", "hang": "timeout"}.get(
         fault
     ) or f"{fault // 100}xx"
@@ -277,7 +277,7 @@ def test_a_refusal_is_final_and_told_without_secrets(status: int) -> None:
         == f'POST http://service/rows: non-retriable HTTP {status}: {{"error": "token ***\\nis wrong"}}'
     )
     assert error.node == "ask"
-    assert len(web.asked) == 1
+    assert len(web.requests) == 1
 
 
 def test_a_redirect_is_not_followed() -> None:
@@ -291,14 +291,14 @@ def test_it_gives_up_after_a_number_of_attempts(quick: None) -> None:
     assert isinstance(error, TransientError)
     assert "given up after 3 attempts" in error.message
     assert error.message.endswith("the last: HTTP 503: busy")
-    assert len(web.asked) == 3
+    assert len(web.requests) == 3
 
 
 def test_it_gives_up_after_a_time(quick: None) -> None:
     with served(lambda _: (503, b"", {})) as web:
         error = failure(task(web, retry_timeout=0.3))
     assert "given up after" in error.message
-    assert len(web.asked) > 1
+    assert len(web.requests) > 1
 
 
 def test_nobody_listening_is_told(quick: None) -> None:
@@ -315,9 +315,9 @@ def test_who_looks_at_the_run_is_told_of_a_service_that_does_not_answer(
     monkeypatch.setattr(calls, "_PATIENCE", 0.0)
     seen: list[dict[str, str]] = []
 
-    def answer(asked: WebRequest) -> Any:
+    def answer(request: WebRequest) -> Any:
         seen.append(read_pending_calls(tmp_path))
-        return (503, b"busy, s3cret", {}) if len(seen) < 4 else json.loads(asked.body)
+        return (503, b"busy, s3cret", {}) if len(seen) < 4 else json.loads(request.body)
 
     with served(answer) as web:
         assert len(run(task(web, wait=PendingCall(tmp_path, "ask")), batch(5))) == 5
@@ -336,7 +336,7 @@ def test_a_request_that_was_given_up_at_once_leaves_no_word(tmp_path: Path) -> N
     """The service asks for longer than the request may take."""
     with served(lambda _: (503, b"", {"Retry-After": "60"})) as web:
         failure(task(web, wait=PendingCall(tmp_path, "ask"), retry_timeout=0.3))
-    assert len(web.asked) == 1
+    assert len(web.requests) == 1
     assert read_pending_calls(tmp_path) == {}
 
 
@@ -365,18 +365,18 @@ def test_an_open_circuit_sends_one_probe_at_a_time(quick: None) -> None:
             ),
             batch(8),
         )
-        many = len(web.asked)
+        many = len(web.requests)
     assert "the circuit is open after 3 failures in a row" in error.message
     assert many < 4 + 1.0 / 0.05 + 4
 
 
 def test_a_circuit_closes_when_the_probe_comes_back(quick: None) -> None:
     with served(faults=[500] * 4) as web:
-        found = run(
+        result = run(
             task(web, single=True, concurrency=2, circuit_failures=2, circuit_reset_after=0.02), batch(6)
         )
-    assert [row["id"] for row in found] == [0, 1, 2, 3, 4, 5]
-    assert len(web.asked) == 10
+    assert [row["id"] for row in result] == [0, 1, 2, 3, 4, 5]
+    assert len(web.requests) == 10
 
 
 def test_a_breaker_by_its_clock() -> None:
@@ -414,40 +414,40 @@ def test_a_probe_that_breaks_in_an_unforeseen_way_keeps_nobody_waiting(
 
 def test_no_more_requests_at_a_time_than_allowed() -> None:
     with served(slow=0.05) as web:
-        found = run(task(web, single=True, concurrency=3), batch(12))
-    assert [row["id"] for row in found] == list(range(12))
+        result = run(task(web, single=True, concurrency=3), batch(12))
+    assert [row["id"] for row in result] == list(range(12))
     assert web.busiest == 3
     assert web.connections == 3
 
 
 def with_rows(change: Callable[[list[dict[str, Any]]], Any]) -> Callable[[WebRequest], Any]:
-    return lambda asked: change(asked.rows)
+    return lambda request: change(request.rows)
 
 
 def test_fewer_rows_keep_the_places_of_their_keys() -> None:
     with served(with_rows(lambda rows: [row for row in rows if row["id"] % 3 == 0])) as web:
-        found = run(task(web))
-    assert [(row["id"], row["off"]) for row in found] == [(n, n) for n in range(0, 25, 3)]
+        result = run(task(web))
+    assert [(row["id"], row["off"]) for row in result] == [(n, n) for n in range(0, 25, 3)]
 
 
 def test_reordered_rows_keep_the_places_of_their_keys() -> None:
     with served(with_rows(lambda rows: rows[::-1])) as web:
-        found = run(task(web))
-    assert {row["id"]: row["off"] for row in found} == {n: n for n in range(25)}
+        result = run(task(web))
+    assert {row["id"]: row["off"] for row in result} == {n: n for n in range(25)}
 
 
 def test_more_rows_are_numbered_at_their_places() -> None:
     with served(with_rows(lambda rows: [{**row, "name": name} for row in rows for name in "ab"])) as web:
-        found = run(task(web), batch(3))
-    assert [(row["name"], row["off"], row["sub"]) for row in found] == [
+        result = run(task(web), batch(3))
+    assert [(row["name"], row["off"], row["sub"]) for row in result] == [
         ("a", 0, 0), ("b", 0, 1), ("a", 1, 2), ("b", 1, 3), ("a", 2, 4), ("b", 2, 5)
     ]  # fmt: skip
 
 
 def test_rows_with_new_keys_stand_behind_their_request() -> None:
     with served(with_rows(lambda rows: [{**rows[0], "id": 99}, rows[1]])) as web:
-        found = run(task(web), batch(3))
-    assert [(row["id"], row["off"], row["sub"]) for row in found] == [(99, 2, 0), (1, 1, 1)]
+        result = run(task(web), batch(3))
+    assert [(row["id"], row["off"], row["sub"]) for row in result] == [(99, 2, 0), (1, 1, 1)]
 
 
 def test_of_equal_keys_the_last_one_is_meant() -> None:
@@ -459,8 +459,8 @@ def test_of_equal_keys_the_last_one_is_meant() -> None:
 
 def test_without_a_key_rows_stand_in_the_order_of_the_answer() -> None:
     with served(with_rows(lambda rows: rows[:2])) as web:
-        found = run(task(web, key=()), batch(3))
-    assert [(row["id"], row["off"], row["sub"]) for row in found] == [(0, 2, 0), (1, 2, 1)]
+        result = run(task(web, key=()), batch(3))
+    assert [(row["id"], row["off"], row["sub"]) for row in result] == [(0, 2, 0), (1, 2, 1)]
 
 
 def test_positions_nest() -> None:
@@ -470,18 +470,18 @@ def test_positions_nest() -> None:
         POS_ARROW,
     )
     with served() as web:
-        found = run(task(web), sent.set_column(2, "c2", places))
-    assert [row["sub"] for row in found] == [3 * FAN_OUT, 4 * FAN_OUT + 1]
+        result = run(task(web), sent.set_column(2, "c2", places))
+    assert [row["sub"] for row in result] == [3 * FAN_OUT, 4 * FAN_OUT + 1]
 
 
 def test_single_rows_may_vanish_or_multiply() -> None:
-    def answer(asked: WebRequest) -> Any:
-        row = asked.rows
+    def answer(request: WebRequest) -> Any:
+        row = request.rows
         return [[], row, [row, {**row, "_gs_op": "d"}]][row["id"]]
 
     with served(answer) as web:
-        found = run(task(web, single=True), batch(3))
-    assert [(row["id"], row["op"], row["off"], row["sub"]) for row in found] == [
+        result = run(task(web, single=True), batch(3))
+    assert [(row["id"], row["op"], row["off"], row["sub"]) for row in result] == [
         (1, "i", 1, 0),
         (2, "i", 2, 0),
         (2, "d", 2, 1),
@@ -489,8 +489,8 @@ def test_single_rows_may_vanish_or_multiply() -> None:
 
 
 def test_the_operation_is_the_answers_else_the_requests() -> None:
-    def answer(asked: WebRequest) -> Any:
-        first, second = asked.rows
+    def answer(request: WebRequest) -> Any:
+        first, second = request.rows
         del second["_gs_op"]
         return [{**first, "_gs_op": "d"}, second]
 

@@ -135,17 +135,19 @@ def test_a_body_cannot_bring_rows_of_its_own_frame() -> None:
 
 def test_many_rows_and_none() -> None:
     made = ResponseDecoder(pa.schema([("a", pa.int64()), ("b", pa.binary())]), 0, single=False)
-    found: DecodedResponse = made.read(
+    result: DecodedResponse = made.read(
         json.dumps(
             [{"a": n, "b": None if n % 7 == 0 else f"{n:08x}", "_gs_op": "u"} for n in range(5000)]
         ).encode()
     )
-    assert found.rows == 5000
-    assert found.columns[1].to_pylist() == [None if n % 7 == 0 else n.to_bytes(4, "big") for n in range(5000)]
+    assert result.rows == 5000
+    assert result.columns[1].to_pylist() == [
+        None if n % 7 == 0 else n.to_bytes(4, "big") for n in range(5000)
+    ]
     assert made.read(b" [] \n").rows == 0
 
 
 def test_an_excerpt_is_short_on_one_line_and_without_secrets() -> None:
-    found = excerpt(b"first\nkey=abcdef \xff" + b"x" * 1000, ("abcdef", ""))
-    assert found.startswith("first key=*** ")
-    assert len(found) == 201
+    result = excerpt(b"first\nkey=abcdef \xff" + b"x" * 1000, ("abcdef", ""))
+    assert result.startswith("first key=*** ")
+    assert len(result) == 201

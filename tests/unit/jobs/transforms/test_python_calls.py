@@ -142,25 +142,25 @@ def test_it_gets_the_payload_and_the_operation_and_nothing_else() -> None:
 
 
 def test_rows_that_stay_keep_place_and_operation() -> None:
-    found = call("add", ops="iud", sub=5, by=10)
-    assert found.column("id").to_pylist() == [11, 12, 13]
-    assert found.column("_gs_op").to_pylist() == ["i", "u", "d"]
-    assert found.column(POS).equals(hidden(TABLE, sub=5).column(POS))
+    result = call("add", ops="iud", sub=5, by=10)
+    assert result.column("id").to_pylist() == [11, 12, 13]
+    assert result.column("_gs_op").to_pylist() == ["i", "u", "d"]
+    assert result.column(POS).equals(hidden(TABLE, sub=5).column(POS))
     assert call("Kind.call").num_rows == 3
 
 
 def test_rows_that_go_are_told_by_number() -> None:
-    found = call("only_even", schema={"id": "int64"}, ops="iud", sub=1)
-    assert found.column("id").to_pylist() == [2]
-    assert found.column("_gs_op").to_pylist() == ["u"]
-    assert found.column(POS).to_pylist() == [{"source": 9, "part": 7, "off": 1, "sub": FAN_OUT}]
+    result = call("only_even", schema={"id": "int64"}, ops="iud", sub=1)
+    assert result.column("id").to_pylist() == [2]
+    assert result.column("_gs_op").to_pylist() == ["u"]
+    assert result.column(POS).to_pylist() == [{"source": 9, "part": 7, "off": 1, "sub": FAN_OUT}]
 
 
 def test_rows_made_of_one_are_numbered_in_their_order() -> None:
-    found = call("twice", schema={"id": "int64"})
-    assert found.column("id").to_pylist() == [1, 2, 3, 1, 2, 3]
-    assert found.column("_gs_op").to_pylist() == ["u"] * 6
-    assert [(one["off"], one["sub"]) for one in found.column(POS).to_pylist()] == [
+    result = call("twice", schema={"id": "int64"})
+    assert result.column("id").to_pylist() == [1, 2, 3, 1, 2, 3]
+    assert result.column("_gs_op").to_pylist() == ["u"] * 6
+    assert [(one["off"], one["sub"]) for one in result.column(POS).to_pylist()] == [
         (0, 0),
         (1, 0),
         (2, 0),

@@ -44,13 +44,13 @@ def test_nothing_drops_the_row(nothing: str) -> None:
 
 
 def test_an_array_fans_out_and_is_numbered() -> None:
-    found = run(
+    result = run(
         "function process(r) { return r.id === 2 ? r : [r, null, {id: -r.id}] }",
         pa.Table.from_pylist(ONE),
         sub=3,
     )
-    assert found.column("id").to_pylist() == [1, -1, 2, 3, -3]
-    pos = found.column(POS).to_pylist()
+    assert result.column("id").to_pylist() == [1, -1, 2, 3, -3]
+    pos = result.column(POS).to_pylist()
     assert [(one["off"], one["sub"] - 3 * FAN_OUT) for one in pos] == [(0, 0), (0, 2), (1, 0), (2, 0), (2, 2)]
     assert {(one["source"], one["part"]) for one in pos} == {(9, 7)}
 
@@ -66,14 +66,14 @@ def test_a_fourth_fan_out_in_a_row_is_refused_and_not_wrapped_round() -> None:
 
 
 def test_with_a_schema_there_are_its_columns_alone_in_the_order_of_their_names() -> None:
-    found = run(
+    result = run(
         "function process(r) { return {b: r.name, a: r.id, c: 1} }",
         pa.Table.from_pylist(ONE),
         {"z": "string", "b": "string", "a": "int32"},
     )
-    assert found.column_names == ["a", "b", "z", "_gs_op", "_gs_pos"]
-    assert found.schema.field("a").type == pa.int32()
-    assert found.column("z").null_count == 3
+    assert result.column_names == ["a", "b", "z", "_gs_op", "_gs_pos"]
+    assert result.schema.field("a").type == pa.int32()
+    assert result.column("z").null_count == 3
 
 
 def test_columns_that_are_left_out_are_null_without_a_schema() -> None:
@@ -195,9 +195,9 @@ def test_clocks_stand_at_the_epochs_time_and_chance_is_refused() -> None:
     )
     table = hidden(pa.Table.from_pylist(ONE))
     made = script(source, pa.Table.from_pylist(ONE).schema).at(datetime(2024, 5, 6, 7, 8, 9, tzinfo=UTC))
-    found = pa.Table.from_batches(made.rows(table.to_batches(), table.schema))
-    assert found.column("id").to_pylist() == [1714979289000] * 3
-    assert found.column("name")[0].as_py() == "2024-05-06T07:08:09.000ZMon May 06 2024 07:08:09 GMT+0000true"
+    result = pa.Table.from_batches(made.rows(table.to_batches(), table.schema))
+    assert result.column("id").to_pylist() == [1714979289000] * 3
+    assert result.column("name")[0].as_py() == "2024-05-06T07:08:09.000ZMon May 06 2024 07:08:09 GMT+0000true"
     for way in ("Math.random()", "new (new Date(0).constructor)().getTime() > 1e9 || performance.now()"):
         with pytest.raises(DataError, match=r"deterministic: false|performance"):
             bare(f"function process(r) {{ return {{id: {way}}} }}", ONE)
@@ -246,8 +246,8 @@ def test_rows_that_share_a_place_are_no_memory() -> None:
         ("function process(r) { return [r, r] }", 12),
         ("function process(r) { return r.id < 3 ? r : null }", 4),
     ):
-        found = script(source, pa.Table.from_pylist(ONE).schema).rows([batch], table.schema)
-        assert pa.Table.from_batches(found, table.schema).num_rows == count
+        result = script(source, pa.Table.from_pylist(ONE).schema).rows([batch], table.schema)
+        assert pa.Table.from_batches(result, table.schema).num_rows == count
 
 
 def test_batches_of_any_size_give_the_same_rows() -> None:

@@ -115,13 +115,13 @@ def test_what_comes_back_is_limited(body: str, message: str) -> None:
 
 
 def test_much_that_is_allowed_comes_in_pieces() -> None:
-    found = run(
+    result = run(
         "function process(r) { return {name: 'x'.repeat(1 << 20)} }",
         pa.table({"name": ["a"] * 24}),
         timeout="20s",
         memory_limit="64MiB",
     )
-    assert [len(name) for name in found.column("name").to_pylist()] == [1 << 20] * 24
+    assert [len(name) for name in result.column("name").to_pylist()] == [1 << 20] * 24
 
 
 @pytest.mark.parametrize(
@@ -183,8 +183,8 @@ def test_names_at_the_top_of_a_script_are_its_own() -> None:
     )
     rows = [{"id": 2**53 + 1, "list": [1, 2**60], "map": [("k", 2**61)], "b": b"x", "text": "t"}] * 2
     table = pa.Table.from_pylist(rows, schema)
-    found = run(f"{before} function process(r) {{ return {{...r, b: bytes, text: {{a: [1n]}}}} }}", table)
-    assert found.select(schema.names).to_pylist() == [
+    result = run(f"{before} function process(r) {{ return {{...r, b: bytes, text: {{a: [1n]}}}} }}", table)
+    assert result.select(schema.names).to_pylist() == [
         row | {"b": b"\xff", "text": '{"a":["1"]}'} for row in rows
     ]
 
@@ -215,8 +215,8 @@ def test_values_that_lie_about_themselves_stay_in_their_column(value: str, colum
 def test_methods_of_values_are_not_asked() -> None:
     table = pa.Table.from_pylist([{"id": 1}], pa.schema({"id": pa.int64(), "list": pa.list_(pa.int64())}))
     lying = "new (class extends Array { map() { return ['9'] } join() { return '9' } })(1, 2)"
-    found = run(f"function process(r) {{ return {{id: r.id, list: {lying}}} }}", table)
-    assert found.column("list").to_pylist() == [[1, 2]]
+    result = run(f"function process(r) {{ return {{id: r.id, list: {lying}}} }}", table)
+    assert result.column("list").to_pylist() == [[1, 2]]
 
 
 @pytest.mark.parametrize("length", ["1e9", "-1", "NaN", "1.5", "'2'", "2n", "{valueOf: () => 1e9}"])
@@ -336,7 +336,7 @@ def test_many_rows_that_take_long_together_are_no_silence(
     heads: list[bytes] = []
     read = vm._read
     monkeypatch.setattr(
-        ScriptProcess, "_read", lambda _, size, row: heads.append(found := read(size, row)) or found
+        ScriptProcess, "_read", lambda _, size, row: heads.append(result := read(size, row)) or result
     )
     assert len(list(vm.rows('[[["1","2","3"],["i","i","i"]],[]]'))) == 1
     assert [head[:1] for head in heads if len(head) == 5] == [b"a", b"a", b"r", b"d"]

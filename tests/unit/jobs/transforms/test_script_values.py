@@ -36,7 +36,7 @@ COLUMNS: dict[str, tuple[pa.DataType, Any]] = {
     "list": (pa.list_(pa.int64()), st.lists(st.none() | WHOLE, max_size=3)),
     "map": (
         pa.map_(pa.string(), pa.float64()),
-        st.dictionaries(TEXT, st.none() | st.floats(), max_size=3).map(lambda found: list(found.items())),
+        st.dictionaries(TEXT, st.none() | st.floats(), max_size=3).map(lambda result: list(result.items())),
     ),
     "struct": (
         pa.struct(
@@ -86,9 +86,9 @@ def _is_map(cell: Any) -> bool:
 @given(st.lists(ROW, min_size=1, max_size=5))
 def test_every_value_comes_back_as_it_went(source: str, given_rows: list[dict[str, Any]]) -> None:
     table = pa.Table.from_pylist(given_rows, SCHEMA)
-    found = run(source, table, timeout="5s")
+    result = run(source, table, timeout="5s")
     for name in SCHEMA.names:
-        assert plain(found.column(name).to_pylist()) == plain(table.column(name).to_pylist()), name
+        assert plain(result.column(name).to_pylist()) == plain(table.column(name).to_pylist()), name
 
 
 @settings(max_examples=25, deadline=None)
@@ -202,8 +202,8 @@ def test_what_a_type_refuses(source: str, kind: str, message: str) -> None:
 
 def test_whole_numbers_are_numbers_and_become_bigint_where_a_number_would_round() -> None:
     given_rows = [{"id": 2**53 - 1, "t": ""}, {"id": 2**53 + 1, "t": ""}, {"id": None, "t": ""}]
-    found = bare("function process(r) { return {id: r.id, t: typeof r.id} }", given_rows)
-    assert [(row["id"], row["t"]) for row in found] == [
+    result = bare("function process(r) { return {id: r.id, t: typeof r.id} }", given_rows)
+    assert [(row["id"], row["t"]) for row in result] == [
         (2**53 - 1, "number"),
         (2**53 + 1, "bigint"),
         (None, "object"),
@@ -234,9 +234,9 @@ def test_wide_integers_are_digits_and_are_counted_with_as_bigint() -> None:
         [pa.ExtensionArray.from_storage(kind, pa.array(["5", None])) for kind in (UINT256, INT256)],
         schema=schema,
     )
-    found = run("function process(r) { return r.u ? {u: BigInt(r.u) ** 100n, i: -BigInt(r.i)} : r }", table)
-    assert found.column("u").to_pylist() == [str(5**100), None]
-    assert found.column("i").to_pylist() == ["-5", None]
+    result = run("function process(r) { return r.u ? {u: BigInt(r.u) ** 100n, i: -BigInt(r.i)} : r }", table)
+    assert result.column("u").to_pylist() == [str(5**100), None]
+    assert result.column("i").to_pylist() == ["-5", None]
 
 
 def test_types_that_have_no_way_in_or_out_are_refused_before_any_row() -> None:

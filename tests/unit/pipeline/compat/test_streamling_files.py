@@ -96,8 +96,8 @@ def test_a_file_without_a_name_is_named_after_itself(shown, name):
 
 
 def test_a_source_without_a_key_before_a_sink_that_could_use_one():
-    found = parse_pipeline(TOPOLOGY.replace("    primary_key: id\n", ""), "t.yaml").warnings
-    assert next(str(warning) for warning in found).startswith(
+    result = parse_pipeline(TOPOLOGY.replace("    primary_key: id\n", ""), "t.yaml").warnings
+    assert next(str(warning) for warning in result).startswith(
         "t.yaml:2:3: node 'blocks': Can't determine primary key for source 'blocks'!"
     )
     own = TOPOLOGY.replace("    primary_key: id\n", "").replace(

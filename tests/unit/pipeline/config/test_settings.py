@@ -52,8 +52,8 @@ def test_each_place_goes_before_those_below_it(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("HEADRACE__POSTGRES_SINK", '{"host": "as JSON"}')
     assert load_settings().postgres_sink.host == "as JSON"
     monkeypatch.setenv("HEADRACE__POSTGRES_SINK__HOST", "by name")
-    found = load_settings().postgres_sink
-    assert (found.host, found.port, found.password.get_secret_value()) == ("by name", 3, "local-word")
+    result = load_settings().postgres_sink
+    assert (result.host, result.port, result.password.get_secret_value()) == ("by name", 3, "local-word")
 
 
 def test_values_that_were_never_set_have_their_types(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,13 +86,13 @@ def test_a_secret_by_reference_in_the_config_file(reference: str, word: str) -> 
         f" {{password: {reference}}}}}\n"
     )
     settings = load_settings()
-    found = [
+    result = [
         settings.postgres_sink.password,
         settings.clickhouse_source.password,
         settings.kafka_source.options["sasl.password"],
     ]
-    found += [settings.state_backend.postgres.password, settings.postgres_for("orders").password]
-    assert [secret.get_secret_value() for secret in found] == [word] * 5
+    result += [settings.state_backend.postgres.password, settings.postgres_for("orders").password]
+    assert [secret.get_secret_value() for secret in result] == [word] * 5
     assert settings.kafka_source.options["sasl.username"].get_secret_value() == "me"
     assert word not in repr(settings)
     assert pickle.loads(pickle.dumps(settings)).postgres_for("orders").password.get_secret_value() == word

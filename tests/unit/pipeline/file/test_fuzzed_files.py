@@ -94,7 +94,7 @@ def reads(text: str) -> None:
 
 def nodes_of(tree: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     inner = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
-    return [path, *(found for key, value in inner for found in nodes_of(value, (*path, key)))]
+    return [path, *(result for key, value in inner for result in nodes_of(value, (*path, key)))]
 
 
 def flow(tree: Any) -> str:
@@ -204,7 +204,7 @@ def test_a_file_that_was_scribbled_in(text: str) -> None:
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
-@given(st.text(max_size=200) | st.binary(max_size=200).map(lambda found: found.decode("latin-1")))
+@given(st.text(max_size=200) | st.binary(max_size=200).map(lambda result: result.decode("latin-1")))
 @example("")
 @example("\x00")
 @example("# nothing")

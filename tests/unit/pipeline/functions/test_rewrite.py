@@ -129,12 +129,14 @@ def test_nested_arithmetic_is_checked_once() -> None:
 )
 def test_a_document_is_parsed_once_unless_it_is_odd(call: str) -> None:
     """Where Spark shares nothing between two places, as in WHERE and in the branches of CASE."""
-    found = sqlglot.parse_one(expanded(f"CASE WHEN c THEN {call} END"), dialect=statements.DIALECT)
+    result = sqlglot.parse_one(expanded(f"CASE WHEN c THEN {call} END"), dialect=statements.DIALECT)
     for part in list(
-        found.find_all(exp.Coalesce, exp.And, exp.Or)
+        result.find_all(exp.Coalesce, exp.And, exp.Or)
     ):  # what stands behind the first is asked only if that says nothing
         part.replace(part.this)
-    assert len(re.findall("GET_JSON_OBJECT|PARSE_JSON|FROM_JSON", found.sql(dialect=statements.DIALECT))) == 1
+    assert (
+        len(re.findall("GET_JSON_OBJECT|PARSE_JSON|FROM_JSON", result.sql(dialect=statements.DIALECT))) == 1
+    )
 
 
 def test_a_column_leaves_it_to_spark_to_share() -> None:
@@ -170,9 +172,9 @@ def test_output_columns_that_are_wide() -> None:
         " AS p, coalesce(w, to_u256(a)) AS k,"
         " coalesce_meta(NULL, w) AS meta, u256_to_string(a) AS text FROM t"
     )
-    found = apply_types(query, {"t": {"w": type_of_wide(UINT256)}})
+    result = apply_types(query, {"t": {"w": type_of_wide(UINT256)}})
     wanted = {"s": "uint256", "c": "int256", "p": "uint256", "k": "uint256", "meta": "uint256"}
-    assert {name: str(kind) for name, kind in found.numbers.items()} == wanted
+    assert {name: str(kind) for name, kind in result.numbers.items()} == wanted
 
 
 def test_ids_are_those_of_the_call_and_the_node() -> None:

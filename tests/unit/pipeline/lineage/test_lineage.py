@@ -207,8 +207,8 @@ OPEN = {
 @pytest.mark.parametrize("case", OPEN)
 def test_sources_whose_columns_are_not_known(case: str) -> None:
     texts, wanted, unknown = OPEN[case]
-    found = node_lineage(*texts, known=False)
-    assert ({name: short(derived) for name, derived in found.columns.items()}, found.unknown) == (
+    result = node_lineage(*texts, known=False)
+    assert ({name: short(derived) for name, derived in result.columns.items()}, result.unknown) == (
         wanted,
         unknown,
     )
@@ -233,14 +233,14 @@ def test_sources_whose_columns_are_not_known(case: str) -> None:
 )  # fmt: skip
 def test_what_cannot_be_told_says_why(texts: tuple[str, ...], reason: str) -> None:
     known = {"other": OTHER} if "gone" in texts[0] else {}
-    found = lineage(model(*texts), known)["out"]
-    assert found.columns == {}
-    assert reason in found.unknown
+    result = lineage(model(*texts), known)["out"]
+    assert result.columns == {}
+    assert reason in result.unknown
 
 
 def test_types_are_told_where_the_sources_have_some() -> None:
-    found = node_lineage("SELECT ID, Name, CAST(n AS BIGINT) AS wide, n > 1 AS many, addr FROM src")
-    assert found.types == {
+    result = node_lineage("SELECT ID, Name, CAST(n AS BIGINT) AS wide, n > 1 AS many, addr FROM src")
+    assert result.types == {
         "ID": "BIGINT",
         "Name": "STRING",
         "wide": "BIGINT",
@@ -252,24 +252,24 @@ def test_types_are_told_where_the_sources_have_some() -> None:
 
 
 def test_spark_s_own_names_and_types_count_where_they_are_known() -> None:
-    found = node_lineage(
+    result = node_lineage(
         "SELECT cast(n as bigint), addr.*, id FROM src",
         t1={"CAST(n AS BIGINT)": "BIGINT", "city": "STRING", "zip": "STRING", "id": "BIGINT"},
     )
-    assert {name: short(derived) for name, derived in found.columns.items()} == {
+    assert {name: short(derived) for name, derived in result.columns.items()} == {
         "CAST(n AS BIGINT)": "src.n | t1.CAST(n AS BIGINT) = CAST(n AS BIGINT)",
         "city": "src.addr | t1.city = addr.*",
         "zip": "src.addr | t1.zip = addr.*",
         "id": "src.id",
     }
-    assert list(found.types.values()) == ["BIGINT", "STRING", "STRING", "BIGINT"]
+    assert list(result.types.values()) == ["BIGINT", "STRING", "STRING", "BIGINT"]
     assert node_lineage("SELECT id FROM src", t1={"id": "BIGINT", "n": "INT"}).unknown.endswith(
         "it has other columns than its SELECT list says"
     )
 
 
 def test_a_sink_has_the_columns_of_what_it_reads_and_so_has_every_node() -> None:
-    found = lineage(
+    result = lineage(
         model(
             "SELECT id AS k FROM src",
             "SELECT key FROM other",
@@ -277,9 +277,9 @@ def test_a_sink_has_the_columns_of_what_it_reads_and_so_has_every_node() -> None
         ),
         {"src": SRC, "other": OTHER},
     )
-    assert list(found) == ["src", "other", "t1", "t2", "t3", "out"]
-    assert found["out"] == found["t3"]
-    assert {name: short(derived) for name, derived in found["src"].columns.items()} == ALL
+    assert list(result) == ["src", "other", "t1", "t2", "t3", "out"]
+    assert result["out"] == result["t3"]
+    assert {name: short(derived) for name, derived in result["src"].columns.items()} == ALL
 
 
 def test_a_name_with_a_dot() -> None:
@@ -291,8 +291,8 @@ def test_a_name_with_a_dot() -> None:
         },
         "sinks": {"out": {"type": "blackhole", "from": "t"}},
     }
-    found = lineage(PipelineModel.model_validate(spoken), {"raw.orders": {"id": "BIGINT"}})["out"]
-    assert {name: short(derived) for name, derived in found.columns.items()} == dict.fromkeys(
+    result = lineage(PipelineModel.model_validate(spoken), {"raw.orders": {"id": "BIGINT"}})["out"]
+    assert {name: short(derived) for name, derived in result.columns.items()} == dict.fromkeys(
         "abc", "raw.orders.id"
     )
 
@@ -338,9 +338,9 @@ def test_every_column_has_an_entry_and_a_renamed_one_its_true_source(
     chain: tuple[list[str], list[str], dict[str, str]],
 ) -> None:
     source, texts, comes = chain
-    found = lineage(model(*texts), {"src": dict.fromkeys(source, "STRING")})["out"]
-    assert found.unknown == ""
+    result = lineage(model(*texts), {"src": dict.fromkeys(source, "STRING")})["out"]
+    assert result.unknown == ""
     assert {
         name: [(origin.node, origin.column) for origin in derived.origins]
-        for name, derived in found.columns.items()
+        for name, derived in result.columns.items()
     } == {name: [("src", column)] for name, column in comes.items()}

@@ -47,8 +47,8 @@ def test_the_model_of_the_file_imports_no_driver() -> None:
         " 'clickhouse_connect', 'delta')"
         " if name in sys.modules])"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
 
 
 def test_a_phase_becomes_a_source_of_its_type() -> None:

@@ -134,15 +134,15 @@ def test_a_table_has_no_primary_key():
     ],
 )
 def test_sql_that_cannot_fill_a_table(sql, message):
-    found = refused(TABLE.replace("SELECT lower(wallet) FROM src WHERE id > 0", sql))
-    assert message in found or (
-        message.startswith("transforms read") and "known -> hits -> known" in found
-    ), found
-    assert "w.yaml:" in found
+    result = refused(TABLE.replace("SELECT lower(wallet) FROM src WHERE id > 0", sql))
+    assert message in result or (
+        message.startswith("transforms read") and "known -> hits -> known" in result
+    ), result
+    assert "w.yaml:" in result
 
 
 @pytest.mark.parametrize(
-    ("sql", "said"),
+    ("sql", "message"),
     [
         (
             "SELECT id FROM src WHERE dynamic_table_check('knwon', wallet)",
@@ -163,10 +163,10 @@ def test_sql_that_cannot_fill_a_table(sql, message):
         ("SELECT value FROM known", "reads `known`, which is a dynamic table: no rows leave it"),
     ],
 )
-def test_calls_that_mean_no_table(sql, said):
-    found = refused(sql=sql)
-    assert said in found, found
-    assert "node 'hits'" in found
+def test_calls_that_mean_no_table(sql, message):
+    result = refused(sql=sql)
+    assert message in result, result
+    assert "node 'hits'" in result
 
 
 def test_a_sink_cannot_read_a_table():

@@ -40,10 +40,10 @@ def test_the_key_is_the_place_of_the_message(file: PipelineFile) -> None:
 
 
 def test_its_columns_have_no_source(file: PipelineFile) -> None:
-    found = lineage(file.model, {})["bad"]
-    assert list(found.columns) == ["node", "reason", "epoch", *KafkaSourceConfig.error_columns]
-    assert not any(one.origins for one in found.columns.values())
-    assert found.types["__kafka_value"] == "BINARY"
+    result = lineage(file.model, {})["bad"]
+    assert list(result.columns) == ["node", "reason", "epoch", *KafkaSourceConfig.error_columns]
+    assert not any(one.origins for one in result.columns.values())
+    assert result.types["__kafka_value"] == "BINARY"
 
 
 def test_a_filter_of_the_source_deletes_none_of_its_rows(file: PipelineFile) -> None:

@@ -244,9 +244,9 @@ def test_a_rebuild_does_not_ask_sinks_that_keep_nothing(world):
     file = {"sql": "v1", "sinks": ["pg", "delta", "log"]}
 
     def sinks(pipeline, compiled):
-        found = world._factory(Probe())(pipeline, compiled)
-        found["log"].stores_record = False
-        return found
+        result = world._factory(Probe())(pipeline, compiled)
+        result["log"].stores_record = False
+        return result
 
     ledger = world._process_ledger(Probe())
     EpochCoordinator.rebuild(ledger, "orders", "main", {}, sinks, file, "h", sleep=world.clock.sleep)
@@ -279,9 +279,9 @@ def test_three_equal_failures_block_the_epoch_and_those_that_pass_do_not(world):
     ) as error:
         lane.record_failure("pg", DataError("value 19 does not fit"))
     assert "goes on with this epoch" in error.value.hint
-    found = find_block(world.ledger, world.state(), 3, "FILE")
-    assert found is not None
-    assert str(found) == str(error.value)
+    result = find_block(world.ledger, world.state(), 3, "FILE")
+    assert result is not None
+    assert str(result) == str(error.value)
     world.finish_epoch(lane)
     assert lane.record_failure("pg", DataError("too late")) == 0
     assert find_block(world.ledger, world.state(), 3, "FILE") is None

@@ -28,10 +28,10 @@ SMALL = 4  # offsets per block
 
 def blocks(offsets: Sequence[int]) -> list[Block]:
     """What a connector measures, with small blocks."""
-    found: dict[int, list[int]] = {}
+    result: dict[int, list[int]] = {}
     for offset in offsets:
-        found.setdefault(offset // SMALL, []).append(offset)
-    return [Block("0", min(part), max(part) + 1, len(part), len(set(part))) for part in found.values()]
+        result.setdefault(offset // SMALL, []).append(offset)
+    return [Block("0", min(part), max(part) + 1, len(part), len(set(part))) for part in result.values()]
 
 
 def measured(offsets: Sequence[int], since: int = 0) -> TableOffsets:

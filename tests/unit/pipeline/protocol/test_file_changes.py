@@ -68,8 +68,8 @@ def carried(
     return {"src": here | ({"stream": AT, "began": AT, "catch_up": AT} if stream else {})}
 
 
-def refusal(found: FileChanges) -> str:
-    (refused,) = found.refused
+def refusal(result: FileChanges) -> str:
+    (refused,) = result.refused
     return str(refused)
 
 
@@ -204,9 +204,9 @@ class TestPartitions:
     def test_a_later_end_adds_windows(self) -> None:
         before, after = parsed(TABLE + MONTHS), parsed(TABLE + MONTHS.replace("end: 2024-04", "end: 2024-06"))
         position = carried(before, "2024-01-01", "2024-02-01", "2024-03-01")
-        found = file_changes(after, position)
-        assert not found.refused
-        assert "history now ends at 2024-06-01" in found.notes[0]
+        result = file_changes(after, position)
+        assert not result.refused
+        assert "history now ends at 2024-06-01" in result.notes[0]
         assert positions.completed_partitions(after.model, position) == [
             "2024-01-01",
             "2024-02-01",
@@ -414,9 +414,9 @@ class TestSources:
         ],
     )
     def test_what_takes_effect_from_the_next_epoch_is_noted(self, before: str, after: str, note: str) -> None:
-        found = after_an_epoch(before, after)
-        assert not found.refused
-        assert note in found.notes[0]
+        result = after_an_epoch(before, after)
+        assert not result.refused
+        assert note in result.notes[0]
 
     def test_what_is_written_out_and_the_default_are_the_same(self) -> None:
         lag = HYBRID.replace("offset_table: {}", "handoff_lag: 1h")

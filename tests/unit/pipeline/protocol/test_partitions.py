@@ -37,8 +37,8 @@ ZONES = (
 
 
 def in_zone(zone: str, **more: Any) -> TimePartitionsConfig:
-    given = {"column": "at", "every": "day", "start": "2018-01-01", "end": "2019-01-01", "timezone": zone}
-    return TimePartitionsConfig.model_validate(given | more)
+    inputs = {"column": "at", "every": "day", "start": "2018-01-01", "end": "2019-01-01", "timezone": zone}
+    return TimePartitionsConfig.model_validate(inputs | more)
 
 
 def parse_model(partitions: str) -> PipelineModel:
@@ -48,10 +48,10 @@ def parse_model(partitions: str) -> PipelineModel:
 @pytest.mark.parametrize("zone", ZONES)
 @pytest.mark.parametrize("every", ["day", "month", "year"])
 def test_windows_of_a_time_zone_have_each_moment_once(zone: str, every: str) -> None:
-    found = list_partitions(in_zone(zone, every=every, start="2011-01-01"))
-    assert all(one.end == other.start for one, other in pairwise(found))
-    assert all(one.start <= one.end for one in found)
-    assert found[-1].end == history_end(in_zone(zone, start="2011-01-01"))
+    result = list_partitions(in_zone(zone, every=every, start="2011-01-01"))
+    assert all(one.end == other.start for one, other in pairwise(result))
+    assert all(one.start <= one.end for one in result)
+    assert result[-1].end == history_end(in_zone(zone, start="2011-01-01"))
 
 
 @pytest.mark.parametrize(
@@ -69,9 +69,9 @@ def test_windows_of_a_time_zone_have_each_moment_once(zone: str, every: str) -> 
     ],
 )
 def test_days_with_another_length(zone: str, key: str, start: str, hours: int) -> None:
-    found = partition_at(in_zone(zone), key)
-    assert found.start == start
-    assert datetime.fromisoformat(found.end) - datetime.fromisoformat(start) == timedelta(hours=hours)
+    result = partition_at(in_zone(zone), key)
+    assert result.start == start
+    assert datetime.fromisoformat(result.end) - datetime.fromisoformat(start) == timedelta(hours=hours)
 
 
 def test_a_day_that_a_zone_left_out_has_no_rows() -> None:

@@ -190,10 +190,10 @@ def test_every_select_ends_in_the_hidden_columns_once(
     shape: str, first: list[str], second: list[str]
 ) -> None:
     text = shape.format(", ".join(first), ", ".join(second))
-    found = sqlglot.parse_one(
+    result = sqlglot.parse_one(
         statements.compile_statement(text, HIDDEN, rename={"t": "hr_t_0"}), dialect=statements.DIALECT
     )
-    for select in found.find_all(exp.Select):
+    for select in result.find_all(exp.Select):
         names = [item.alias_or_name for item in select.expressions]
         assert names[-2:] == [OP, POS]
         assert not {OP, POS} & {name.lower() for name in names[:-2]}
@@ -201,7 +201,7 @@ def test_every_select_ends_in_the_hidden_columns_once(
             inside = star.find_ancestor(exp.Select) is select and star.parent
             if inside and not (isinstance(inside, exp.Column) and inside.table.startswith(("_gs_", "e"))):
                 assert {OP, POS} <= {column.name for column in star.args["except_"]}
-    assert {table.name for table in found.find_all(exp.Table)} <= {"hr_t_0", "w"}
+    assert {table.name for table in result.find_all(exp.Table)} <= {"hr_t_0", "w"}
 
 
 @settings(deadline=None, max_examples=100)

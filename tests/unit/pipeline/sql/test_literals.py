@@ -55,7 +55,7 @@ def test_what_is_the_same_in_a_replay_needs_no_stage() -> None:
 
 
 @pytest.mark.parametrize(
-    ("predicate", "found"),
+    ("predicate", "calls"),
     [
         ("day >= today() - 7", ("today()",)),
         ("at > NOW64(3) AND at < now('UTC')", ("NOW64()", "now()")),
@@ -73,17 +73,17 @@ def test_what_is_the_same_in_a_replay_needs_no_stage() -> None:
         ("id = 'torn", ()),
     ],
 )
-def test_what_lets_other_rows_through_in_clickhouse(predicate: str, found: tuple[str, ...]) -> None:
-    assert statements.nondeterministic_in_clickhouse(predicate) == found
+def test_what_lets_other_rows_through_in_clickhouse(predicate: str, calls: tuple[str, ...]) -> None:
+    assert statements.nondeterministic_in_clickhouse(predicate) == calls
 
 
 @pytest.mark.parametrize(
-    ("predicate", "found"),
+    ("predicate", "calls"),
     [
         ("hour(at) < hour(current_time())", ("current_time()",)),
         ("at > try_to_timestamp('now')", ("now",)),
         ("current_time > 5 AND try_to_timestamp(word) IS NULL", ()),
     ],
 )
-def test_what_lets_other_rows_through_in_spark(predicate: str, found: tuple[str, ...]) -> None:
-    assert statements.nondeterministic_filter_calls(predicate) == found
+def test_what_lets_other_rows_through_in_spark(predicate: str, calls: tuple[str, ...]) -> None:
+    assert statements.nondeterministic_filter_calls(predicate) == calls

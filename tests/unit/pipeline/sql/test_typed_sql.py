@@ -42,8 +42,8 @@ MOST = "115792089237316195423570985008687907853269984665640564039457584007913129
 def translated(expression: str, dialect: str = "spark") -> tuple[str, str]:
     """The expression in Spark's SQL, and its type if that is a 256-bit integer."""
     query = statements.parse(f"SELECT {expression} AS c FROM t", dialect=dialect)
-    found = apply_types(query, {"t": COLUMNS}, node="x")
-    return query.selects[0].unalias().sql(dialect=statements.DIALECT), str(found.numbers.get("c", ""))
+    result = apply_types(query, {"t": COLUMNS}, node="x")
+    return query.selects[0].unalias().sql(dialect=statements.DIALECT), str(result.numbers.get("c", ""))
 
 
 @pytest.mark.parametrize(
@@ -124,8 +124,8 @@ def translated(expression: str, dialect: str = "spark") -> tuple[str, str]:
     ],
 )
 def test_operators_on_wide_numbers_are_functions(written: str, meant: str | None, kind: str) -> None:
-    text, found = translated(written)
-    assert (text if meant is not None else None, found) == (meant, kind)
+    text, result = translated(written)
+    assert (text if meant is not None else None, result) == (meant, kind)
 
 
 @pytest.mark.parametrize(
@@ -156,8 +156,8 @@ def test_operators_on_wide_numbers_are_functions(written: str, meant: str | None
 def test_numbers_in_lists_maps_and_structs_keep_their_type(
     written: str, meant: str | None, kind: str
 ) -> None:
-    text, found = translated(written)
-    assert (text if meant is not None else None, found) == (meant, kind)
+    text, result = translated(written)
+    assert (text if meant is not None else None, result) == (meant, kind)
 
 
 def test_a_list_keeps_its_type_through_with_and_from_node_to_node() -> None:
@@ -165,12 +165,12 @@ def test_a_list_keeps_its_type_through_with_and_from_node_to_node() -> None:
         "WITH c AS (SELECT array(u) AS us, named_struct('v', i) AS p FROM t) SELECT us, p, us[0] < 5 AS l,"
         " p.v < 5 AS m FROM c"
     )
-    found = apply_types(query, {"t": COLUMNS})
+    result = apply_types(query, {"t": COLUMNS})
     assert "U256_COMPARE(us[0], '5') < 0 AS l, I256_COMPARE(p.v, '5') < 0 AS m" in query.sql(
         dialect=statements.DIALECT
     )
     again = statements.parse("SELECT us[1] > '5' AS more FROM n")
-    apply_types(again, {"n": found.nested})
+    apply_types(again, {"n": result.nested})
     assert "U256_COMPARE(us[1], '5') > 0" in again.sql(dialect=statements.DIALECT)
     listed = statements.parse("SELECT ps.v AS vs FROM (SELECT array(named_struct('v', u)) AS ps FROM t)")
     assert apply_types(listed, {"t": COLUMNS}).nested["vs"].sql("spark") == "ARRAY<UINT256>"
@@ -386,8 +386,8 @@ def test_try_cast_cannot_give_null() -> None:
     ],
 )
 def test_output_columns_carry_the_type(statement: str, wide: dict[str, str]) -> None:
-    found = apply_types(statements.parse(statement), {"t": COLUMNS})
-    assert {name: str(kind) for name, kind in found.numbers.items()} == wide
+    result = apply_types(statements.parse(statement), {"t": COLUMNS})
+    assert {name: str(kind) for name, kind in result.numbers.items()} == wide
 
 
 @pytest.mark.parametrize(
@@ -412,13 +412,13 @@ def test_branches_must_have_one_type(first: str, second: str) -> None:
 
 
 def test_an_empty_list_in_one_branch_leaves_the_other_s_type() -> None:
-    found = apply_types(
+    result = apply_types(
         statements.parse(
             "SELECT array() AS a, map('k', i) AS m FROM t UNION ALL SELECT array(u), map() FROM t"
         ),
         {"t": COLUMNS},
     )
-    assert {name: kind.sql("spark") for name, kind in found.nested.items()} == {
+    assert {name: kind.sql("spark") for name, kind in result.nested.items()} == {
         "a": "ARRAY<UINT256>",
         "m": "MAP<STRING, INT256>",
     }

@@ -70,11 +70,13 @@ from headrace.pipeline.file.typescript import javascript
     ],
 )
 def test_types_go_and_nothing_moves(typescript: str, left: str | None) -> None:
-    found = javascript(typescript)
-    assert len(found) == len(typescript)
+    result = javascript(typescript)
+    assert len(result) == len(typescript)
     if left is not None:
-        assert re.sub(r"\s+", " ", found).replace(" ;", ";").strip().replace(" ", "") == left.replace(" ", "")
-    _runs(found)
+        assert re.sub(r"\s+", " ", result).replace(" ;", ";").strip().replace(" ", "") == left.replace(
+            " ", ""
+        )
+    _runs(result)
 
 
 def _runs(source: str) -> None:
@@ -89,10 +91,10 @@ def _runs(source: str) -> None:
 
 def test_lines_and_columns_stay_beside_letters_of_several_bytes() -> None:
     typescript = "const a: 'é😀' = 'é😀' as 'é😀'\ninterface X {\n  y: number\n}\n  const b: number = 2"
-    found = javascript(typescript)
-    assert found.split("\n")[0].rstrip() == "const a       = 'é😀';"
-    assert [line.strip() for line in found.split("\n")[1:4]] == [";", "", ""]
-    assert found.split("\n")[4].index("= 2") == typescript.split("\n")[4].index("= 2")
+    result = javascript(typescript)
+    assert result.split("\n")[0].rstrip() == "const a       = 'é😀';"
+    assert [line.strip() for line in result.split("\n")[1:4]] == [";", "", ""]
+    assert result.split("\n")[4].index("= 2") == typescript.split("\n")[4].index("= 2")
 
 
 @pytest.mark.parametrize(

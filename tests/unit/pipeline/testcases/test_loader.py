@@ -44,8 +44,8 @@ def problems(path: Path) -> list[str]:
 
 
 def test_a_test_is_read_with_numbers_and_times_as_they_are_written(tmp_path: Path) -> None:
-    found = case(tmp_path, GOOD)
-    rows = found.input_rows("orders")
+    result = case(tmp_path, GOOD)
+    rows = result.input_rows("orders")
     assert rows.records == [
         {"id": 1, "cents": Decimal("2.50"), "placed_at": "2025-01-01T10:00:00Z"},
         {"id": 8, "_gs_op": "d"},
@@ -53,20 +53,20 @@ def test_a_test_is_read_with_numbers_and_times_as_they_are_written(tmp_path: Pat
     assert str(rows.records[0]["cents"]) == "2.50"
     assert isinstance(rows.records[0]["placed_at"], Timestamp)
     assert (rows.place(1, "_gs_op").line, rows.place(1, "_gs_op").column) == (10, 21)
-    assert found.node.now == datetime(2025, 1, 1, tzinfo=UTC)
-    assert found.node.expect["priced"].columns == ("id", "amount")
+    assert result.node.now == datetime(2025, 1, 1, tzinfo=UTC)
+    assert result.node.expect["priced"].columns == ("id", "amount")
 
 
 def test_the_same_section_in_the_pipeline_file_changes_neither_its_hash_nor_what_the_ledger_stores(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "orders.yaml").write_text(f"{ORDERS}tests:\n{GOOD}")
-    (found,) = load_cases(tmp_path / "orders.yaml")
-    assert found.name == "cents_become_an_amount"
-    assert str(found.input_rows("orders").records[0]["cents"]) == "2.50"
+    (result,) = load_cases(tmp_path / "orders.yaml")
+    assert result.name == "cents_become_an_amount"
+    assert str(result.input_rows("orders").records[0]["cents"]) == "2.50"
     plain = parse_pipeline(ORDERS)
-    assert found.file.hash == plain.hash
-    assert found.file.compiled() == plain.compiled()
+    assert result.file.hash == plain.hash
+    assert result.file.compiled() == plain.compiled()
 
 
 MISTAKES = """\
@@ -121,7 +121,7 @@ def test_the_same_mistakes_are_told_where_the_tests_are_in_the_pipeline_file(tmp
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "messages"),
     [
         (
             "pipeline: orders.yaml\ntest: {}\n",
@@ -139,13 +139,13 @@ def test_the_same_mistakes_are_told_where_the_tests_are_in_the_pipeline_file(tmp
         ),
     ],
 )
-def test_a_file_that_is_wrong_as_a_whole(text: str, said: list[str], tmp_path: Path) -> None:
+def test_a_file_that_is_wrong_as_a_whole(text: str, messages: list[str], tmp_path: Path) -> None:
     (tmp_path / "orders.yaml").write_text(ORDERS)
     (tmp_path / "bad.yaml").write_text(ORDERS.replace("kafka", "kafkaa"))
     (tmp_path / "x.test.yaml").write_text(text)
-    found = problems(tmp_path / "x.test.yaml")
-    assert len(found) == len(said)
-    for one, other in zip(found, said, strict=True):
+    result = problems(tmp_path / "x.test.yaml")
+    assert len(result) == len(messages)
+    for one, other in zip(result, messages, strict=True):
         assert one == other.format(folder=tmp_path)
 
 
@@ -193,14 +193,14 @@ def test_other_files_that_are_wrong(form: str, content: str | None, message: str
     path = tmp_path / "rows"
     if content is not None:
         path.write_text(content)
-    found = case(
+    result = case(
         tmp_path,
         f"  t:\n    given:\n      orders: {{ {form}: rows }}\n    expect_error: x\n".replace(
             "{ ", "\n        "
         ).replace(" }", ""),
     )
     with pytest.raises(PipelineFileError) as caught:
-        found.input_rows("orders")
+        result.input_rows("orders")
     (problem,) = caught.value.problems
     assert problem.place is not None
     assert f"{problem.place.line}:{problem.place.column} {problem.message}" == message.format(

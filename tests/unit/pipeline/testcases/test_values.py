@@ -18,7 +18,7 @@ LOCAL = pa.timestamp("us")
 
 
 @pytest.mark.parametrize(
-    ("value", "kind", "found"),
+    ("value", "kind", "expected"),
     [
         (None, pa.int32(), None),
         ("abc", pa.string(), "abc"),
@@ -51,9 +51,9 @@ LOCAL = pa.timestamp("us")
         ("1.50", pa.decimal256(60, 3), Decimal("1.500")),
     ],
 )
-def test_what_fits(value: Any, kind: pa.DataType, found: Any) -> None:
-    assert fit(value, kind) == found
-    assert type(fit(value, kind)) is type(found)
+def test_what_fits(value: Any, kind: pa.DataType, expected: Any) -> None:
+    assert fit(value, kind) == expected
+    assert type(fit(value, kind)) is type(expected)
 
 
 @pytest.mark.parametrize(
