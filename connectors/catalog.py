@@ -177,7 +177,9 @@ CONNECTORS: tuple[Connector, ...] = (
         source=SourceEntry(
             config=f"{_PACKAGE}.kafka.config:KafkaSourceConfig",
             implementation=f"{_PACKAGE}.kafka.source:KafkaStream",
-            capabilities=SourceCapabilities(bounded=False, job_mode=False, without_spark=True),
+            capabilities=SourceCapabilities(
+                bounded=False, filters_in_driver=True, job_mode=False, without_spark=True
+            ),
         ),
         sink=SinkEntry(
             config=f"{_PACKAGE}.kafka.config:KafkaSinkConfig",

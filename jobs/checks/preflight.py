@@ -24,8 +24,9 @@ from headrace.jobs.planning.planner import PipelinePlanner
 from headrace.jobs.planning.resolution import try_resolving
 from headrace.jobs.planning.source_schemas import FixedSchemaSource
 from headrace.jobs.planning.spark_needs import needs_spark
+from headrace.jobs.planning.stream_filters import StreamFilter
 from headrace.jobs.run.file_check import check_file
-from headrace.jobs.sources.pipeline_source import PipelineSource, create_pipeline_sources
+from headrace.jobs.sources.pipeline_source import PipelineSource, create_pipeline_sources, stream_node
 from headrace.jobs.sources.side_outputs import check_side_outputs
 from headrace.jobs.spark.errors import as_headrace_error
 from headrace.pipeline.config.settings import Settings
@@ -115,7 +116,9 @@ def _check_sources(
             calls[name, -1] = source.unbounded.check
             continue
         if source.unbounded is not None:
-            result = _collect_error(file, name, partial(_stream_schema, source.unbounded, spark), findings)
+            result = _collect_error(
+                file, name, partial(_stream_schema, source, source.unbounded, spark), findings
+            )
             findings.schemas |= {name: result} if result is not None else {}
             calls[name, -1] = source.unbounded.check
         for rank, part in enumerate(source.bounded):
@@ -126,9 +129,10 @@ def _check_sources(
             findings.schemas[name] = result
 
 
-def _stream_schema(stream: UnboundedSource, spark: Any) -> pa.Schema:
+def _stream_schema(source: PipelineSource, stream: UnboundedSource, spark: Any) -> pa.Schema:
     schema = stream.schema()
-    stream.check_filter(spark)
+    if not StreamFilter(stream_node(source.node), schema).is_portable:
+        stream.check_filter(spark)
     return schema
 
 

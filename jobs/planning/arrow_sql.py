@@ -60,14 +60,9 @@ class ArrowSelect:
         UnprovenValuesError if only Spark can compute the rows.
         """
         result = []
-        batches = rows.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], rows.schema)]
         try:
-            for batch in batches:
-                kept = _filter(self.select.lasting if marks else self.select.condition, batch)
-                positions = kept.column(POS)
-                if marks and self.select.condition is not None:
-                    positions = _mark_positions(positions, _array(self.select.condition, kept))
-                columns = [*self._compute_columns(kept), kept.column(OP), positions]
+            for kept in filter_rows(rows, self.select, marks=marks):
+                columns = [*self._compute_columns(kept), kept.column(OP), kept.column(POS)]
                 result.append(pa.RecordBatch.from_arrays(columns, names=[*self._names, OP, POS]))
         except pa.ArrowInvalid as error:
             raise UnprovenValuesError(self.node) from error
@@ -128,6 +123,20 @@ class TransformedSplits(SplitReader):
 
     def _compute(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         return functools.reduce(lambda rows, one: one.compute(rows), self.transforms, batch)
+
+
+def filter_rows(rows: pa.Table, select: PortableSelect, *, marks: bool) -> Iterator[pa.RecordBatch]:
+    """Yield the rows that pass a condition, at least one batch.
+
+    With `marks`, mark the rows that do not pass, and drop those that it drops permanently. Raise ArrowInvalid
+    or UnprovenValuesError if only Spark can compute the condition.
+    """
+    for batch in rows.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], rows.schema)]:
+        kept = _filter(select.lasting if marks else select.condition, batch)
+        if marks and select.condition is not None:
+            positions = _mark_positions(kept.column(POS), _array(select.condition, kept))
+            kept = kept.set_column(kept.schema.get_field_index(POS), POS, positions)
+        yield kept
 
 
 def _is_large(batches: Sequence[pa.RecordBatch]) -> bool:

@@ -12,6 +12,7 @@ from headrace.jobs.dynamic_tables.factory import EVENT, open_tables
 from headrace.jobs.dynamic_tables.memory import CommittedTables
 from headrace.jobs.planning.load_path import LoadPath, plan_load_paths
 from headrace.jobs.planning.planner import PipelinePlanner
+from headrace.jobs.planning.stream_filters import create_stream_filter
 from headrace.jobs.sources.pipeline_source import PipelineSource, create_pipeline_sources
 from headrace.jobs.sources.side_outputs import SideOutputs
 from headrace.jobs.staging.pending_calls import PendingCall, waits_folder
@@ -173,7 +174,8 @@ class CompiledPipeline:
         self.planner = PipelinePlanner(file, spark, self.sources, settings)
         for name, source in self.sources.items():
             if source.unbounded is not None:
-                source.unbounded.marks = name in self.planner.retractions.marked
+                source.unbounded.marks = marks = name in self.planner.retractions.marked
+                source.filter_table = create_stream_filter(source, marks=marks)
         self.side_outputs = SideOutputs(file.name, settings)
 
     @cached_property

@@ -321,9 +321,7 @@ class PipelinePlanner:
 
     def compute_local_rows(self, readings: Mapping[str, SourceBatch]) -> dict[str, pa.Table]:
         """Return the rows of readings in the driver, and of the nodes that Arrow computes from them."""
-        return self._portable_nodes.compute(
-            self._portable_nodes.names, self._complete(readings), self.retractions.marked
-        )
+        return self._portable_nodes.compute(self._portable_nodes.names, self._complete(readings))
 
     def _rejections(self, plan: EpochPlan, nodes: Collection[str]) -> EpochRejections:
         return EpochRejections(plan.number, nodes, self.local_nodes, self.texts)
@@ -364,7 +362,7 @@ class PipelinePlanner:
             kept = dict.fromkeys(wanted, staging.load_or_compute) if staging else None
             boundary = SinkBoundary(model, self.retractions, self.keys)
             from_ = [model.sinks[sink].from_ for sink in sinks if sink not in bulk_copied]
-            known = self._portable_nodes.compute(from_, every, self.retractions.marked)
+            known = self._portable_nodes.compute(from_, every)
             if each is not None and known.keys() >= {*from_, *filled} and each.observe_rows(known):
                 each = None
             views = self._views(every, plan, staged=kept, each=each, rejections=rejections)

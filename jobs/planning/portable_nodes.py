@@ -65,19 +65,12 @@ class PortableNodes:
         """The sql nodes that Arrow computes, of those whose columns are known."""
         return frozenset(name for name, node in self._nodes.items() if node is not None)
 
-    def compute(
-        self, nodes: Collection[str], readings: Mapping[str, SourceBatch], marked: Collection[str]
-    ) -> dict[str, pa.Table]:
+    def compute(self, nodes: Collection[str], readings: Mapping[str, SourceBatch]) -> dict[str, pa.Table]:
         """Return the rows that are in the driver: of sources, and of nodes that Arrow computes from them.
 
-        These are `nodes` and the nodes upstream of them. `marked` are sources whose filters mark rows, of
-        which their tables know nothing.
+        These are `nodes` and the nodes upstream of them.
         """
-        result = {
-            name: batch.table
-            for name, batch in readings.items()
-            if batch.table is not None and name not in marked
-        }
+        result = {name: batch.table for name, batch in readings.items() if batch.table is not None}
         for name in nodes:
             self._add_rows(name, result)
         return result

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -122,14 +121,7 @@ class EpochWriter:
             self._read(plan, readings, pending)
             self.steps["read"] = time.monotonic() - started
             if self._side is not None:
-                marked = self._planner.retractions.marked
-                self._side.see(
-                    plan,
-                    {
-                        name: replace(one, frame=without_marked(one.frame)) if name in marked else one
-                        for name, one in readings.items()
-                    },
-                )
+                self._side.see(plan, readings, self._leave_out_marked)
             direct = [name for name in pending if self._direct(plan, name)]
             look = self._monitor.create_observer(
                 self._planner.file.model, [name for name in pending if name not in direct]
@@ -152,6 +144,9 @@ class EpochWriter:
                 if one.persisted is not None:
                     one.persisted.unpersist(blocking=False)
             self.seconds = time.monotonic() - started
+
+    def _leave_out_marked(self, source: str, rows: DataFrame) -> DataFrame:
+        return without_marked(rows) if source in self._planner.retractions.marked else rows
 
     def _read(self, plan: EpochPlan, batches: dict[str, SourceBatch], pending: Sequence[str] = ()) -> None:
         """Add what the epoch reads of every source."""

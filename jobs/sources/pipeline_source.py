@@ -52,6 +52,8 @@ class PipelineSource:
         self.node = node
         self.contents: Callable[[str], Any] = lambda _: None
         """Returns what the ledger stores under a reference, or None."""
+        self.filter_table: Callable[[pa.Table], pa.Table | None] = lambda _: None
+        """Returns the stream's rows that pass its filter, or None to have Spark compute it."""
         self._errors = errors_output(name, node)
         self._pins: dict[str, list[Json]] = {}
         endless = positions.is_unbounded(node)
@@ -315,6 +317,9 @@ class PipelineSource:
             if table is None:
                 return SourceBatch(self.unbounded.read(spark, start, end), None)
             result = read_in_driver(table, self.unbounded.schema(), spark)
+        if result.table is not None and (passed := self.filter_table(result.table)) is not None:
+            frame = read_in_driver(passed, self.unbounded.schema(), spark).frame
+            return replace(result, frame=frame, table=passed)
         frame = self.unbounded.filter_rows(result.frame)
         # A filter leaves rows out of the frame that the table still has.
         return result if frame is result.frame else replace(result, frame=frame, table=None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
@@ -71,8 +71,16 @@ class SideOutputs:
         self._settings = settings
         self._instances: dict[str, list[SideOutput]] = {}
 
-    def see(self, plan: EpochPlan, readings: Mapping[str, SourceBatch]) -> None:
-        """Pass an epoch to the side outputs before anything is written."""
+    def see(
+        self,
+        plan: EpochPlan,
+        readings: Mapping[str, SourceBatch],
+        filter_rows: Callable[[str, DataFrame], DataFrame],
+    ) -> None:
+        """Pass an epoch to the side outputs before anything is written.
+
+        They get what `filter_rows` returns of the rows of a source.
+        """
         if not self._settings.plugin.side_output_ids:
             return
         for source, reading in readings.items():
@@ -81,7 +89,7 @@ class SideOutputs:
                     self._open(plugin_id, source) for plugin_id in self._settings.plugin.side_output_ids
                 ]
             for output in self._instances[source]:
-                output.epoch(plan, ensure_started(reading.frame))
+                output.epoch(plan, filter_rows(source, ensure_started(reading.frame)))
 
     def _open(self, plugin_id: str, source: str) -> SideOutput:
         result, plugin, options = _load_side_output(plugin_id, self._settings)

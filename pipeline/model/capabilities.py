@@ -69,6 +69,11 @@ class SourceCapabilities:
     """Tasks read splits as Arrow (`BoundedSource.create_split_reader`)."""
     computes_sql: bool = False
     """Tasks read the result of SQL and of filters: the source computes them."""
+    filters_in_driver: bool = False
+    """A stream whose filter is a predicate over the columns of `schema` and `_gs_op`.
+
+    It is computed without Spark for rows of `read_table`, where its SQL allows that.
+    """
     splits_have_keys: bool = False
     """Splits have what keeps keys apart (`BoundedSource.keeps_together`), whatever the source says later."""
     job_mode: bool = True

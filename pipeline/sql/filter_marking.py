@@ -18,14 +18,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-import sqlglot
 from sqlglot import exp
-from sqlglot.errors import SqlglotError
 
 from headrace.pipeline.errors import UserError
 from headrace.pipeline.sql.dialects.spark import DIALECT
 from headrace.pipeline.sql.dialects.translation import template
 from headrace.pipeline.sql.generators import GeneratorCall, fans_out, is_generator, spread
+from headrace.pipeline.sql.source_filters import parse_filter
 from headrace.pipeline.sql.system_columns import OP, POS, Branch, Marks, add_row_number, find_stars
 from headrace.pipeline.sql.total import is_repeatable, is_total, without_errors
 from headrace.pipeline.sql.traces import BY_ITEM, PLAIN, WANTED, plain_inputs, trace, trace_plain
@@ -338,15 +337,7 @@ def conditions_for_good(predicate: str) -> list[str]:
 
     They drop rows permanently, and mark none.
     """
-    if OP not in predicate:
+    if OP not in predicate or (query := parse_filter(predicate)) is None:
         return []
-    try:
-        result = sqlglot.parse_one(f"SELECT * FROM s WHERE (\n{predicate}\n)", dialect=DIALECT)  # noqa: S608  looked at, and not run
-    except SqlglotError:
-        return []
-    where = result.args.get("where")
-    return (
-        [part.sql(dialect=DIALECT) for part in _conjuncts(where.this) if is_for_good(part, ())]
-        if where is not None
-        else []
-    )
+    parts = _conjuncts(query.args["where"].this)
+    return [part.sql(dialect=DIALECT) for part in parts if is_for_good(part, ())]

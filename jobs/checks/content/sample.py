@@ -19,7 +19,7 @@ from headrace.connectors.local_relation import frame_of_table
 from headrace.connectors.spark_types import row_schema, spark_schema
 from headrace.jobs.checks.content.compare import ContentDifference, normal
 from headrace.jobs.checks.content.expected import rows_after_sql, rows_at_sink, rows_by_sql, union_of
-from headrace.jobs.checks.content.inputs import TIER, WINDOW, SourceRows, stream_filter
+from headrace.jobs.checks.content.inputs import STREAM, TIER, WINDOW, SourceRows, stream_filter
 from headrace.jobs.checks.content.tables import (
     add_order,
     compare_tables,
@@ -29,6 +29,8 @@ from headrace.jobs.checks.content.tables import (
     rows_of_keys,
 )
 from headrace.jobs.planning.planner import PipelinePlanner
+from headrace.jobs.planning.stream_filters import StreamFilter
+from headrace.jobs.sources.pipeline_source import stream_node
 from headrace.jobs.sources.source_batch import read_in_driver
 from headrace.jobs.transforms.retractions import SinkBoundary
 from headrace.pipeline.model import graph
@@ -101,15 +103,24 @@ def _compute_rows(
     planner: PipelinePlanner, sink: str, source: str, last: pa.Table
 ) -> tuple[pa.Table, dict[str, Any]] | None:
     """Return what `rows_by_sql` and `_collected` return, without Spark. None if that needs Spark."""
+    live = last.filter(pc.not_equal(last[OP], "d"))
     if stream_filter(planner.file.model.sources[source]):
-        return None
-    live = last.filter(pc.not_equal(last[OP], "d")).drop_columns([TIER, WINDOW])
-    rows = _compute_node(planner, sink, {source: live})
+        live = _filter_stream(planner, source, live)
+    rows = None if live is None else _compute_node(planner, sink, {source: live.drop_columns([TIER, WINDOW])})
     if rows is None:
         return None
     boundary = SinkBoundary(planner.file.model, planner.retractions, planner.keys)
     passed = boundary.visible_local_rows(planner.file.model.sinks[sink].from_, rows)
     return _payload_of(passed), _types_of(planner, sink)
+
+
+def _filter_stream(planner: PipelinePlanner, source: str, rows: pa.Table) -> pa.Table | None:
+    """Return the rows of history, and those of the stream that pass its filter. None if that needs Spark."""
+    node = stream_node(planner.file.model.sources[source])
+    streamed = pc.equal(rows[TIER], STREAM)
+    stream_rows = rows.filter(streamed)
+    passed = StreamFilter(node, planner.source_schemas[source]).compute(stream_rows, marks=False)
+    return None if passed is None else pa.concat_tables([rows.filter(pc.invert(streamed)), passed])
 
 
 def _compute_node(planner: PipelinePlanner, sink: str, tables: Mapping[str, pa.Table]) -> pa.Table | None:

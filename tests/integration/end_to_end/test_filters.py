@@ -15,9 +15,10 @@ import psycopg
 import pytest
 from confluent_kafka import Producer
 from helpers.pipeline_world import World
+from helpers.unused_session import unused_session
 from pyspark.sql import SparkSession
 
-from headrace.jobs.checks.audit import audit
+from headrace.jobs.checks.audit import ContentAuditOptions, audit
 from headrace.jobs.explain.build import explain
 from headrace.jobs.planning.compiled_pipeline import CompiledPipeline
 from headrace.jobs.run.events import Until
@@ -218,3 +219,61 @@ def test_the_last_row_of_a_key_decides_in_history_and_in_the_stream(
     wanted = [(2, 60), (5, 50), (7, 20)]
     assert rows(place, "target") == lake(place, spark) == rows(place, "narrow") == wanted
     assert [row[0] for row in rows(place, "whole")] == [1, 2, 4, 5, 7]
+
+
+DRIVER = """
+name: {name}
+sources:
+  small:
+    type: kafka
+    topic: {topic}
+    primary_key: id
+    schema: {{id: int64, amount: int64}}
+    filter: _gs_op <> 'x' and amount <= 1000 -- the rest is for others
+    {more}
+transforms:
+  shares: {{type: sql, sql: "select id, amount, amount / 10 as share from small where amount > 10"}}
+sinks:
+  whole: {{type: postgres, from: small, table: whole}}
+  part: {{type: postgres, from: shares, table: part}}
+  {errors}
+epoch: {{interval: 0s}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "errors"),
+    [("", ""), ("on_error: dead_letter", "errors: {type: postgres, from: small.errors, table: errors}")],
+    ids=["plain", "dead-letters"],
+)
+def test_a_portable_filter_of_a_topic_starts_no_spark(place: World, more: str, errors: str) -> None:
+    topic = place.name.replace("_", "-")
+    place.file.write_text(DRIVER.format(name=place.name, topic=topic, more=more, errors=errors))
+    file = load_pipeline(place.file)
+
+    def replicate() -> None:
+        outcome = run(file, place.settings(), until=Until.CAUGHT_UP, spark=unused_session())
+        assert outcome.caught_up
+
+    amounts = {1: 50, 2: 5, 3: 5000, 4: 70, 5: 1000}
+    produce(place, [("c", {"id": key, "amount": amount}) for key, amount in amounts.items()])
+    replicate()
+    assert rows(place, "whole") == [(1, 50), (2, 5), (4, 70), (5, 1000)]
+    assert rows(place, "part", "id, share") == [(1, 5), (4, 7), (5, 100)]
+    produce(
+        place,
+        [
+            ("u", {"id": 1, "amount": 5001}),
+            ("u", {"id": 3, "amount": 30}),
+            ("u", {"id": 4, "amount": 8}),
+            ("d", {"id": 5}),
+            ("d", {"id": 9}),
+        ],
+    )
+    replicate()
+    assert rows(place, "whole") == [(2, 5), (3, 30), (4, 8)]
+    assert rows(place, "part") == [(3, 30)]
+    if not more:  # Spark reads messages that can be rejected for the content check
+        checks = audit(file, place.settings(), spark=unused_session(), content=ContentAuditOptions())
+        assert all(check.passed is not False for check in checks), checks
+        assert {check.passed for check in checks if check.name == "content_matches"} == {True}

@@ -11,6 +11,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
@@ -21,14 +22,17 @@ from pyspark.errors import ArithmeticException
 
 from headrace.connectors.clickhouse.config import ClickHouseSourceConfig
 from headrace.connectors.clickhouse.source import ClickHouseTable
+from headrace.connectors.filter_marks import mark_filtered_rows
 from headrace.connectors.spark_types import POS_ARROW
 from headrace.jobs.planning.arrow_functions import UnprovenValuesError
 from headrace.jobs.planning.arrow_sql import ArrowSelect
 from headrace.jobs.planning.clickhouse_sql import translate
 from headrace.jobs.planning.portable_sql import parse_portable
+from headrace.jobs.planning.stream_filters import StreamFilter
 from headrace.pipeline.config.sections import ClickHouseConnection
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import DataError
+from headrace.pipeline.model.capabilities import SourceCapabilities
 from headrace.pipeline.sql.filter_marking import Marking
 from headrace.pipeline.sql.statements import compile_statement
 from headrace.pipeline.sql.system_columns import HIDDEN, OP, POS
@@ -447,6 +451,54 @@ def test_filters_mark_rows_as_in_spark(
     assert differences(actual.select(["n", OP, POS]), expected.select(["n", OP, POS])) == {}
     passed = pa.array((one["sub"] >= 0 for one in expected[POS].to_pylist()), pa.bool_())
     assert differences(actual.filter(passed), expected.filter(passed)) == {}
+
+
+@settings(
+    max_examples=12,
+    deadline=None,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+@given(condition=CONDITION, operation=st.none() | st.just("_gs_op <> 'd'"), marks=st.booleans())
+@example(condition="n > 7 -- a comment", operation="_gs_op in ('i', 'u')", marks=True).via("operations")
+@example(condition="v > 1 or i < 3", operation=None, marks=False).via("no marks")
+def test_filters_of_streams_are_those_of_spark(
+    rows: _Rows, condition: str, operation: str | None, marks: bool
+) -> None:
+    predicate = f"{operation} and ({condition}\n)" if operation else condition
+    parts = {"source": 3, "part": 1, "sub": 0}
+    positions = [parts | {"off": at} for at in range(ROWS)]
+    table = rows.whole.append_column(OP, [["iud"[at % 3] for at in range(ROWS)]])
+    table = table.append_column(POS, pa.chunked_array([pa.array(positions, POS_ARROW)]))
+    frame = rows.session.createDataFrame(table)
+    expected = mark_filtered_rows(frame, predicate) if marks else frame.where(predicate)
+    node = SimpleNamespace(
+        filter=predicate, capabilities=SourceCapabilities(bounded=False, filters_in_driver=True)
+    )
+    stream_filter = StreamFilter(node, rows.schema)
+    assert stream_filter.is_portable, predicate
+    actual = stream_filter.compute(table, marks=marks)
+    assert actual is not None, predicate
+    assert differences(actual, expected.toArrow()) == {}
+
+
+@pytest.mark.parametrize(
+    ("predicate", "portable"),
+    [
+        ("i > 1 -- )", True),
+        ("i > 1) or (i < 0", False),
+        ("initcap(s) = 'A'", False),
+        ("_gs_pos.off > 1", False),
+        ("missing > 1", False),
+        ("i", False),
+        (None, False),
+    ],
+)
+def test_which_filters_are_left_to_spark(predicate: str | None, portable: bool) -> None:
+    node = SimpleNamespace(
+        filter=predicate, capabilities=SourceCapabilities(bounded=False, filters_in_driver=True)
+    )
+    assert StreamFilter(node, SCHEMA).is_portable is portable
 
 
 @pytest.mark.parametrize(

@@ -190,7 +190,7 @@ def deliver(
     readings = {"t": SourceBatch(frame, count, table=table, is_local=is_local)}
     with made.frames(plan, readings, list(made.file.model.sinks)) as frames:
         for name in PORTABLE.intersection(made.file.model.transforms):
-            computed = made._portable_nodes.compute([name], readings, made.retractions.marked)
+            computed = made._portable_nodes.compute([name], readings)
             assert (name in computed) == (table is not None), name
         for sink in frames if is_local else ():
             node = made.file.model.sinks[sink].from_

@@ -45,7 +45,11 @@ def test_syntax_and_parser_have_the_same_expressions() -> None:
         (KAFKA, "SELECT id, initcap(v) AS v FROM src", POSTGRES, False, True),
         (KAFKA, "SELECT id FROM src UNION ALL SELECT id FROM src", POSTGRES, False, True),
         (KAFKA, PLAIN, "iceberg, table_name: a.b", False, True),
-        (KAFKA + ", filter: id > 3", PLAIN, POSTGRES, False, True),
+        (KAFKA + ", filter: id > 3", PLAIN, POSTGRES, False, False),
+        (KAFKA + ", filter: initcap(v) = 'A'", PLAIN, POSTGRES, False, True),
+        (KAFKA + ", filter: id > 3) or (id < 1", PLAIN, POSTGRES, False, True),
+        (CLICKHOUSE + ", filter: cityHash64(v) > 1", PLAIN, POSTGRES, True, False),
+        ("type: delta, path: /t, filter: id > 3", PLAIN, POSTGRES, True, True),
     ],
 )
 def test_needs_of_files(source: str, sql: str, sink: str, reads_history: bool, needed: bool) -> None:
