@@ -8,8 +8,8 @@ from sqlglot.errors import SqlglotError
 
 from headrace.pipeline.sql.dialects.spark import DIALECT
 
-SOURCE = "source"
-"""The table that the statement reads."""
+SOURCE = "_gs_rows"
+"""The table that the statement reads. No column has its name, so `a.b` is always a field of a column."""
 
 
 def format_filter(predicate: str) -> str:
