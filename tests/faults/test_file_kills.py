@@ -6,9 +6,7 @@ Each time a reader of the folders `headrace_commit=…`, which knows nothing els
 from __future__ import annotations
 
 import os
-import random
 import signal
-import subprocess
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,6 +17,7 @@ from helpers.appended_rows import expected_appends, expected_rows
 from helpers.depth import FULL
 from helpers.file_sink import fold
 from helpers.pipeline_world import HYBRID_SOURCE, Row, World, until
+from helpers.random_kills import create_dice, kill_driver_or_group, kill_runs
 from pyspark.sql import SparkSession
 
 from headrace.jobs.checks.audit import audit
@@ -128,24 +127,8 @@ def test_a_paused_run_wakes_up_after_a_takeover(world: World, point: str, keyed:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_random_kills_of_a_folder(world: World) -> None:
-    seed = int(os.environ.get("HEADRACE_SEED") or random.SystemRandom().randrange(10**6))
-    print(f"HEADRACE_SEED={seed}")
-    dice, kills = random.Random(seed), 0
     with_folder(world, keyed=False)
-    while kills < KILLS:
-        world.produce(list(world.changes(dice, 120)))
-        process = world.start()
-        try:
-            process.wait(timeout=dice.uniform(6, 22))
-        except subprocess.TimeoutExpired:
-            if dice.random() < 0.5:
-                os.killpg(process.pid, signal.SIGKILL)
-            else:
-                process.kill()
-            kills += 1
-        process.communicate(timeout=600)
-    answer = world.run()
-    assert answer["code"] == 0, (seed, answer)
+    kill_runs(world, create_dice(), KILLS, kill_driver_or_group)
     check(world, keyed=False)
 
 

@@ -1,14 +1,10 @@
 """Kills at random times, for sinks that tests/faults/test_random.py does not write to.
 
-HEADRACE_SEED repeats a printed seed. Files are in tests/faults/test_file_kills.py.
+Files are in tests/faults/test_file_kills.py.
 """
 
 from __future__ import annotations
 
-import os
-import random
-import signal
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
@@ -18,8 +14,8 @@ from faults import test_clickhouse_kills as clickhouse
 from faults import test_webhook_kills as webhook
 from helpers.appended_rows import expected_appends, expected_rows
 from helpers.depth import FULL
-from helpers.forked_process import ForkedProcess
 from helpers.pipeline_world import World
+from helpers.random_kills import create_dice, kill_driver_or_group, kill_runs
 
 KILLS = 15 if FULL else 2
 
@@ -70,27 +66,6 @@ TARGETS = [keyed_table, appended_table, totals, service]
 def test_random_kills_of_a_sink(
     world: World, target: Callable[[World], AbstractContextManager[Callable[[], None]]]
 ) -> None:
-    seed = int(os.environ.get("HEADRACE_SEED") or random.SystemRandom().randrange(10**6))
-    print(f"HEADRACE_SEED={seed}")
-    dice, kills = random.Random(seed), 0
     with target(world) as check:
-        while kills < KILLS:
-            world.produce(list(world.changes(dice, 120)))  # so that no run finds nothing to do
-            process = world.start()
-            try:
-                process.wait(timeout=dice.uniform(6, 22))
-            except subprocess.TimeoutExpired:
-                kill(process, dice)
-                kills += 1
-            process.communicate(timeout=600)
-        answer = world.run()
-        assert answer["code"] == 0, (seed, answer)
+        kill_runs(world, create_dice(), KILLS, kill_driver_or_group)
         check()
-
-
-def kill(process: ForkedProcess, dice: random.Random) -> None:
-    """kill -9 of the driver alone, or of its whole group with the JVM."""
-    if dice.random() < 0.5:
-        os.killpg(process.pid, signal.SIGKILL)
-    else:
-        process.kill()
