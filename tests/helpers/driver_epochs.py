@@ -85,7 +85,7 @@ def schemas_with_keys(draw: st.DrawFn) -> tuple[pa.Schema, tuple[str, ...]]:
 def epochs(
     draw: st.DrawFn, keys: st.SearchStrategy[tuple[pa.Schema, tuple[str, ...]]]
 ) -> tuple[pa.Schema, tuple[str, ...], pa.Table]:
-    """A schema with a key, and rows. Few keys, so that they repeat."""
+    """A schema with a key, and rows. Few keys, so that they repeat. No two rows have one position."""
     schema, key = draw(keys)
     count = draw(st.integers(0, ROWS))
     columns: dict[str, list[Any]] = {}
@@ -95,5 +95,7 @@ def epochs(
         columns[field.name] = [draw(st.sampled_from(few)) for _ in range(count)]
     rows = [{name: column[at] for name, column in columns.items()} for at in range(count)]
     ops = "".join(draw(st.lists(st.sampled_from("iud" if key else "iu"), min_size=count, max_size=count)))
-    order = draw(st.lists(places, min_size=count, max_size=count))
+    order = draw(
+        st.lists(places, min_size=count, max_size=count, unique_by=lambda place: tuple(place.values()))
+    )
     return schema, key, rows_of(schema, rows, ops, order)
