@@ -123,5 +123,6 @@ def check_side_output(
                 outputs.see(
                     create_plan(number),
                     {source: SourceBatch(create_frame(schema, rows, "i" * len(rows)), len(rows))},
+                    lambda _, frame: frame,
                 )
             outputs.close()

@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from headrace.connectors.filter_marks import mark_filtered_rows
-from headrace.connectors.lazy_session import LazySession, defer_frame
+from headrace.connectors.lazy_session import LazySession, defer_frame, ensure_started
 from headrace.jobs.planning.planner import PipelinePlanner
+from headrace.jobs.planning.stream_filters import StreamFilter
 from headrace.jobs.sources.source_batch import SourceBatch
 from headrace.jobs.spark.errors import as_headrace_error
 from headrace.jobs.spark.session import start_session, stop_session, without_optimizing_compiler
@@ -203,14 +204,16 @@ def _readings(planner: PipelinePlanner, case: Case, tables: Mapping[str, pa.Tabl
     for name, table in tables.items():
         if name not in planner.source_schemas:
             continue
-        payload = planner.source_schemas[name]
-        frame = defer_frame(planner.spark, partial(frame_of, planner.spark, table, payload), payload)
-        condition = _filter_of(case, name)
-        if condition:
-            frame = _filter_rows(frame, condition, case, name, marks=name in planner.retractions.marked)
+        payload, marks = planner.source_schemas[name], name in planner.retractions.marked
+        filtered = _filtered_node(case, name)
+        passed = StreamFilter(filtered, payload).compute(table, marks=marks) if filtered else table
+        rows = table if passed is None else passed
+        frame = defer_frame(planner.spark, partial(frame_of, planner.spark, rows, payload), payload)
+        if passed is None:
+            frame = _filter_rows(ensure_started(frame), filtered.filter, case, name, marks=marks)
             readings[name] = SourceBatch(frame, table.num_rows)
         else:
-            readings[name] = SourceBatch(frame, table.num_rows, table=table, is_local=True)
+            readings[name] = SourceBatch(frame, table.num_rows, table=passed, is_local=True)
     return readings
 
 
@@ -223,13 +226,16 @@ def _values(table: pa.Table | None, case: Case, name: str) -> list[str]:
     return values
 
 
-def _filter_of(case: Case, name: str) -> str:
-    """Return the filter in Spark SQL of a topic, an Iceberg table or files. ClickHouse has SQL of its own."""
+def _filtered_node(case: Case, name: str) -> Any:
+    """Return the node of a topic, an Iceberg table or files with a filter in Spark SQL, or None.
+
+    ClickHouse has SQL of its own.
+    """
     source = case.file.model.sources.get(name)
     filtered = stream_of(source) if source else None
     if filtered is None and getattr(source, "filter_dialect", "") == "spark":
         filtered = source
-    return getattr(filtered, "filter", None) or ""
+    return filtered if getattr(filtered, "filter", None) else None
 
 
 def _filter_rows(frame: DataFrame, condition: str, case: Case, name: str, *, marks: bool) -> DataFrame:
