@@ -100,7 +100,7 @@ def test_rows_are_right_after_the_master_dies(world: ClusterWorld, spark: SparkS
     world.produce(list(world.changes(random.Random(3), 60)))
     refused = world.run()
     assert refused["code"] == 1, refused
-    assert world.cluster.address in refused["said"], refused
+    assert world.cluster.address in refused["message"], refused
     world.cluster.start_master()
     until(lambda: world.run()["code"] == 0, "a run that succeeds", 300)
     world.check(spark)

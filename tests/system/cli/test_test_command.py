@@ -79,6 +79,15 @@ def test_a_run_reports_each_test_and_the_rows_that_differ(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow  # tests/unit/jobs/testing/test_update_snapshots.py has the daily ones of what is rewritten
+@pytest.mark.parametrize("predicate", ["id > 1", "initcap(cast(id as string)) > '1'"], ids=["arrow", "spark"])
+def test_a_filter_marks_rows_without_a_session_of_others(predicate: str, tmp_path: Path) -> None:
+    filtered = ORDERS.replace("    topic: orders\n", f"    topic: orders\n    filter: {predicate}\n")
+    cases = "  kept:\n    given: {orders: {rows: [{id: 1}, {id: 2}]}}\n"
+    write(tmp_path, cases + "    expect: {orders: {columns: id, rows: [{id: 2}]}}\n", filtered)
+    result = headrace(tmp_path)
+    assert result.returncode == 0, result.stdout
+
+
 def test_update_replaces_the_expected_rows_and_reports_it(tmp_path: Path) -> None:
     path = write(tmp_path, TESTS)
     before = path.read_text()
