@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC
@@ -13,7 +14,8 @@ from typing import Any
 from unittest import mock
 
 import pyarrow as pa
-from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec  # pyright: ignore[reportPrivateImportUsage]
 from pyarrow import types as kinds
 from pyspark.sql import SparkSession
 
@@ -40,8 +42,29 @@ class SentMessage:
     operation: str | None
 
 
+def await_markers(brokers: str, topic: str) -> None:
+    """Wait until the messages of ended transactions can be read.
+
+    The broker answers a commit before it has written the markers of the partitions. Wait five seconds at the
+    most, because a transaction may be open.
+    """
+    admin = AdminClient({"bootstrap.servers": brokers})
+    parts = admin.list_topics(topic, timeout=300).topics[topic].partitions
+    ends: dict[Any, Any] = {TopicPartition(topic, part): OffsetSpec.latest() for part in parts}
+
+    def read_ends(level: IsolationLevel) -> set[tuple[int, int]]:
+        answers = admin.list_offsets(ends, isolation_level=level)
+        return {(part.partition, future.result().offset) for part, future in answers.items()}
+
+    until = time.monotonic() + 5
+    levels = (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
+    while len({frozenset(read_ends(level)) for level in levels}) > 1 and time.monotonic() < until:
+        time.sleep(0.01)
+
+
 def read_messages(brokers: str, topic: str, *, committed: bool = True) -> list[SentMessage]:
     """Return the messages of a topic by partition and offset, up to the end that it has now."""
+    await_markers(brokers, topic)
     consumer = Consumer(
         {
             "bootstrap.servers": brokers,
@@ -104,6 +127,7 @@ def read_back(
     )
     connection = KafkaConnection(brokers=brokers, driver_rows=0 if by == "spark" else 20_000)
     source = KafkaStream("back", node, Settings(kafka_source=connection), 0)
+    await_markers(brokers, topic)
     try:
         start, end = source.earliest_offsets(), source.end_offsets()
         # On a slow machine the driver may need longer than a user should wait before Spark reads the range.
