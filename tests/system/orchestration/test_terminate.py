@@ -196,7 +196,7 @@ def test_a_step_that_hangs_is_killed_with_its_children(
 
 
 def test_a_run_that_goes_on_is_left_alone(tmp_path: Path) -> None:
-    with dg.DagsterInstance.ephemeral() as instance:
+    with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
         run = dg.DagsterRun(job_name="flights_stream", status=dg.DagsterRunStatus.STARTED)
         instance.add_run(run)
         with RunStatusWatch(instance, run.run_id, poll=0.01) as watch:
