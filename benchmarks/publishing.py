@@ -99,8 +99,8 @@ def _bare_publishing(runner: BenchmarkRunner, topic: str, target: str, messages:
     producer.init_transactions(30)
     began, seen = read_clock(), 0
     while seen < messages:
-        result = consumer.consume(_TRANSACTION, 1.0)
-        values = [value for message in result if (value := message.value()) is not None]
+        batch = consumer.consume(_TRANSACTION, 1.0)
+        values = [value for message in batch if (value := message.value()) is not None]
         producer.begin_transaction()
         for value in values:
             key = json.dumps({"id": json.loads(value)["id"]}).encode()

@@ -309,18 +309,19 @@ class PipelineSource:
     def _read_stream(self, spark: SparkSession, start: Json, end: Json, epoch: int | None) -> SourceBatch:
         """Return the rows that pass the node's filter, and the rejected ones if there is an epoch."""
         assert self.unbounded is not None  # noqa: S101
+        stream, schema = self.unbounded, self.unbounded.schema()
         if self._errors is not None and epoch is not None:
-            read = self.unbounded.read_with_errors(spark, start, end)
-            result = separate_rows(read, self.unbounded.schema(), self._errors, epoch, spark)
+            read = stream.read_with_errors(spark, start, end)
+            result = separate_rows(read, schema, self._errors, epoch, spark)
+            if result.table is not None and (passed := self.filter_table(result.table)) is not None:
+                return replace(read_in_driver(passed, schema, spark), rejected=result.rejected)
         else:
-            table = self.unbounded.read_table(spark, start, end)
-            if table is None:
-                return SourceBatch(self.unbounded.read(spark, start, end), None)
-            result = read_in_driver(table, self.unbounded.schema(), spark)
-        if result.table is not None and (passed := self.filter_table(result.table)) is not None:
-            frame = read_in_driver(passed, self.unbounded.schema(), spark).frame
-            return replace(result, frame=frame, table=passed)
-        frame = self.unbounded.filter_rows(result.frame)
+            if (table := stream.read_table(spark, start, end)) is None:
+                return SourceBatch(stream.read(spark, start, end), None)
+            if (passed := self.filter_table(table)) is not None:
+                return read_in_driver(passed, schema, spark)
+            result = read_in_driver(table, schema, spark)
+        frame = stream.filter_rows(result.frame)
         # A filter leaves rows out of the frame that the table still has.
         return result if frame is result.frame else replace(result, frame=frame, table=None)
 

@@ -93,7 +93,7 @@ def test_both_sinks_hold_the_same_answers(
     file, settings = load_pipeline(asking.file), asking.settings()
     assert replay(file, settings, sink="pg", from_epoch=last - 1, spark=spark).epochs == 2
     assert answers(asking, spark) == expected
-    assert len(web.requests) == before, "a replay asks nobody"
+    assert len(web.requests) == before, "a replay sends no request"
 
     requests = {key for key in web.keys if int(key.split("/")[2]) >= last - 1}
     shutil.rmtree(asking.folder / "home" / "staging")
@@ -101,7 +101,7 @@ def test_both_sinks_hold_the_same_answers(
         replay(file, settings, sink="pg", from_epoch=last - 1, spark=spark)
     assert answers(asking, spark) == expected, "a refused replay changes nothing"
     replay(file, settings, sink="pg", from_epoch=last - 1, recompute=True, spark=spark)
-    assert {*web.keys[before:]} == requests, "computed anew, requests carry the keys that they had"
+    assert {*web.keys[before:]} == requests, "requests that are computed again have the same keys"
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ def kill_runs(
     kills: int,
     kill: Callable[[ForkedProcess, random.Random], None],
 ) -> None:
-    """Start runs until so many were killed. Then one must end by itself.
+    """Start runs until `kills` of them were killed. The run after that must end by itself.
 
     Each run has something to do. It is killed within the time of the last run that ended by itself.
     """
@@ -62,12 +62,9 @@ def kill_driver_or_group(process: ForkedProcess, dice: random.Random) -> None:
 
 def kill_any_process(process: ForkedProcess, dice: random.Random) -> None:
     """kill -9 of the driver, of its group, or of the JVM alone."""
-    who = dice.choice(["driver", "group", "jvm"])
-    if who == "group":
-        os.killpg(process.pid, signal.SIGKILL)
-    elif who == "driver":
-        process.kill()
-    else:
-        for child in psutil.Process(process.pid).children():
-            if "java" in child.name():
-                child.kill()
+    if dice.randrange(3):
+        kill_driver_or_group(process, dice)
+        return
+    for child in psutil.Process(process.pid).children():
+        if "java" in child.name():
+            child.kill()

@@ -532,8 +532,8 @@ class World:
 
     def _follow(self, refusal: str) -> None:
         """Do what a refusal proposes."""
-        if result := re.search(r"headrace replay \S+ --sink (\w+) --from (\d+)", refusal):
-            if refused := self.replay(result[1], int(result[2])):
+        if command := re.search(r"headrace replay \S+ --sink (\w+) --from (\d+)", refusal):
+            if refused := self.replay(command[1], int(command[2])):
                 self._follow(refused)
         elif "headrace reset" in refusal:
             self.reset()
@@ -770,15 +770,15 @@ class ModelRun:
         empty = Frame(self.world.engine, (*COLUMNS, *HIDDEN), [])
         views = {name: frames.get(name, empty) for name in file.model.sources}
         names = {name: f"hr_{name}" for name in views}
-        result = self._retractions(file)
-        marked = not result.marked.isdisjoint(views)
+        retractions = self._retractions(file)
+        marked = not retractions.marked.isdisjoint(views)
         if (file.hash, marked) not in self.world.statements:
             self.world.statements[file.hash, marked] = self._compile_statement(
-                file, names, result.marking("shaped", marked=marked), pending
+                file, names, retractions.marking("shaped", marked=marked), pending
             )
         text = self.world.statements[file.hash, marked]
         rows = self.world.engine.query(text, {names[name]: frame for name, frame in views.items()}).rows
-        if not result.sinks:
+        if not retractions.sinks:
             return [row for row in rows if row["_gs_pos"]["sub"] >= 0]
         return [row if row["_gs_pos"]["sub"] >= 0 else row | {"_gs_op": "d"} for row in rows]
 

@@ -81,10 +81,10 @@ def _type(key: str, field: FieldInfo) -> str:
 def _nested_tables(fields: Mapping[str, FieldInfo], level: int) -> Iterator[str]:
     for key, field in fields.items():
         models = list(_nested_models(field.annotation)) if key not in _ELSEWHERE else []
-        for result in models:
-            kind = f" {_KINDS.get(result) or f'of `{_discriminator(result)}`'}" if len(models) > 1 else ""
-            yield f"{'#' * level} `{key}`{kind}\n\n{summary(result)}\n"
-            yield from tables(result, level + 1)
+        for model in models:
+            kind = f" {_KINDS.get(model) or f'of `{_discriminator(model)}`'}" if len(models) > 1 else ""
+            yield f"{'#' * level} `{key}`{kind}\n\n{summary(model)}\n"
+            yield from tables(model, level + 1)
 
 
 def _discriminator(model: type[BaseModel]) -> str:

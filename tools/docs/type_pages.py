@@ -108,7 +108,7 @@ def page(parts: Path) -> str:
     """Return the whole page."""
     text = (parts / "types.md").read_text(encoding="utf-8")
     title, _, rest = text.partition("\n")
-    return f"{title}\n\n{_WRITTEN}{_MARK.sub(lambda result: TABLES[result[1]](), rest)}"
+    return f"{title}\n\n{_WRITTEN}{_MARK.sub(lambda match: TABLES[match[1]](), rest)}"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

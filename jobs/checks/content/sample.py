@@ -106,7 +106,9 @@ def _compute_rows(
     live = last.filter(pc.not_equal(last[OP], "d"))
     if stream_filter(planner.file.model.sources[source]):
         live = _filter_stream(planner, source, live)
-    rows = None if live is None else _compute_node(planner, sink, {source: live.drop_columns([TIER, WINDOW])})
+        if live is None:
+            return None
+    rows = _compute_node(planner, sink, {source: live.drop_columns([TIER, WINDOW])})
     if rows is None:
         return None
     boundary = SinkBoundary(planner.file.model, planner.retractions, planner.keys)
@@ -117,10 +119,10 @@ def _compute_rows(
 def _filter_stream(planner: PipelinePlanner, source: str, rows: pa.Table) -> pa.Table | None:
     """Return the rows of history, and those of the stream that pass its filter. None if that needs Spark."""
     node = stream_node(planner.file.model.sources[source])
-    streamed = pc.equal(rows[TIER], STREAM)
-    stream_rows = rows.filter(streamed)
-    passed = StreamFilter(node, planner.source_schemas[source]).compute(stream_rows, marks=False)
-    return None if passed is None else pa.concat_tables([rows.filter(pc.invert(streamed)), passed])
+    is_streamed = pc.equal(rows[TIER], STREAM)
+    arrow_filter = StreamFilter(node, planner.source_schemas[source])
+    passed = arrow_filter.compute(rows.filter(is_streamed), marks=False)
+    return None if passed is None else pa.concat_tables([rows.filter(pc.invert(is_streamed)), passed])
 
 
 def _compute_node(planner: PipelinePlanner, sink: str, tables: Mapping[str, pa.Table]) -> pa.Table | None:
